@@ -1,0 +1,37 @@
+# Everything here works on a fresh clone: the first target that needs it makes `.venv`.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+
+.PHONY: demo test check lint lock clean
+
+demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
+	$(VENV)/bin/headgate demo $(ARGS)
+
+test: $(READY)  ## all tests: make test ARGS="-k streams"
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+check: lint test  ## what CI runs
+
+lint: $(READY)  ## style, types, and the three-folder rule
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/codespell
+	$(VENV)/bin/validate-pyproject pyproject.toml
+
+# Installed once; again only when what is pinned or packaged has changed.
+$(READY): requirements.lock pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+lock:  ## pin the newest versions anew (needs uv)
+	uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url --no-header \
+		--group dev pyproject.toml --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

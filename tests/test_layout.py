@@ -1,0 +1,70 @@
+"""The three-folder rule and the limits of style, held by looking at the files."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOTS = ("protocol", "runner", "supervisor")
+SOURCES = sorted(path for root in ROOTS for path in (ROOT / root).rglob("*.py"))
+
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager2"}
+
+
+def test_no_root_hides_the_others_with_an_init_file() -> None:
+    assert [root for root in ROOTS if (ROOT / root / "headgate" / "__init__.py").exists()] == []
+
+
+def test_a_root_holds_nothing_but_the_namespace() -> None:
+    for root in ROOTS:
+        strays = [p.name for p in (ROOT / root).iterdir() if p.name != "headgate" and p.suffix != ".md"]
+        assert strays == [], f"{root}/ would make them top-level modules"
+
+
+def test_the_wheel_takes_all_three_roots() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build["dev-mode-dirs"] == list(ROOTS)
+    assert build["targets"]["wheel"]["packages"] == [f"{root}/headgate" for root in ROOTS]
+
+
+def test_every_package_says_what_it_is() -> None:
+    packages = {path.parent for path in SOURCES}
+    for package in packages:
+        if package.name == "versions":
+            continue  # alembic reads the folder, nobody imports it
+        docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+        assert docstring, f"{package} has no docstring"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_and_functions_fit_the_limits(path: Path) -> None:
+    source = path.read_text()
+    tree = ast.parse(source)
+    assert len(source.splitlines()) <= MODULE_LINES_MAX
+    assert path.stem not in BANNED_NAMES
+    if path.name != "__init__.py" or source.strip():
+        assert ast.get_docstring(tree), "a module opens with its idea"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "headgate.triggers.base",
+        "headgate.triggers.shared_stream",
+    ],
+)
+def test_the_doors_name_only_what_exists(name: str) -> None:
+    module = importlib.import_module(name)
+    assert [attribute for attribute in module.__all__ if not hasattr(module, attribute)] == []
