@@ -1,0 +1,70 @@
+"""What can go wrong on a link or with a value, and whose fault it is.
+
+``Local``: this side broke a rule, the bug is ours. ``Remote``: the peer did. The others are about values
+and frame logs. Nothing but a `ProtocolError` is raised by ``headgate.protocol`` on purpose.
+"""
+
+from __future__ import annotations
+
+
+class ProtocolError(Exception):
+    """A rule of the protocol was broken."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried to do what the protocol does not allow; nothing was sent and nothing changed."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what the protocol does not allow; the link must be closed."""
+
+
+class FrameTooLong(LocalProtocolError):
+    """A message to be sent exceeds the frame limit."""
+
+    def __init__(self, message_name: str, frame_bytes: int, frame_bytes_max: int) -> None:
+        super().__init__(f"{message_name} needs a frame of {frame_bytes:,} bytes; the limit is {frame_bytes_max:,}")
+        self.message_name = message_name
+        self.frame_bytes = frame_bytes
+        self.frame_bytes_max = frame_bytes_max
+
+
+class VersionMismatch(RemoteProtocolError):
+    """Supervisor and runner speak different versions of the protocol."""
+
+    def __init__(self, *, supervisor: int, runner: int) -> None:
+        older = "runner" if runner < supervisor else "supervisor"
+        super().__init__(
+            f"the supervisor speaks protocol version {supervisor}, the runner version {runner}: "
+            f"upgrade the headgate that the {older} is started from"
+        )
+        self.supervisor = supervisor
+        self.runner = runner
+
+
+class ValueNotSerializable(ProtocolError, TypeError):
+    """A value has no form on the wire; ``path`` says where in the author's value it stands."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path} {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class ValueTooLong(ProtocolError, ValueError):
+    """A value is too long once encoded; ``head`` is the beginning of its encoding, for whoever looks for it."""
+
+    def __init__(self, where: str, value_bytes: int, bytes_max: int, head: bytes) -> None:
+        super().__init__(f"{where} needs {value_bytes:,} bytes; the limit is {bytes_max:,}")
+        self.where = where
+        self.value_bytes = value_bytes
+        self.bytes_max = bytes_max
+        self.head = head
+
+
+class ValueMalformed(ProtocolError, ValueError):
+    """Bytes that should hold an encoded value do not, or hold a type that is not registered here."""
+
+
+class FrameLogError(ProtocolError):
+    """A frame log cannot be written, or a file is not a frame log this version can read."""

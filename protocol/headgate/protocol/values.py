@@ -1,0 +1,408 @@
+"""Authors' values (kwargs, payloads) as bytes: readable JSON that gives every value back as it was.
+
+What JSON has is written as it is. What it lacks is written as an object of two members, the tag and the
+content::
+
+    datetime, date, time    {"$": "datetime", "v": "2025-03-30T02:30:00+02:00[Europe/Berlin]"}
+    timedelta               {"$": "timedelta", "v": [days, seconds, microseconds]}
+    Decimal, UUID           {"$": "decimal", "v": "0.10"}
+    bytes                   {"$": "bytes", "v": "<base64>"}
+    tuple, set, frozenset   {"$": "tuple", "v": [...]}
+    nan, inf, -inf          {"$": "float", "v": "nan"}
+    int beyond 64 bits      {"$": "int", "v": "-0x1f..."}     (many readers of JSON would round it)
+    dict that JSON lacks    {"$": "dict", "v": [[key, value], ...]}
+    registered types        {"$": "<name>", "v": <what encode gave>}
+
+A dict is one that JSON lacks if a key is not a str, or if a key is "$": so nothing an author writes is
+ever taken for a tag. Types are compared exactly: an instance of a subclass would come back as something
+else, so it is refused unless its class is registered. Sets are written in the order of their encoded
+elements, so that equal values give equal bytes.
+
+The UTC offset of a datetime travels; the name a `datetime.timezone` may have does not, as two of them are
+equal without it. A `zoneinfo.ZoneInfo` travels by its key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from headgate.protocol.errors import ValueMalformed, ValueNotSerializable, ValueTooLong
+from headgate.protocol.messages import REFUSED_HEAD_BYTES_MAX
+
+# How deep lists, dicts and the like may stand in one another. A tagged dict takes three levels of JSON for
+# one of these, and the JSON decoder gives up near 1000; authors' values have a handful.
+DEPTH_MAX = 100
+PATH_KEY_CHARS_MAX = 60  # how much of a long key an error's path shows
+
+_TAG: Final = "$"
+_CONTENT: Final = "v"
+_LEAVES: Final = frozenset({str, bool, type(None)})  # what is plain whatever its content
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**64 - 1
+
+_JSON: Final = msgspec.json.Encoder()
+
+
+# --- registered types ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    name: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+_BUILT_IN: Final = frozenset(
+    {"datetime", "date", "time", "timedelta", "decimal", "uuid", "bytes", "tuple", "set", "frozenset", "float"}
+    | {"int", "dict"}
+)
+_TYPES: Final = frozenset(
+    {str, bool, type(None), int, float, list, dict, tuple, set, frozenset, bytes}
+    | {datetime, date, time, timedelta, Decimal, UUID}
+)
+_registered_by_type: Final[dict[type[Any], _Registered]] = {}
+_registered_by_name: Final[dict[str, _Registered]] = {}
+
+
+def register(type_: type[Any], name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+    """Let values of exactly ``type_`` travel under ``name``.
+
+    ``encode`` turns a value into one that can travel; ``decode`` turns that back. Register where the type
+    is defined, so that whoever imports it can read it. Raises ValueError for a name or a type that is
+    taken already, by this module or by an earlier call.
+    """
+    if not name:
+        raise ValueError("a registered type needs a name")
+    if name in _BUILT_IN or name in _registered_by_name:
+        raise ValueError(f"the name {name!r} is taken")
+    if type_ in _TYPES or type_ in _registered_by_type:
+        raise ValueError(f"{type_!r} has a form already")
+    registered = _Registered(name, encode, decode)
+    _registered_by_type[type_] = registered
+    _registered_by_name[name] = registered
+
+
+# --- encoding ------------------------------------------------------------------------------------
+
+
+def encode_value(value: Any, *, where: str, bytes_max: int | None = None) -> bytes:
+    """Return ``value`` as bytes, from which `decode_value` gives an equal value of the same types.
+
+    ``where`` names the value in errors: ``kwargs``, ``payload``. Raises `ValueNotSerializable`, which says
+    where in the value the fault is, and `ValueTooLong` for more than ``bytes_max`` bytes (I11).
+    """
+    try:
+        data = _JSON.encode(value if _is_plain(value, DEPTH_MAX) else _Tagger().tag(value, where, 0))
+    except UnicodeEncodeError:
+        # The encoder knows that some str is at fault, not which: the slow walk finds it.
+        _Tagger(check_text=True).tag(value, where, 0)
+        raise ValueNotSerializable(where, "contains a str with a lone surrogate") from None
+    except RecursionError:
+        # The depth limit holds for a stack with room; the caller's own may have none left.
+        raise ValueNotSerializable(where, "is nested too deeply for the stack it is encoded on") from None
+    if bytes_max is not None and len(data) > bytes_max:
+        raise ValueTooLong(where, len(data), bytes_max, data[:REFUSED_HEAD_BYTES_MAX])
+    return data
+
+
+def _is_plain(value: Any, depth_left: int) -> bool:
+    """Return whether JSON holds ``value`` as it is; the walk almost all values are done with."""
+    kind = type(value)
+    if kind in _LEAVES:
+        return True
+    if kind is int:
+        return bool(_INT_MIN <= value <= _INT_MAX)
+    if kind is float:
+        return math.isfinite(value)
+    if depth_left == 0:
+        return False
+    if kind is dict:
+        if _TAG in value:
+            return False
+        for key, item in value.items():
+            if type(key) is not str or (type(item) not in _LEAVES and not _is_plain(item, depth_left - 1)):
+                return False
+        return True
+    if kind is list:
+        for item in value:
+            if type(item) not in _LEAVES and not _is_plain(item, depth_left - 1):
+                return False
+        return True
+    return False
+
+
+class _Tagger:
+    """Turns one value into plain JSON types with tags, or says where that fails."""
+
+    __slots__ = ("_ancestors", "_check_text")
+
+    def __init__(self, *, check_text: bool = False) -> None:
+        self._check_text = check_text
+        self._ancestors: set[int] = set()  # the containers the walk is inside of, by id
+
+    def tag(self, value: Any, path: str, depth: int) -> Any:
+        kind = type(value)
+        if kind is str:
+            return self._text(value, path)
+        if kind in _LEAVES:
+            return value
+        if kind is int:
+            return value if _INT_MIN <= value <= _INT_MAX else _tagged("int", hex(value))
+        if kind is float:
+            return value if math.isfinite(value) else _tagged("float", str(value))
+        scalar = _SCALARS.get(kind)
+        if scalar is not None:
+            return scalar(value, path)
+        return self._nested(value, path, depth)
+
+    def _nested(self, value: Any, path: str, depth: int) -> Any:
+        kind = type(value)
+        registered = _registered_by_type.get(kind)
+        if registered is None and kind not in _TYPES:
+            raise ValueNotSerializable(path, f"is {_describe_type(kind)}")
+        if id(value) in self._ancestors:
+            raise ValueNotSerializable(path, "contains itself")
+        if depth == DEPTH_MAX:
+            raise ValueNotSerializable(path, f"is nested deeper than {DEPTH_MAX} levels")
+        self._ancestors.add(id(value))
+        try:
+            if registered is not None:
+                return self._registered(registered, value, path, depth)
+            if kind is dict:
+                return self._dict(value, path, depth)
+            if kind is list or kind is tuple:
+                items = [self.tag(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+                return items if kind is list else _tagged("tuple", items)
+            elements = [self.tag(element, f"an element of {path}", depth + 1) for element in value]
+            return _tagged(kind.__name__, sorted(elements, key=self._sort_key))
+        finally:
+            self._ancestors.discard(id(value))
+
+    def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
+        if _TAG not in value and all(type(key) is str for key in value):
+            return {
+                self._text(key, f"a key of {path}"): self.tag(item, _item_path(path, key), depth + 1)
+                for key, item in value.items()
+            }
+        return _tagged(
+            "dict",
+            [
+                [self.tag(key, f"a key of {path}", depth + 1), self.tag(item, _item_path(path, key), depth + 1)]
+                for key, item in value.items()
+            ],
+        )
+
+    def _registered(self, registered: _Registered, value: Any, path: str, depth: int) -> Any:
+        try:
+            content = registered.encode(value)
+        except Exception as error:
+            problem = f"is {_describe_type(type(value))}, whose registered encode raised {_describe_error(error)}"
+            raise ValueNotSerializable(path, problem) from error
+        return _tagged(registered.name, self.tag(content, f"{path} (encoded as {registered.name!r})", depth + 1))
+
+    def _text(self, value: str, path: str) -> str:
+        if self._check_text:
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                problem = f"is a str with a lone surrogate at position {error.start}"
+                raise ValueNotSerializable(path, problem) from None
+        return value
+
+    def _sort_key(self, element: Any) -> bytes:
+        return _JSON.encode(element)
+
+
+def _tagged(tag: str, content: Any) -> dict[str, Any]:
+    return {_TAG: tag, _CONTENT: content}
+
+
+def _tag_moment(value: datetime | time, path: str) -> dict[str, Any]:
+    tag = type(value).__name__
+    zone = value.tzinfo
+    if zone is None or type(zone) is timezone:
+        return _tagged(tag, value.isoformat())
+    if type(zone) is ZoneInfo and zone.key is not None:
+        return _tagged(tag, f"{value.isoformat()}[{zone.key}]")
+    kind = "a ZoneInfo without a key" if type(zone) is ZoneInfo else _describe_type(type(zone))
+    problem = f"is a {tag} whose tzinfo is {kind}, not a datetime.timezone or a zoneinfo.ZoneInfo"
+    raise ValueNotSerializable(path, problem)
+
+
+_SCALARS: Final[dict[type[Any], Callable[[Any, str], dict[str, Any]]]] = {
+    datetime: _tag_moment,
+    time: _tag_moment,
+    date: lambda value, path: _tagged("date", value.isoformat()),
+    timedelta: lambda value, path: _tagged("timedelta", [value.days, value.seconds, value.microseconds]),
+    Decimal: lambda value, path: _tagged("decimal", str(value)),
+    UUID: lambda value, path: _tagged("uuid", str(value)),
+    bytes: lambda value, path: _tagged("bytes", base64.b64encode(value).decode()),
+}
+
+
+def _item_path(path: str, key: Any) -> str:
+    # Of a key whose repr may be anything, take any time or not exist (a huge int) only the type is shown.
+    kind = type(key)
+    if kind is str or kind is bytes:
+        return f"{path}[{key[:PATH_KEY_CHARS_MAX]!a}]"
+    if kind in _LEAVES or kind is float or (kind is int and _INT_MIN <= key <= _INT_MAX):
+        return f"{path}[{key!r}]"
+    return f"{path}[<{kind.__name__}>]"
+
+
+def _describe_type(kind: type[Any]) -> str:
+    if kind is types.FunctionType:
+        return "a function"
+    if kind.__module__ == "builtins":
+        article = "an" if kind.__name__[0] in "aeiou" else "a"
+        return f"{article} {kind.__name__}"
+    return f"a <class '{kind.__module__}.{kind.__qualname__}'>"
+
+
+def _describe_error(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # an author's exception may fail at anything, even at saying what it is
+        return type(error).__name__
+
+
+# --- decoding ------------------------------------------------------------------------------------
+
+
+def decode_value(data: bytes) -> Any:
+    """Return the value `encode_value` was given.
+
+    Raises `ValueMalformed` for anything else: not JSON, a tag that is not known here (a type that is not
+    registered in this process), content that does not fit its tag.
+    """
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueMalformed(f"this is not the JSON of a value: {error}") from error
+    # A tag cannot be spelled in any other way than these two.
+    if b'"$"' in data or b"\\u0024" in data:
+        return _untag(value, 0)
+    return value
+
+
+def _untag(value: Any, depth: int) -> Any:
+    if depth > DEPTH_MAX:
+        raise ValueMalformed(f"the value is nested deeper than {DEPTH_MAX} levels")
+    if type(value) is list:
+        return [_untag(item, depth + 1) for item in value]
+    if type(value) is not dict:
+        return value
+    if _TAG not in value:
+        return {key: _untag(item, depth + 1) for key, item in value.items()}
+    tag = value[_TAG]
+    if type(tag) is not str or value.keys() != {_TAG, _CONTENT}:
+        raise ValueMalformed('an object with the member "$" is not a tag and its content')
+    content = value[_CONTENT]
+    reader = _READERS.get(tag)
+    registered = _registered_by_name.get(tag)
+    if reader is None and registered is None:
+        raise ValueMalformed(f"no type is registered under {tag!r}")
+    try:
+        if reader is not None:
+            return reader(content, depth)
+        assert registered is not None
+        return registered.decode(_untag(content, depth + 1))
+    except ValueMalformed:
+        raise
+    except Exception as error:
+        # A registered decode may raise anything; the readers raise what their types raise.
+        raise ValueMalformed(f"the content of a {tag!r} is malformed: {_describe_error(error)}") from error
+
+
+def _text_of(content: Any) -> str:
+    if type(content) is not str:
+        raise ValueError("it is not a str")
+    return content
+
+
+def _list_of(content: Any) -> list[Any]:
+    if type(content) is not list:
+        raise ValueError("it is not a list")
+    return content
+
+
+def _read_moment(kind: Callable[[str], Any], content: Any) -> Any:
+    text, bracket, zone_name = _text_of(content).partition("[")
+    value = kind(text)
+    if not bracket:
+        return value
+    if zone_name[-1:] != "]":
+        raise ValueError("the name of the zone does not end")
+    zone = ZoneInfo(zone_name[:-1])
+    there = value.replace(tzinfo=zone)
+    # An hour that the clock shows twice is told apart by its offset, which is all that `fold` is for.
+    if value.utcoffset() is not None and there.utcoffset() != value.utcoffset():
+        other = there.replace(fold=1)
+        return other if other.utcoffset() == value.utcoffset() else there
+    return there
+
+
+def _read_elements(kind: type[Any], content: Any, depth: int) -> Any:
+    elements = [_untag(element, depth + 1) for element in _list_of(content)]
+    value = kind(elements)
+    if len(value) != len(elements):
+        raise ValueError("two of its elements are equal")
+    return value
+
+
+def _read_dict(content: Any, depth: int) -> dict[Any, Any]:
+    pairs = [_list_of(pair) for pair in _list_of(content)]
+    value = {_untag(key, depth + 1): _untag(item, depth + 1) for key, item in pairs}
+    if len(value) != len(pairs):
+        raise ValueError("two of its keys are equal")
+    return value
+
+
+def _read_timedelta(content: Any) -> timedelta:
+    days, seconds, microseconds = _list_of(content)
+    return timedelta(days=days, seconds=seconds, microseconds=microseconds)
+
+
+def _read_decimal(content: Any) -> Decimal:
+    try:
+        return Decimal(_text_of(content))
+    except InvalidOperation:
+        raise ValueError(f"{content!r:.80} is no decimal number") from None
+
+
+def _read_bytes(content: Any) -> bytes:
+    try:
+        return base64.b64decode(_text_of(content), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"it is not base64: {error}") from None
+
+
+_READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
+    "datetime": lambda content, depth: _read_moment(datetime.fromisoformat, content),
+    "date": lambda content, depth: date.fromisoformat(_text_of(content)),
+    "time": lambda content, depth: _read_moment(time.fromisoformat, content),
+    "timedelta": lambda content, depth: _read_timedelta(content),
+    "decimal": lambda content, depth: _read_decimal(content),
+    "uuid": lambda content, depth: UUID(_text_of(content)),
+    "bytes": lambda content, depth: _read_bytes(content),
+    "float": lambda content, depth: float(_text_of(content)),
+    "int": lambda content, depth: int(_text_of(content), 16),
+    "tuple": lambda content, depth: tuple(_untag(item, depth + 1) for item in _list_of(content)),
+    "set": lambda content, depth: _read_elements(set, content, depth),
+    "frozenset": lambda content, depth: _read_elements(frozenset, content, depth),
+    "dict": _read_dict,
+}
+assert _READERS.keys() == _BUILT_IN

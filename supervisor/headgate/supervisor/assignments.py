@@ -1,0 +1,150 @@
+"""The triggers this supervisor owns, and where each of them stands.
+
+::
+
+    claimed ──start──▶ RUNNING ──failed──▶ WAITING ──its time has come──▶ RUNNING
+                        │   │                 │
+                        │   └─returned──▶ (gone)
+                        └─removed by a user──▶ CANCELLING ──ended──▶ (gone)
+
+When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, and every
+CANCELLING one is gone with it. Each start is a trigger run of its own, named after the epoch, the incarnation, the
+trigger and a count, so no run is ever mistaken for another, on whichever machine it ran.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from headgate.protocol.messages import CancelReason, CancelTrigger, FinishedTrigger, TriggerSpec
+from headgate.store.leases import ClaimedTrigger
+from headgate.supervisor.backoff import Backoff
+
+
+class AssignmentState(enum.Enum):
+    """Where an assigned trigger stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+
+
+class Assignment(msgspec.Struct):
+    """One owned trigger. ``start_at`` counts while WAITING, ``started_at`` while RUNNING (core's clock)."""
+
+    trigger: ClaimedTrigger
+    backoff: Backoff
+    state: AssignmentState = AssignmentState.WAITING
+    trigger_run_id: str = ""
+    start_at: float = 0.0
+    started_at: float = 0.0
+
+
+class Assignments:
+    """All owned triggers of one epoch."""
+
+    def __init__(self, *, retry_wait_s: float, retry_wait_max_s: float, healthy_s: float) -> None:
+        self._retry_wait_s = retry_wait_s
+        self._retry_wait_max_s = retry_wait_max_s
+        self._healthy_s = healthy_s
+        self._assigned: dict[int, Assignment] = {}
+        self._waiting: set[int] = set()
+        self._starts = 0
+
+    def __len__(self) -> int:
+        return len(self._assigned)
+
+    def __contains__(self, trigger_id: int) -> bool:
+        return trigger_id in self._assigned
+
+    def running(self) -> int:
+        """How many of them run, as far as is known."""
+        return sum(assigned.state is AssignmentState.RUNNING for assigned in self._assigned.values())
+
+    def assign(self, triggers: Iterable[ClaimedTrigger], now: float) -> None:
+        """Take newly claimed triggers; they are due at once."""
+        for trigger in triggers:
+            backoff = Backoff(self._retry_wait_s, self._retry_wait_max_s)
+            self._assigned[trigger.id] = Assignment(trigger, backoff, start_at=now)
+            self._waiting.add(trigger.id)
+
+    def start_due(self, epoch: int, incarnation: int, now: float) -> tuple[TriggerSpec, ...]:
+        """Start every trigger whose time has come; return what the runner needs to run them."""
+        due = sorted(trigger_id for trigger_id in self._waiting if self._assigned[trigger_id].start_at <= now)
+        specs = []
+        for trigger_id in due:
+            assigned = self._assigned[trigger_id]
+            self._starts += 1
+            assigned.state = AssignmentState.RUNNING
+            assigned.trigger_run_id = f"{epoch}.{incarnation}.{trigger_id}.{self._starts}"
+            assigned.started_at = now
+            trigger = assigned.trigger
+            assert trigger.kwargs is not None, "a trigger without readable kwargs is never assigned"
+            specs.append(
+                TriggerSpec(trigger_id, assigned.trigger_run_id, trigger.name, trigger.classpath, trigger.kwargs)
+            )
+        self._waiting.difference_update(due)
+        return tuple(specs)
+
+    def next_start_at(self) -> float | None:
+        """When the next waiting trigger is due; None while none waits."""
+        return min((self._assigned[trigger_id].start_at for trigger_id in self._waiting), default=None)
+
+    def cancel(self, trigger_id: int, reason: CancelReason) -> CancelTrigger | None:
+        """Mark a trigger as being cancelled; return what to tell the runner, None where that was told before.
+
+        The runner is told even of one that waits for its next start: a shared stream may wait for it, too.
+        """
+        assigned = self._assigned.get(trigger_id)
+        if assigned is None or assigned.state is AssignmentState.CANCELLING:
+            return None
+        if assigned.state is AssignmentState.WAITING:
+            self._forget(trigger_id)
+            return CancelTrigger(trigger_id, reason)
+        assigned.state = AssignmentState.CANCELLING
+        return CancelTrigger(trigger_id, reason)
+
+    def end_run(self, finished: FinishedTrigger, now: float) -> float | None:
+        """Take the end of a run; return the seconds until it is started again, None where it is not.
+
+        The report of a run that is not the current one changes nothing: it comes late.
+        """
+        assigned = self._assigned.get(finished.trigger_id)
+        if assigned is None or assigned.trigger_run_id != finished.trigger_run_id:
+            return None
+        if finished.outcome != "failed" or assigned.state is AssignmentState.CANCELLING:
+            self._forget(finished.trigger_id)
+            return None
+        if now - assigned.started_at >= self._healthy_s:
+            assigned.backoff.succeed()
+        wait_s = assigned.backoff.fail()
+        assigned.state = AssignmentState.WAITING
+        assigned.start_at = now + wait_s
+        self._waiting.add(finished.trigger_id)
+        return wait_s
+
+    def hand_over(self, now: float) -> None:
+        """The runner is gone: what ran is due at once in the next incarnation, what was cancelled is over."""
+        for trigger_id, assigned in list(self._assigned.items()):
+            if assigned.state is AssignmentState.CANCELLING:
+                self._forget(trigger_id)
+            else:
+                # Also what waits for its next try is due: triggers that share a stream must begin together,
+                # or the stream would go on without the one that waits. The respawn has a backoff of its own.
+                # The run keeps its name until the next start: a report of its end may still be on its way
+                # through the intake, and a trigger that returned must not run again.
+                assigned.state = AssignmentState.WAITING
+                assigned.start_at = now
+                self._waiting.add(trigger_id)
+
+    def cancel_all(self, reason: CancelReason) -> tuple[CancelTrigger, ...]:
+        """Cancel everything that runs and forget the rest."""
+        cancels = (self.cancel(trigger_id, reason) for trigger_id in list(self._assigned))
+        return tuple(cancel for cancel in cancels if cancel is not None)
+
+    def _forget(self, trigger_id: int) -> None:
+        del self._assigned[trigger_id]
+        self._waiting.discard(trigger_id)

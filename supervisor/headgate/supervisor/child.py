@@ -1,0 +1,210 @@
+"""The runner as a process: spawned with three descriptors and a scrubbed environment, watched, reaped.
+
+What it inherits: one end of the socket for frames, one end of the socket for log records, and a pipe as
+standard output and error. Nothing else: no database descriptor, and of the environment only the variables
+on an allow-list, less any that holds the database's URL or a key (I12).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import psutil
+
+from headgate.supervisor.link import Link
+
+# What a program needs of its surroundings to find files, speak the user's language and trust certificates.
+ENVIRONMENT_ALLOWED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "VIRTUAL_ENV",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+
+SECRET_CHARS_MIN = 6  # a shorter one is found by chance in any PATH
+
+LINE_BYTES_MAX = 64 * 1024  # a longer line of output or log is cut into several
+READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop, so that frames never wait for logs
+LAST_LINES_MAX = 20  # of standard error, kept to explain a death
+REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
+
+
+def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterable[str]) -> dict[str, str]:
+    """Return the environment of a runner: what is allowed or asked to be ``passed``, less what holds a secret.
+
+    ``passed`` are names or patterns of the user's (``AWS_*``); ``secrets`` are values that must not leave.
+    ``HEADGATE_*`` never passes.
+    """
+    patterns = (*ENVIRONMENT_ALLOWED, *passed)
+    hidden = [secret for secret in secrets if len(secret) >= SECRET_CHARS_MIN]
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("HEADGATE_")
+        and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        and not any(secret in value for secret in hidden)
+    }
+
+
+class LineReader:
+    """Lines out of a descriptor that must never block; a long line is cut, the last one may lack its end."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._partial = b""
+        self.is_ended = False
+
+    def fileno(self) -> int:
+        """The descriptor, for the selector."""
+        return self._descriptor
+
+    def read(self) -> list[bytes]:
+        """Return the complete lines that can be read now, at most `READ_BYTES_MAX`."""
+        try:
+            data = os.read(self._descriptor, READ_BYTES_MAX)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.is_ended = True
+            last, self._partial = self._partial, b""
+            return [last] if last else []
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        while len(self._partial) > LINE_BYTES_MAX:
+            lines.append(self._partial[:LINE_BYTES_MAX])
+            self._partial = self._partial[LINE_BYTES_MAX:]
+        return lines
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self.is_ended = True
+        os.close(self._descriptor)
+
+
+class ChildStatistics(msgspec.Struct, frozen=True):
+    """What the operating system says of a runner: resident memory in bytes, CPU time in seconds."""
+
+    rss_bytes: int
+    cpu_s: float
+
+
+class Child:
+    """One incarnation of the runner."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        *,
+        environment: Mapping[str, str],
+        link_of: Callable[[socket.socket, int], Link],
+    ) -> None:
+        self.incarnation = incarnation
+        frames, frames_of_child = socket.socketpair()
+        logs, logs_of_child = socket.socketpair()
+        read_end, write_end = os.pipe()
+        with frames_of_child, logs_of_child:
+            command = [sys.executable, "-P", "-m", "headgate.runner"]
+            command += ["--frames-fd", str(frames_of_child.fileno()), "--logs-fd", str(logs_of_child.fileno())]
+            command += ["--incarnation", str(incarnation), "--supervisor-pid", str(os.getpid())]
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                pass_fds=(frames_of_child.fileno(), logs_of_child.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which drains, and
+                # whatever a trigger has started can be ended together with it.
+                start_new_session=True,
+            )
+        os.close(write_end)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.link = link_of(frames, incarnation)
+        self.output = LineReader(read_end)
+        self._logs = logs
+        self.records = LineReader(logs.fileno())
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
+        self._killed_because = ""
+
+    def note_output(self, line: bytes) -> str:
+        """Remember a line of standard output or error in case it explains a death; return it as text."""
+        text = line.decode("utf-8", "backslashreplace")
+        self._last_lines.append(text)
+        return text
+
+    def dump_stacks(self) -> None:
+        """Have the process write the stacks of all its threads to standard error, even if it is stuck."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL to the process and to what it has started; ``reason`` becomes part of the explanation."""
+        self._killed_because = reason
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def statistics(self) -> ChildStatistics | None:
+        """What it uses; None when it is gone."""
+        try:
+            process = psutil.Process(self.pid)
+            with process.oneshot():
+                times = process.cpu_times()
+                return ChildStatistics(process.memory_info().rss, times.user + times.system)
+        except psutil.Error:
+            return None
+
+    def reap(self) -> str:
+        """Collect the process, whose end has been signalled; return how it died, in one sentence."""
+        code = self._process.wait(REAP_WAIT_S)
+        # What it had started dies with it: nothing of an earlier incarnation may go on beside the next.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return explain_death(code, self._killed_because, self._last_lines)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self.link.close()
+        self.output.close()
+        self._logs.close()
+        os.close(self.pidfd)
+
+
+def explain_death(code: int, killed_because: str, last_lines: Iterable[str]) -> str:
+    """Say how a process died: by exit code or signal, why we killed it, and its last words."""
+    if code < 0:
+        how = f"killed by {signal.Signals(-code).name}"
+    else:
+        how = f"exited with code {code}"
+    if killed_because:
+        how += f" (we did it: {killed_because})"
+    words = "\n".join(last_lines)
+    return f"{how}; its last output was:\n{words}" if words and code != 0 else how

@@ -1,0 +1,245 @@
+"""Rounds in, rows down, confirmations out: the place that decides whether an event may be acknowledged.
+
+A round of the runner is stored in one transaction, or, when it is long, in a few slices with a look at the
+rest of the supervisor's duties between them. Only when the last of them is committed is the round answered,
+and the answer names the seqs that are now durable (I1): `Intake.step` is the one place where they are named.
+
+Rows that the database refuses are halved until the single bad event is found. That one goes to the dead
+letters, all the others are stored (I9). A database that is away is asked again, after a wait; until then
+nothing is confirmed and nothing is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.messages import (
+    FinishedTrigger,
+    FiredEvent,
+    Refusal,
+    RefusedEvent,
+    StateChanges,
+    StateSync,
+)
+from headgate.store.errors import DatabaseAway, DatabaseFault, RowsRefused, SchemaOutOfDate
+from headgate.store.events import StoredSlice
+from headgate.supervisor.backoff import Backoff
+
+log = structlog.get_logger(__name__)
+
+# A runner waits for the answer to its round before it sends the next one. What an earlier incarnation left
+# behind may still wait for the database, so a few more may stand here; more than that is a broken peer.
+ROUNDS_WAITING_MAX = 16
+
+
+# Whether it is away, or there and unusable (a permission, a disk, a migration under way): nobody is helped by
+# giving up, for what is not stored is not confirmed. It is asked again until somebody has mended it.
+DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate)
+
+Item = FiredEvent | RefusedEvent | FinishedTrigger
+
+
+class EventStore(Protocol):
+    """The verbs of the store that the intake uses."""
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent],
+        refused: Sequence[RefusedEvent],
+        finished: Sequence[FinishedTrigger],
+    ) -> StoredSlice:
+        """Store all of it in one transaction, or nothing."""
+        ...
+
+    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+        """Record an event as a dead letter, with its payload."""
+        ...
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """A part of a round that is stored in one transaction."""
+
+    incarnation: int
+    round: int
+    events: tuple[FiredEvent, ...] = ()
+    refused: tuple[RefusedEvent, ...] = ()
+    finished: tuple[FinishedTrigger, ...] = ()
+    ends_round: bool = False
+
+    def __len__(self) -> int:
+        return len(self.events) + len(self.refused) + len(self.finished)
+
+    def halves(self) -> tuple[Slice, Slice]:
+        """Cut in two, in order: events before refused events before finished triggers."""
+        items: list[Item] = [*self.events, *self.refused, *self.finished]
+        middle = len(items) // 2
+        return (
+            _slice_of(self, items[:middle], ends_round=False),
+            _slice_of(self, items[middle:], ends_round=self.ends_round),
+        )
+
+
+def _slice_of(whole: Slice, items: Sequence[Item], *, ends_round: bool) -> Slice:
+    return Slice(
+        incarnation=whole.incarnation,
+        round=whole.round,
+        events=tuple(item for item in items if isinstance(item, FiredEvent)),
+        refused=tuple(item for item in items if isinstance(item, RefusedEvent)),
+        finished=tuple(item for item in items if isinstance(item, FinishedTrigger)),
+        ends_round=ends_round,
+    )
+
+
+def cut(incarnation: int, changes: StateChanges, slice_events_max: int) -> list[Slice]:
+    """Cut one frame of a round into slices of at most ``slice_events_max`` events, in order."""
+    whole = Slice(incarnation, changes.round, changes.events, changes.refused, changes.finished, not changes.more)
+    if len(whole) <= slice_events_max:
+        return [whole]
+    items: list[Item] = [*changes.events, *changes.refused, *changes.finished]
+    pieces = [items[start : start + slice_events_max] for start in range(0, len(items), slice_events_max)]
+    return [
+        _slice_of(whole, piece, ends_round=whole.ends_round and number == len(pieces) - 1)
+        for number, piece in enumerate(pieces)
+    ]
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What one step of the intake brought about.
+
+    ``answer`` is set when a round is complete: it may be sent to the runner of that ``incarnation`` and to
+    no other (I6). ``finished`` are trigger runs whose end is now recorded; ``failure_counts`` says for each
+    trigger that failed how often it has failed in all.
+    """
+
+    incarnation: int
+    answer: StateSync | None
+    finished: tuple[FinishedTrigger, ...]
+    failure_counts: dict[int, int]
+
+
+class Intake:
+    """The queue of slices that wait for the database. One `step` is one transaction."""
+
+    def __init__(self, store: EventStore, *, slice_events_max: int, backoff: Backoff) -> None:
+        self._store = store
+        self._slice_events_max = slice_events_max
+        self._backoff = backoff
+        self._waiting: deque[Slice] = deque()
+        self._retry_at = 0.0
+        # The round whose slices are being stored, and what its answer will say. A round whose runner died
+        # before its last frame is never answered, and nothing of it may stay for the next one (I6).
+        self._open_round = (0, 0)
+        self._persisted: list[int] = []
+        self._refused: list[Refusal] = []
+
+    def add(self, incarnation: int, changes: StateChanges) -> None:
+        """Take one frame of a round. Raises `RemoteProtocolError` when rounds come without waiting for answers."""
+        if len({(piece.incarnation, piece.round) for piece in self._waiting}) >= ROUNDS_WAITING_MAX:
+            raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
+        self._waiting.extend(cut(incarnation, changes, self._slice_events_max))
+
+    def is_waiting_for(self, incarnation: int) -> bool:
+        """Whether a round of this incarnation stands here unanswered: its runner cannot be blamed for silence."""
+        return any(piece.incarnation == incarnation for piece in self._waiting)
+
+    def is_waiting_for_others(self, incarnation: int) -> bool:
+        """Whether something that another incarnation sent is not stored yet."""
+        return any(piece.incarnation != incarnation for piece in self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was received is stored."""
+        return not self._waiting
+
+    def discard(self) -> None:
+        """Forget what waits: the lease is lost, and nothing more may be written."""
+        self._waiting.clear()
+
+    def wake_at(self) -> float | None:
+        """When the next `step` has something to do; None while nothing waits."""
+        return self._retry_at if self._waiting else None
+
+    def step(self, epoch: int, now: float) -> Stored | None:
+        """Store the next slice; return what came of it, or None when there was nothing to do or no database.
+
+        Raises `LeaseLost` when another supervisor has taken over; nothing was written then.
+        """
+        if not self._waiting or now < self._retry_at:
+            return None
+        piece = self._waiting[0]
+        if (piece.incarnation, piece.round) != self._open_round:
+            self._open_round = (piece.incarnation, piece.round)
+            self._persisted, self._refused = [], []
+        failure_counts: dict[int, int] = {}
+        try:
+            if len(piece):
+                stored = self._store.store_slice(
+                    epoch, events=piece.events, refused=piece.refused, finished=piece.finished
+                )
+                failure_counts = stored.failure_counts
+            # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
+            self._persisted += [event.seq for event in piece.events if event.seq]
+            self._refused += [
+                Refusal(event.seq, event.trigger_id, event.reason, payload_kept=False) for event in piece.refused
+            ]
+        except RowsRefused as exc:
+            if not self._split_or_bury(epoch, piece, exc, now):
+                return None
+        except DATABASE_UNUSABLE as exc:
+            self._wait_for_database(exc, now)
+            return None
+        self._backoff.succeed()
+        self._waiting.popleft()
+        return Stored(piece.incarnation, self._answer(piece), piece.finished, failure_counts)
+
+    def _answer(self, piece: Slice) -> StateSync | None:
+        if not piece.ends_round:
+            return None
+        return StateSync(round=piece.round, persisted=tuple(self._persisted), refused=tuple(self._refused))
+
+    def _split_or_bury(self, epoch: int, piece: Slice, error: RowsRefused, now: float) -> bool:
+        """Halve a refused slice, or bury its single element. True when the element has been dealt with."""
+        if len(piece) > 1:
+            self._waiting.popleft()
+            self._waiting.extendleft(reversed(piece.halves()))
+            return False
+        if not piece.events:
+            # A report about an event or a run, not an event: what it reports stands in the log instead.
+            log.error("the database refuses a report of the runner", report=repr(piece)[:2000], error=str(error))
+            self._refused += [Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in piece.refused]
+            return True
+        event = piece.events[0]
+        try:
+            self._store.bury_event(epoch, event, str(error))
+        except DATABASE_UNUSABLE as exc:
+            self._wait_for_database(exc, now)
+            return False
+        log.error(
+            "an event cannot be stored and is kept as a dead letter",
+            trigger_id=event.trigger_id,
+            trigger_run_id=event.trigger_run_id,
+            sequence_index=event.sequence_index,
+            error=str(error),
+        )
+        # The dead letter holds all of it, so for the broker it is handled, like a stored one.
+        self._refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
+        return True
+
+    def _wait_for_database(self, error: Exception, now: float) -> None:
+        wait_s = self._backoff.fail()
+        self._retry_at = now + wait_s
+        log.warning(
+            "the database cannot be used; events wait",
+            error=str(error),
+            slices=len(self._waiting),
+            tries=self._backoff.failures,
+            retry_in_s=round(wait_s, 3),
+        )

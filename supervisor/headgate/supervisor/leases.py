@@ -1,0 +1,183 @@
+"""The right to run triggers: an epoch in the database, kept by heartbeats, checked by every write (I10).
+
+A supervisor registers and gets an epoch. As long as its heartbeats arrive, its triggers are its own. When
+they stop for too long, or when its process is known to be gone from this machine, another supervisor
+*fences* the epoch: no transaction of it can commit from then on, and its triggers may be claimed.
+
+`Leases.step` runs at most one of its duties at a time, each a single short transaction, the most urgent
+first: heartbeat, then looking for fallen neighbours, then looking for triggers to claim or cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from headgate.store.leases import ClaimedTrigger, Poll, TriggererRow
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.intake import DATABASE_UNUSABLE
+
+log = structlog.get_logger(__name__)
+
+CLAIM_TRIGGERS_MAX = 1000  # claimed in one transaction: bounds its locks and the first message to the runner
+
+
+class LeaseStore(Protocol):
+    """The verbs of the store that leases use."""
+
+    def register_triggerer(
+        self,
+        *,
+        hostname: str,
+        pid: int,
+        machine: str,
+        process_started: float,
+        capacity: int,
+        queues: Sequence[str],
+    ) -> int: ...
+    def heartbeat(self, epoch: int) -> None: ...
+    def live_triggerers(self) -> list[TriggererRow]: ...
+    def fence_triggerers(self, epoch: int, *, silence_max_s: float, dead: Sequence[int]) -> list[int]: ...
+    def poll(self, epoch: int, queues: Sequence[str]) -> Poll: ...
+    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]: ...
+    def release_triggers(self, epoch: int, ids: Sequence[int]) -> None: ...
+    def release_triggerer(self, epoch: int) -> None: ...
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who this supervisor is. ``machine`` tells apart where a pid means the same process and where not."""
+
+    hostname: str
+    pid: int
+    machine: str
+    process_started: float
+
+
+class LeaseTimes(msgspec.Struct, frozen=True):
+    """How often things are done, in seconds."""
+
+    heartbeat_s: float
+    silence_max_s: float
+    poll_interval_s: float
+
+
+class LeaseNews(msgspec.Struct, frozen=True):
+    """What one step found: triggers that are now owned, and owned triggers that a user removed."""
+
+    claimed: list[ClaimedTrigger]
+    removed: list[int]
+
+
+NO_NEWS = LeaseNews([], [])
+
+
+class Leases:
+    """One supervisor's epoch, and what it does to keep it and to fill it with triggers."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        identity: Identity,
+        *,
+        capacity: int,
+        queues: Sequence[str],
+        times: LeaseTimes,
+        is_gone: Callable[[TriggererRow], bool],
+        backoff: Backoff,
+    ) -> None:
+        self._store = store
+        self._identity = identity
+        self._capacity = capacity
+        self._queues = tuple(queues)
+        self._times = times
+        self._is_gone = is_gone
+        self._backoff = backoff
+        self._epoch: int | None = None
+        self._heartbeat_at = self._look_around_at = self._poll_at = 0.0
+        self._is_claiming = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch; asking before `is_held` is a bug."""
+        assert self._epoch is not None, "no epoch yet"
+        return self._epoch
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this supervisor has registered."""
+        return self._epoch is not None
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether the last claim took all it could: the next poll may find more, at once."""
+        return self._is_claiming
+
+    def wake_at(self) -> float:
+        """When the next duty is due."""
+        return min(self._heartbeat_at, self._look_around_at, self._poll_at)
+
+    def step(self, now: float, *, owned: int, claiming: bool) -> LeaseNews:
+        """Do what is most urgently due, if anything. ``owned`` counts against the capacity.
+
+        Raises `LeaseLost` when another supervisor has fenced this epoch.
+        """
+        if now < self.wake_at():
+            return NO_NEWS
+        try:
+            news = self._duty(now, owned, claiming)
+        except DATABASE_UNUSABLE as exc:
+            wait_s = self._backoff.fail()
+            self._heartbeat_at = self._look_around_at = self._poll_at = now + wait_s
+            log.warning("the database cannot be used", error=str(exc), retry_in_s=round(wait_s, 3))
+            return NO_NEWS
+        self._backoff.succeed()
+        return news
+
+    def _duty(self, now: float, owned: int, claiming: bool) -> LeaseNews:
+        if self._epoch is None:
+            self._register(now)
+        elif now >= self._heartbeat_at:
+            self._store.heartbeat(self._epoch)
+            self._heartbeat_at = now + self._times.heartbeat_s
+        elif now >= self._look_around_at:
+            self._look_around(self._epoch)
+            self._look_around_at = now + self._times.heartbeat_s
+        else:
+            return self._poll(self._epoch, now, owned, claiming)
+        return NO_NEWS
+
+    def _register(self, now: float) -> None:
+        who = self._identity
+        self._epoch = self._store.register_triggerer(
+            hostname=who.hostname,
+            pid=who.pid,
+            machine=who.machine,
+            process_started=who.process_started,
+            capacity=self._capacity,
+            queues=self._queues,
+        )
+        self._heartbeat_at = now + self._times.heartbeat_s
+        log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
+
+    def _look_around(self, epoch: int) -> None:
+        """Fence the neighbours that fell silent, and those whose process this machine knows to be gone."""
+        others = [row for row in self._store.live_triggerers() if row.id != epoch]
+        gone = [row.id for row in others if self._is_gone(row)]
+        if gone or any(row.heartbeat_age_s > self._times.silence_max_s for row in others):
+            fenced = self._store.fence_triggerers(epoch, silence_max_s=self._times.silence_max_s, dead=gone)
+            if fenced:
+                log.warning("took over from supervisors that are gone", epochs=fenced)
+
+    def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
+        poll = self._store.poll(epoch, self._queues)
+        room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
+        claimed: list[ClaimedTrigger] = []
+        if poll.claimable and claiming and room > 0:
+            claimed = self._store.claim_triggers(epoch, limit=room, queues=self._queues)
+        # A full claim means there may be more: look again at once, after the other duties.
+        self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
+        self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s
+        return LeaseNews(claimed, poll.removed)

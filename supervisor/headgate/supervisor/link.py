@@ -1,0 +1,91 @@
+"""The supervisor's end of the socket: bytes on a non-blocking socket, messages on the other side."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+
+from headgate.protocol.connection import Connection, split_sync
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.messages import FromRunner, FromSupervisor, StateSync
+
+READ_BYTES_MAX = 1024 * 1024  # read in one go; the rest of a flood waits for the next turn of the loop
+UNSENT_BYTES_MAX = 256 * 1024 * 1024  # a runner that lets so much pile up does not read, and is replaced
+
+
+class Link:
+    """Messages to and from one runner. `receive` and `flush` never block.
+
+    Raises `RemoteProtocolError` when the runner breaks the protocol, be it by not reading any more.
+    """
+
+    def __init__(self, sock: socket.socket, connection: Connection[FromSupervisor, FromRunner], frame_bytes_max: int) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._connection = connection
+        self._frame_bytes_max = frame_bytes_max
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self.is_ended = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for the selector."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has more to do once the socket is writable."""
+        return bool(self._unsent)
+
+    def receive(self) -> list[FromRunner]:
+        """Read what there is, at most `READ_BYTES_MAX`; return the messages that are complete."""
+        try:
+            data = self._socket.recv(READ_BYTES_MAX)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.is_ended = True
+            return []
+        self._connection.receive_data(data)
+        messages = []
+        while (message := self._connection.next_message()) is not None:
+            messages.append(message)
+        return messages
+
+    def send(self, message: FromSupervisor) -> None:
+        """Queue a message and write as much as the socket takes."""
+        if self.is_ended:
+            return  # the runner is going; whoever reaps it decides what follows
+        pieces = split_sync(message, self._frame_bytes_max) if isinstance(message, StateSync) else [message]
+        for piece in pieces:
+            data = self._connection.send(piece)
+            self._unsent.append(memoryview(data))
+            self._unsent_bytes += len(data)
+        if self._unsent_bytes > UNSENT_BYTES_MAX:
+            raise RemoteProtocolError(f"the runner reads nothing: {self._unsent_bytes:,} bytes wait for it")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket takes now."""
+        while self._unsent:
+            data = self._unsent[0]
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self._unsent.clear()
+                self._unsent_bytes = 0
+                return  # the read side will see the end
+            self._unsent_bytes -= sent
+            if sent == len(data):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = data[sent:]
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.is_ended = True
+        self._socket.close()

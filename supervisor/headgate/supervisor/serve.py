@@ -1,0 +1,133 @@
+"""Put together a supervisor from its settings, and run it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import socket
+from pathlib import Path
+
+import psutil
+import structlog
+
+from headgate.protocol.connection import Connection
+from headgate.protocol.framelog import FrameLogWriter
+from headgate.protocol.session import Role
+from headgate.store.engine import open_engine
+from headgate.store.leases import TriggererRow
+from headgate.store.schema import require_current
+from headgate.store.secrets import Secrets
+from headgate.store.store import Store
+from headgate.supervisor.arbiter import Arbiter
+from headgate.supervisor.capture import Capture
+from headgate.supervisor.child import Child, scrub
+from headgate.supervisor.config import Settings
+from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.leases import Identity, LeaseTimes
+from headgate.supervisor.link import Link
+
+log = structlog.get_logger(__name__)
+
+PROCESS_STARTED_TOLERANCE_S = 2.0  # psutil computes it from clock ticks and the time of boot
+
+
+def machine_identity() -> str:
+    """Name the set of processes among which a pid is unique: this boot of this machine, this pid namespace.
+
+    Two containers with one host name are told apart by it, and so are two boots.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        # Unknown: a name nobody shares, so that no neighbour is ever thought to be gone for its pid.
+        return f"{platform.node()}-{os.getpid()}-{random.getrandbits(64):x}"
+    return f"{boot} {namespace}"
+
+
+def this_process() -> Identity:
+    """The identity of this process."""
+    return Identity(
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        machine=machine_identity(),
+        process_started=psutil.Process().create_time(),
+    )
+
+
+def is_gone(row: TriggererRow, here: Identity) -> bool:
+    """Whether the process of another supervisor certainly exists no more; False where this cannot be known."""
+    if row.machine != here.machine:
+        return False
+    try:
+        started = psutil.Process(row.pid).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+    return bool(abs(started - row.process_started) > PROCESS_STARTED_TOLERANCE_S)
+
+
+def core_settings(settings: Settings) -> CoreSettings:
+    """The part of the settings that the core works with."""
+    return CoreSettings(
+        runner=settings.runner_settings(),
+        lease=LeaseTimes(settings.heartbeat_s, settings.lease_silence_max_s, settings.poll_interval_s),
+        capacity=settings.capacity,
+        queues=settings.queues,
+        runner_silence_max_s=settings.runner_silence_max_s,
+        respawn_wait_s=settings.respawn_wait_s,
+        respawn_wait_max_s=settings.respawn_wait_max_s,
+        respawn_healthy_s=settings.respawn_healthy_s,
+        retry_wait_s=settings.retry_wait_s,
+        retry_wait_max_s=settings.retry_wait_max_s,
+        database_retry_wait_s=settings.database_retry_wait_s,
+        database_retry_wait_max_s=settings.database_retry_wait_max_s,
+        slice_events_max=settings.slice_events_max,
+        drain_s=settings.drain_s,
+    )
+
+
+def serve(settings: Settings, *, capture: Path | None = None) -> int:
+    """Run a supervisor until it is asked to stop or loses its lease; return the exit code.
+
+    Raises `SchemaOutOfDate` when the database has not been migrated, `DatabaseAway` when it cannot be
+    reached at the start, `BadKey` for unusable keys.
+    """
+    secrets = Secrets.open(settings.home, settings.fernet_keys)
+    engine = open_engine(settings.database_url)
+    require_current(engine)
+    store = Store(engine, secrets=secrets)
+    identity = this_process()
+    core = SupervisorCore(
+        store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity)
+    )
+    recorder = None
+    if capture is not None:
+        writer = FrameLogWriter(
+            capture, file_bytes_max=settings.capture_file_bytes_max, files_max=settings.capture_files_max
+        )
+        recorder = Capture(writer)
+
+    def link_of(sock: socket.socket, incarnation: int) -> Link:
+        connection = Connection(
+            Role.SUPERVISOR,
+            incarnation=incarnation,
+            frame_bytes_max=settings.frame_bytes_max,
+            observer=None if recorder is None else recorder.of(incarnation),
+        )
+        return Link(sock, connection, settings.frame_bytes_max)
+
+    environment = scrub(
+        os.environ,
+        passed=settings.pass_env,
+        secrets=(settings.database_url, engine.url.password or "", *(settings.fernet_keys or "").split(",")),
+    )
+    try:
+        return Arbiter(core, lambda incarnation: Child(incarnation, environment=environment, link_of=link_of)).run()
+    finally:
+        store.close()
+        engine.dispose()
+        if recorder is not None:
+            recorder.close()

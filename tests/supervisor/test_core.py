@@ -1,0 +1,660 @@
+"""The core on a real store in memory and a clock of the test's: messages in, commands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import Engine
+
+from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
+from headgate.protocol.messages import (
+    PROTOCOL_VERSION,
+    CancelTrigger,
+    Drain,
+    FinishedTrigger,
+    FiredEvent,
+    FromRunner,
+    FromSupervisor,
+    Hello,
+    LastEvent,
+    Request,
+    Response,
+    RunnerSettings,
+    StateChanges,
+    StateSync,
+    TriggerSpec,
+    Welcome,
+)
+from headgate.protocol.values import encode_value
+from headgate.store.engine import open_engine
+from headgate.store.errors import DatabaseAway
+from headgate.store.leases import TriggererRow
+from headgate.store.schema import upgrade
+from headgate.store.secrets import Secrets
+from headgate.store.store import Store
+from headgate.supervisor import commands
+from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
+from headgate.supervisor.core import DRAIN_MARGIN_S, DUMP_TO_KILL_S, CoreSettings, RunnerState, SupervisorCore
+from headgate.supervisor.leases import Identity, LeaseTimes
+
+KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+SETTINGS = CoreSettings(
+    runner=RunnerSettings(),
+    lease=LeaseTimes(heartbeat_s=5.0, silence_max_s=30.0, poll_interval_s=1.0),
+    capacity=10,
+    slice_events_max=5,
+)
+AnyCommand = TypeVar("AnyCommand", bound=Command)
+AnyMessage = TypeVar("AnyMessage", bound=FromSupervisor)
+
+
+class World:
+    """One database, one clock, and any number of supervisors with runners made of nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.now = 1000.0
+        self.secrets = Secrets.open(Path(), KEYS)
+        self.engine = engine
+        self.store = self.open_store()
+
+    def open_store(self) -> Store:
+        return Store(self.engine, secrets=self.secrets, clock=self.clock)
+
+    def clock(self) -> datetime:
+        return datetime(2030, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
+
+    def supervisor(
+        self,
+        settings: CoreSettings = SETTINGS,
+        *,
+        pid: int = 1,
+        is_gone: Callable[[TriggererRow], bool] = lambda row: False,
+    ) -> Supervised:
+        identity = Identity("host", pid, "machine", 0.0)
+        return Supervised(self, SupervisorCore(self.store, identity, settings, is_gone=is_gone))
+
+
+class Supervised:
+    """A core, and what it has said so far."""
+
+    def __init__(self, world: World, core: SupervisorCore) -> None:
+        self.world = world
+        self.core = core
+        self.commands: list[Command] = []
+        self._round = 0
+
+    def settle(self) -> None:
+        """Step until nothing is due."""
+        for _ in range(1000):
+            out = list(self.core.step(self.world.now))
+            self.commands += out
+            if any(isinstance(command, Exit) for command in out):
+                return
+            if not out and self.core.wake_at() > self.world.now:
+                return
+        raise AssertionError("the core never comes to rest: it would burn a CPU")
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go by, waking the core whenever it wants to be woken, like the loop does."""
+        end = self.world.now + seconds
+        while self.world.now < end:
+            self.settle()
+            if any(isinstance(command, Exit) for command in self.commands):
+                self.world.now = end
+                return
+            self.world.now = min(end, max(self.core.wake_at(), self.world.now + 0.001))
+        self.settle()
+
+    def say(self, message: FromRunner, incarnation: int | None = None) -> None:
+        self.core.receive(self.core.incarnation if incarnation is None else incarnation, message, self.world.now)
+        self.settle()
+
+    def start_runner(self) -> None:
+        self.settle()
+        (spawn,) = self.take(Spawn)
+        self._round = 0
+        self.say(Hello(PROTOCOL_VERSION, spawn.incarnation, 4711, "1.0"))
+        (welcome,) = self.sent(Welcome)
+        assert welcome.incarnation == spawn.incarnation
+
+    def round(self, *events: FiredEvent, finished: tuple[FinishedTrigger, ...] = ()) -> None:
+        self._round += 1
+        self.say(StateChanges(self._round, events, finished=finished))
+
+    def heartbeat(self) -> None:
+        self.round()
+
+    def pass_time_with_heartbeats(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.pass_time(1.0)
+            if self.core.state is RunnerState.RUNNING:
+                self.heartbeat()
+
+    def take(self, kind: type[AnyCommand]) -> list[AnyCommand]:
+        found = [command for command in self.commands if isinstance(command, kind)]
+        self.commands = [command for command in self.commands if not isinstance(command, kind)]
+        return found
+
+    def sent(self, kind: type[AnyMessage]) -> list[AnyMessage]:
+        sends = self.take(Send)
+        found = [send.message for send in sends if isinstance(send.message, kind)]
+        self.commands += [send for send in sends if not isinstance(send.message, kind)]
+        return found
+
+    def created(self) -> list[TriggerSpec]:
+        """Take all `StateSync` messages; return the triggers to create."""
+        return [spec for sync in self.sent(StateSync) for spec in sync.to_create]
+
+    def answers(self) -> list[StateSync]:
+        return [sync for sync in self.sent(StateSync) if sync.round]
+
+
+def fired(spec: TriggerSpec, index: int, *, key: str | None = None) -> FiredEvent:
+    return FiredEvent(spec.trigger_id, spec.trigger_run_id, index, seq=index + 1, payload=b"1", key=key)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    engine = open_engine("sqlite://")
+    upgrade(engine)
+    world = World(engine)
+    yield world
+    world.store.close()
+    engine.dispose()
+
+
+def add_watchers(world: World, count: int) -> list[int]:
+    return [world.store.add_watcher(f"w{number}", "users.Trigger", {"number": number}) for number in range(count)]
+
+
+def stored(world: World) -> list[tuple[int, int]]:
+    return [(row.trigger_id, row.sequence_index) for row in world.store.list_events()]
+
+
+def test_a_supervisor_registers_spawns_and_hands_over_what_it_claims(world: World) -> None:
+    first, second = add_watchers(world, 2)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    specs = supervisor.created()
+    assert [(spec.trigger_id, spec.name, spec.kwargs) for spec in specs] == [
+        (first, "w0", encode_value({"number": 0}, where="kwargs")),
+        (second, "w1", encode_value({"number": 1}, where="kwargs")),
+    ]
+    third = world.store.add_watcher("late", "users.Trigger", {})
+    supervisor.pass_time(1.1)
+    assert [spec.trigger_id for spec in supervisor.created()] == [third]
+
+
+def test_an_event_is_confirmed_in_the_round_that_stored_it(world: World) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    supervisor.round(fired(spec, 0), fired(spec, 1))
+    assert supervisor.answers() == [StateSync(1, persisted=(1, 2))]
+    assert stored(world) == [(spec.trigger_id, 0), (spec.trigger_id, 1)]
+
+
+def test_a_dead_runner_is_replaced_and_every_trigger_handed_over_in_a_new_run(world: World) -> None:
+    add_watchers(world, 2)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    before = supervisor.created()
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.pass_time(1.0)
+    supervisor.start_runner()
+    assert supervisor.core.incarnation == 2
+    after = supervisor.created()
+    assert [spec.trigger_id for spec in after] == [spec.trigger_id for spec in before]
+    assert {spec.trigger_run_id for spec in after}.isdisjoint(spec.trigger_run_id for spec in before)
+
+
+def test_respawns_back_off_and_a_healthy_while_forgives(world: World) -> None:
+    supervisor = world.supervisor()
+
+    def wait_for_respawn() -> float:
+        supervisor.core.runner_ended(supervisor.core.incarnation, "exited with code 1", world.now)
+        died_at = world.now
+        while not supervisor.take(Spawn):
+            world.now += 0.01
+            supervisor.settle()
+        return world.now - died_at
+
+    supervisor.settle()
+    supervisor.take(Spawn)
+    waits = [wait_for_respawn() for _ in range(6)]
+    assert waits[0] < 0.2
+    assert waits[5] > 3.0
+    supervisor.core.receive(supervisor.core.incarnation, Hello(PROTOCOL_VERSION, 1, 1, "1.0"), world.now)
+    supervisor.pass_time_with_heartbeats(61)
+    assert wait_for_respawn() < 0.2
+
+
+def test_a_confirmation_never_reaches_a_later_incarnation(world: World) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    # The round arrives, and before it is stored the runner dies and its successor says hello.
+    supervisor.core.receive(1, StateChanges(1, (fired(spec, 0),)), world.now)
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.core.incarnation = 2
+    supervisor.core.state = RunnerState.RUNNING
+    supervisor.settle()
+    assert supervisor.answers() == []
+    assert stored(world) == [(spec.trigger_id, 0)], "it was fired, so it is stored"
+
+
+def test_a_silent_runner_is_dumped_then_killed(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.pass_time(29.0)
+    supervisor.heartbeat()
+    supervisor.pass_time(29.9)
+    assert supervisor.take(DumpStacks) == []
+    supervisor.pass_time(0.2)
+    assert len(supervisor.take(DumpStacks)) == 1
+    assert supervisor.take(Kill) == []
+    supervisor.pass_time(DUMP_TO_KILL_S)
+    assert len(supervisor.take(Kill)) == 1
+
+
+def test_a_runner_that_never_says_hello_is_killed_too(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.settle()
+    assert len(supervisor.take(Spawn)) == 1
+    supervisor.pass_time(30.0 + DUMP_TO_KILL_S)
+    assert len(supervisor.take(Kill)) == 1
+
+
+def test_a_runner_that_waits_for_its_answer_is_not_blamed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("db", "no answer")
+
+    with monkeypatch.context() as patch:
+        for verb in ("store_slice", "heartbeat", "poll", "live_triggerers"):
+            patch.setattr(world.store, verb, away)
+        supervisor.round(fired(spec, 0))
+        supervisor.pass_time(300.0)
+        assert supervisor.take(Kill) == []
+        assert supervisor.answers() == []
+    supervisor.pass_time(20.0)
+    assert supervisor.answers() == [StateSync(1, persisted=(1,))]
+
+
+def test_a_supervisor_that_stood_still_does_not_blame_the_runner(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    world.now += 3600.0  # stopped, or the machine was suspended; what the runner said waits in the socket
+    supervisor.settle()
+    assert supervisor.take(DumpStacks) == []
+    supervisor.heartbeat()
+    supervisor.pass_time(1.0)
+    assert supervisor.take(DumpStacks) == []
+
+
+def test_a_failed_trigger_is_started_again_with_backoff_and_counted(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    waits = []
+    for _ in range(4):
+        (spec,) = supervisor.created()
+        failed_at = world.now
+        supervisor.round(
+            finished=(FinishedTrigger(trigger_id, spec.trigger_run_id, "failed", 0, error="ValueError: no"),)
+        )
+        assert supervisor.created() == []
+        while supervisor.core.assignments.running() == 0:
+            supervisor.pass_time(0.1)
+        waits.append(world.now - failed_at)
+    assert 1.0 <= waits[0] <= 1.7
+    assert waits[3] >= 8.0
+    (row,) = world.store.list_triggers()
+    assert row.failure_count == 4
+    assert row.last_error is not None
+    assert "ValueError: no" in row.last_error
+
+
+def test_a_trigger_that_returned_does_not_run_again(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    supervisor.round(fired(spec, 0), finished=(FinishedTrigger(trigger_id, spec.trigger_run_id, "returned", 1),))
+    supervisor.pass_time(10.0)
+    assert supervisor.created() == []
+    (row,) = world.store.list_events()
+    assert row.is_last
+
+
+def test_a_trigger_whose_end_arrived_just_before_its_runner_died_does_not_run_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("db", "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "store_slice", away)
+        finished = FinishedTrigger(trigger_id, spec.trigger_run_id, "returned", 1)
+        supervisor.round(fired(spec, 0), finished=(finished,))
+        supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+        supervisor.pass_time(1.0)
+        supervisor.start_runner()
+        supervisor.heartbeat()
+        assert supervisor.created() == [], "nothing starts while it is not known what has ended"
+    supervisor.pass_time(5.0)
+    assert supervisor.created() == []
+    assert stored(world) == [(trigger_id, 0)]
+
+
+def test_a_late_report_of_an_earlier_run_changes_nothing(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.created()
+    supervisor.round(finished=(FinishedTrigger(trigger_id, "an.earlier.run", "failed", 0, error="old"),))
+    supervisor.pass_time(3.0)
+    assert supervisor.created() == []
+    assert supervisor.core.assignments.running() == 1
+
+
+def test_a_removed_watcher_is_cancelled_for_the_user_and_released(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    world.store.remove_watcher("w0")
+    supervisor.pass_time(1.1)
+    (sync,) = supervisor.sent(StateSync)
+    assert sync.to_cancel == (CancelTrigger(trigger_id, "user"),)
+    finished = FinishedTrigger(trigger_id, spec.trigger_run_id, "cancelled", 0, reason="user")
+    supervisor.round(finished=(finished,))
+    supervisor.pass_time(2.0)
+    assert supervisor.sent(StateSync)[1:] == []
+    assert world.store.poll(supervisor.core.leases.epoch, ("default",)).removed == []
+
+
+def test_a_watcher_removed_while_it_waits_for_its_next_try_is_released(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    supervisor.round(finished=(FinishedTrigger(trigger_id, spec.trigger_run_id, "failed", 0, error="no"),))
+    world.store.remove_watcher("w0")
+    supervisor.pass_time(5.0)
+    assert supervisor.created() == []
+    assert len(supervisor.core.assignments) == 0
+    assert world.store.poll(supervisor.core.leases.epoch, ("default",)).removed == []
+
+
+def test_no_more_triggers_than_the_capacity_are_claimed(world: World) -> None:
+    add_watchers(world, 13)
+    one = world.supervisor()
+    one.start_runner()
+    assert len(one.created()) == SETTINGS.capacity
+    other = world.supervisor(pid=2)
+    other.start_runner()
+    assert len(other.created()) == 3
+
+
+def test_requests_are_answered_while_a_round_waits_for_the_database(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    supervisor.round(fired(spec, 0, key="k"))
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("db", "no answer")
+
+    monkeypatch.setattr(world.store, "store_slice", away)
+    supervisor.round(fired(spec, 1))
+    supervisor.say(Request(1, LastEvent(trigger_id)))
+    (response,) = supervisor.sent(Response)
+    assert response.answer is not None
+    assert (response.answer.sequence_index, response.answer.key) == (0, "k")
+    monkeypatch.setattr(world.store, "last_event", away)
+    supervisor.say(Request(2, LastEvent(trigger_id)))
+    (response,) = supervisor.sent(Response)
+    assert response.answer is None
+    assert "no answer" in response.error
+
+
+def test_the_heartbeat_does_not_wait_behind_a_long_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    calls = []
+    store_slice, heartbeat = world.store.store_slice, world.store.heartbeat
+
+    def slow_store(*args: object, **kwargs: object) -> object:
+        world.now += 4.0
+        calls.append("slice")
+        return store_slice(*args, **kwargs)  # type: ignore[arg-type]
+
+    def noted_heartbeat(epoch: int) -> None:
+        calls.append("heartbeat")
+        heartbeat(epoch)
+
+    monkeypatch.setattr(world.store, "store_slice", slow_store)
+    monkeypatch.setattr(world.store, "heartbeat", noted_heartbeat)
+    supervisor.round(*(fired(spec, index) for index in range(30)))
+    assert calls.count("slice") == 6
+    longest = max(len(part) for part in "".join(call[0] for call in calls).split("h"))
+    assert longest <= 2, f"a heartbeat is due every 5 s, and a slice takes 4: {calls}"
+
+
+def test_a_drain_lets_the_runner_hand_over_stores_it_and_releases_the_triggers(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    supervisor.core.drain(world.now)
+    supervisor.settle()
+    assert len(supervisor.sent(Drain)) == 1
+    supervisor.round(fired(spec, 0))
+    assert supervisor.answers() == [StateSync(1, persisted=(1,))]
+    cancelled = FinishedTrigger(trigger_id, spec.trigger_run_id, "cancelled", 1, reason="shutdown")
+    supervisor.core.receive(1, StateChanges(2, finished=(cancelled,)), world.now)
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_DRAINED
+    assert supervisor.take(Spawn) == []
+    other = world.supervisor(pid=2)
+    other.start_runner()
+    assert [spec.trigger_id for spec in other.created()] == [trigger_id], "at once, without waiting for the lease"
+
+
+def test_a_drain_during_the_start_of_the_runner_is_told_once_it_is_there(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.settle()
+    supervisor.core.drain(world.now)
+    supervisor.start_runner()
+    assert len(supervisor.sent(Drain)) == 1
+
+
+def test_a_runner_that_does_not_end_in_the_drain_is_killed(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    for _ in range(int(SETTINGS.drain_s + DRAIN_MARGIN_S) - 1):
+        supervisor.pass_time(1.0)
+        supervisor.heartbeat()
+    assert supervisor.take(Kill) == []
+    supervisor.pass_time(1.1)
+    assert len(supervisor.take(Kill)) == 1
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.settle()
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED]
+
+
+def test_a_drain_does_not_wait_for_ever_for_the_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("db", "no answer")
+
+    for verb in ("store_slice", "heartbeat", "poll", "live_triggerers", "release_triggerer"):
+        monkeypatch.setattr(world.store, verb, away)
+    supervisor.core.drain(world.now)
+    supervisor.round(fired(spec, 0))
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.pass_time(10.0)
+    assert supervisor.take(Exit) == []
+    supervisor.pass_time(SETTINGS.drain_s)
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_KILLED]
+
+
+def test_a_second_request_to_stop_kills_at_once(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.stop_now("SIGTERM came a second time")
+    supervisor.settle()
+    assert len(supervisor.take(Kill)) == 1
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_KILLED]
+
+
+def test_the_triggers_of_a_silent_supervisor_are_taken_over_and_it_writes_nothing_more(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    silent = world.supervisor()
+    silent.start_runner()
+    (spec,) = silent.created()
+    world.now += 31.0
+    other = world.supervisor(pid=2)
+    other.start_runner()
+    other.pass_time(6.0)
+    assert [spec.trigger_id for spec in other.created()] == [trigger_id]
+
+    silent.round(fired(spec, 0))
+    assert stored(world) == []
+    syncs = silent.sent(StateSync)
+    assert [sync.persisted for sync in syncs if sync.persisted] == []
+    assert [cancel for sync in syncs for cancel in sync.to_cancel] == [CancelTrigger(trigger_id, "reassigned")]
+    assert len(silent.sent(Drain)) == 1
+    silent.round(fired(spec, 1))
+    silent.core.runner_ended(1, "exited with code 0", world.now)
+    silent.settle()
+    assert [exit_.code for exit_ in silent.take(Exit)] == [commands.EXIT_LEASE_LOST]
+    assert stored(world) == []
+
+
+def test_the_triggers_of_a_supervisor_known_to_be_gone_are_taken_over_at_once(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    gone = world.supervisor()
+    gone.start_runner()
+    gone.created()
+    other = world.supervisor(pid=2, is_gone=lambda row: row.pid == 1)
+    other.start_runner()
+    assert [spec.trigger_id for spec in other.created()] == [trigger_id]
+
+
+def test_a_supervisor_with_a_fresh_heartbeat_keeps_its_triggers(world: World) -> None:
+    add_watchers(world, 1)
+    one = world.supervisor()
+    one.start_runner()
+    one.created()
+    other = world.supervisor(pid=2)
+    other.start_runner()
+    for _ in range(60):
+        one.pass_time(0.5)
+        one.heartbeat()
+        other.pass_time(0.5)
+        other.heartbeat()
+    assert other.created() == []
+    assert one.take(Exit) == []
+
+
+def test_stuck_triggers_have_the_runner_replaced_without_a_wait(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.created()
+    supervisor.say(StateChanges(1, stuck=(trigger_id,)))
+    assert len(supervisor.sent(Drain)) == 1
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.start_runner()
+    assert [spec.trigger_id for spec in supervisor.created()] == [trigger_id]
+
+
+def test_a_broken_protocol_has_the_runner_killed_and_replaced(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.protocol_failed(RemoteProtocolError("no such tag"))
+    supervisor.settle()
+    assert [kill.reason for kill in supervisor.take(Kill)] == ["no such tag"]
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.pass_time(1.0)
+    assert len(supervisor.take(Spawn)) == 1
+
+
+def test_another_protocol_version_ends_the_supervisor_with_both_versions_named(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.settle()
+    supervisor.core.protocol_failed(VersionMismatch(supervisor=2, runner=1))
+    supervisor.settle()
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_INCOMPATIBLE
+    assert "version 2" in exit_.reason
+    assert "version 1" in exit_.reason
+    assert "upgrade" in exit_.reason
+
+
+def test_a_trigger_with_unreadable_kwargs_fails_alone(world: World) -> None:
+    (unreadable,) = add_watchers(world, 1)
+    world.store.close()
+    world.secrets = Secrets.open(Path(), "MTExMTExMTExMTExMTExMTExMTExMTExMTExMTExMTE=")
+    world.store = world.open_store()
+    readable = world.store.add_watcher("fine", "users.Trigger", {})
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    assert [spec.trigger_id for spec in supervisor.created()] == [readable]
+    failures = {row.id: row.failure_count for row in world.store.list_triggers()}
+    assert failures == {unreadable: 1, readable: 0}
+
+
+def test_more_triggers_than_one_claim_takes_start_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.supervisor.leases.CLAIM_TRIGGERS_MAX", 2)
+    add_watchers(world, 5)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    syncs = [sync for sync in supervisor.sent(StateSync) if sync.to_create]
+    assert [len(sync.to_create) for sync in syncs] == [5]
+
+
+def test_an_idle_supervisor_sleeps(world: World) -> None:
+    add_watchers(world, 3)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.pass_time(2.0)
+    steps = 0
+    end = world.now + 10.0
+    while world.now < end:
+        supervisor.core.step(world.now)
+        steps += 1
+        world.now = max(supervisor.core.wake_at(), world.now + 1e-6)
+    assert steps < 10 * 2.5, "one poll a second, two heartbeats' worth of duties in between"

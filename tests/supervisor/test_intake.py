@@ -1,0 +1,247 @@
+"""The intake, with a store that does as it is told: what is confirmed, when, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
+from headgate.store.errors import DatabaseAway, DatabaseFault, LeaseLost, RowsRefused
+from headgate.store.events import StoredSlice
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.intake import ROUNDS_WAITING_MAX, Intake, cut
+
+EPOCH = 7
+
+
+class ScriptedStore:
+    """Stores in memory; refuses events with a bad payload; fails with what `failures` says, one call each."""
+
+    def __init__(self) -> None:
+        self.transactions: list[list[int]] = []
+        self.buried: list[int] = []
+        self.finished: list[FinishedTrigger] = []
+        self.refused: list[RefusedEvent] = []
+        self.failures: list[Exception] = []
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent],
+        refused: Sequence[RefusedEvent],
+        finished: Sequence[FinishedTrigger],
+    ) -> StoredSlice:
+        assert epoch == EPOCH
+        if self.failures:
+            raise self.failures.pop(0)
+        if any(event.payload == b"bad" for event in events):
+            raise RowsRefused("one of them is bad")
+        self.transactions.append([event.sequence_index for event in events])
+        self.refused += refused
+        self.finished += finished
+        return StoredSlice(len(events), 0, {run.trigger_id: 1 for run in finished if run.outcome == "failed"})
+
+    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+        assert epoch == EPOCH
+        if self.failures:
+            raise self.failures.pop(0)
+        self.buried.append(event.sequence_index)
+
+    @property
+    def stored(self) -> list[int]:
+        return [index for transaction in self.transactions for index in transaction]
+
+
+@pytest.fixture
+def store() -> ScriptedStore:
+    return ScriptedStore()
+
+
+def intake_of(store: ScriptedStore, *, slice_events_max: int = 500) -> Intake:
+    return Intake(store, slice_events_max=slice_events_max, backoff=Backoff(1.0, 8.0))
+
+
+def event(index: int, payload: bytes = b"1") -> FiredEvent:
+    return FiredEvent(1, "run", index, seq=100 + index, payload=payload)
+
+
+def run_dry(intake: Intake, now: float = 0.0) -> list[StateSync]:
+    """Step until nothing waits; return the answers."""
+    answers = []
+    while not intake.is_empty:
+        stored = intake.step(EPOCH, now)
+        if stored is not None and stored.answer is not None:
+            answers.append(stored.answer)
+    return answers
+
+
+def test_a_round_is_one_transaction_and_its_answer_names_what_is_stored(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0), event(1))))
+    stored = intake.step(EPOCH, 0.0)
+    assert store.transactions == [[0, 1]]
+    assert stored is not None
+    assert stored.answer == StateSync(1, persisted=(100, 101))
+
+
+def test_nothing_is_confirmed_while_the_database_is_away(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0),)))
+    store.failures = [DatabaseAway("db", "no answer"), DatabaseFault("db", "read only"), DatabaseAway("db", "again")]
+    now = 0.0
+    for _ in range(3):
+        assert intake.step(EPOCH, now) is None
+        retry_at = intake.wake_at()
+        assert retry_at is not None
+        assert retry_at > now
+        assert intake.step(EPOCH, (now + retry_at) / 2) is None, "not before its time"
+        now = retry_at
+    assert store.stored == []
+    stored = intake.step(EPOCH, now)
+    assert stored is not None
+    assert stored.answer == StateSync(1, persisted=(100,))
+
+
+def test_the_waits_for_the_database_grow_and_begin_anew_after_success(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+
+    def wait_after_failure(now: float) -> float:
+        store.failures = [DatabaseAway("db", "no answer")]
+        assert intake.step(EPOCH, now) is None
+        retry_at = intake.wake_at()
+        assert retry_at is not None
+        return retry_at - now
+
+    intake.add(1, StateChanges(1, (event(0),)))
+    waits = [wait_after_failure(100.0 * number) for number in range(1, 7)]
+    assert waits[0] >= 1.0
+    assert waits[1] >= 2.0
+    assert max(waits) <= 8.0 + 0.5
+    run_dry(intake, 1000.0)
+    intake.add(1, StateChanges(2, (event(1),)))
+    assert wait_after_failure(2000.0) <= 1.5
+
+
+def test_events_that_nobody_waits_for_are_stored_and_not_named(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (FiredEvent(1, "run", 0, seq=0, payload=b"1"), event(1))))
+    assert run_dry(intake) == [StateSync(1, persisted=(101,))]
+    assert store.stored == [0, 1]
+
+
+def test_a_long_round_is_stored_in_slices_and_answered_once_all_of_it_is(store: ScriptedStore) -> None:
+    intake = intake_of(store, slice_events_max=2)
+    intake.add(1, StateChanges(1, tuple(event(index) for index in range(5))))
+    assert intake.step(EPOCH, 0.0).answer is None  # type: ignore[union-attr]
+    assert intake.step(EPOCH, 0.0).answer is None  # type: ignore[union-attr]
+    last = intake.step(EPOCH, 0.0)
+    assert last is not None
+    assert last.answer == StateSync(1, persisted=(100, 101, 102, 103, 104))
+    assert store.transactions == [[0, 1], [2, 3], [4]]
+
+
+def test_a_round_of_several_frames_is_answered_after_its_last(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0),), more=True))
+    assert run_dry(intake) == []
+    intake.add(1, StateChanges(1, (event(1),)))
+    assert run_dry(intake) == [StateSync(1, persisted=(100, 101))]
+
+
+def test_what_a_dead_runner_left_half_said_is_stored_and_confirmed_to_nobody(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(9, (event(0),), more=True))
+    intake.add(2, StateChanges(1, (event(1),)))
+    assert run_dry(intake) == [StateSync(1, persisted=(101,))]
+    assert store.stored == [0, 1]
+
+
+@given(
+    bad=st.sets(st.integers(0, 39), max_size=6),
+    slice_events_max=st.integers(1, 50),
+)
+def test_only_the_bad_events_are_buried_and_all_others_are_stored(bad: set[int], slice_events_max: int) -> None:
+    store = ScriptedStore()
+    intake = intake_of(store, slice_events_max=slice_events_max)
+    events = tuple(event(index, b"bad" if index in bad else b"1") for index in range(40))
+    finished = FinishedTrigger(1, "run", "returned", 40)
+    intake.add(1, StateChanges(1, events, finished=(finished,)))
+    (answer,) = run_dry(intake)
+    assert store.buried == sorted(bad)
+    assert store.stored == [index for index in range(40) if index not in bad]
+    assert store.finished == [finished], "and the end of the run is recorded, after all of its events"
+    assert answer.persisted == tuple(100 + index for index in range(40) if index not in bad)
+    assert [(refusal.seq, refusal.payload_kept) for refusal in answer.refused] == [
+        (100 + index, True) for index in sorted(bad)
+    ]
+
+
+def test_a_bad_event_is_not_given_up_while_the_database_is_away(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0, b"bad"),)))
+    store.failures = [RowsRefused("bad"), DatabaseAway("db", "no answer")]
+    assert intake.step(EPOCH, 0.0) is None
+    assert not intake.is_empty
+    (answer,) = run_dry(intake, now=100.0)
+    assert store.buried == [0]
+    assert answer.refused[0].payload_kept
+
+
+def test_an_event_the_runner_refused_is_recorded_and_reported_as_not_kept(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    refused = RefusedEvent(1, "run", 0, 55, "too big", 2_000_000, b"head")
+    intake.add(1, StateChanges(1, refused=(refused,)))
+    (answer,) = run_dry(intake)
+    assert store.refused == [refused]
+    assert answer.persisted == ()
+    assert [(refusal.seq, refusal.payload_kept) for refusal in answer.refused] == [(55, False)]
+
+
+def test_a_lost_lease_confirms_nothing(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0),)))
+    store.failures = [LeaseLost(EPOCH)]
+    with pytest.raises(LeaseLost):
+        intake.step(EPOCH, 0.0)
+    intake.discard()
+    assert intake.is_empty
+    assert store.stored == []
+
+
+def test_a_heartbeat_is_answered_without_a_transaction(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(4))
+    assert run_dry(intake) == [StateSync(4)]
+    assert store.transactions == []
+
+
+def test_a_runner_that_does_not_wait_for_answers_is_stopped() -> None:
+    intake = intake_of(ScriptedStore())
+    for number in range(ROUNDS_WAITING_MAX):
+        intake.add(1, StateChanges(number + 1))
+    with pytest.raises(RemoteProtocolError, match="without an answer"):
+        intake.add(1, StateChanges(ROUNDS_WAITING_MAX + 1))
+
+
+@given(
+    events=st.integers(0, 30), finished=st.integers(0, 5), slice_events_max=st.integers(1, 12), more=st.booleans()
+)
+def test_cutting_keeps_everything_in_order_and_within_the_limit(
+    events: int, finished: int, slice_events_max: int, more: bool
+) -> None:
+    changes = StateChanges(
+        1,
+        tuple(event(index) for index in range(events)),
+        finished=tuple(FinishedTrigger(index, "run", "returned", 1) for index in range(finished)),
+        more=more,
+    )
+    pieces = cut(3, changes, slice_events_max)
+    assert tuple(item for piece in pieces for item in piece.events) == changes.events
+    assert tuple(item for piece in pieces for item in piece.finished) == changes.finished
+    assert all(len(piece) <= slice_events_max for piece in pieces)
+    assert [piece.ends_round for piece in pieces] == [False] * (len(pieces) - 1) + [not more]
