@@ -555,6 +555,7 @@ def test_the_triggers_of_a_silent_supervisor_are_taken_over_and_it_writes_nothin
     assert [cancel for sync in syncs for cancel in sync.to_cancel] == [CancelTrigger(trigger_id, "reassigned")]
     assert len(silent.sent(Drain)) == 1
     silent.round(fired(spec, 1))
+    assert silent.answers() == [StateSync(2)], "answered, so that the runner can end, and nothing confirmed"
     silent.core.runner_ended(1, "exited with code 0", world.now)
     silent.settle()
     assert [exit_.code for exit_ in silent.take(Exit)] == [commands.EXIT_LEASE_LOST]

@@ -228,9 +228,7 @@ def test_a_runner_that_does_not_wait_for_answers_is_stopped() -> None:
         intake.add(1, StateChanges(ROUNDS_WAITING_MAX + 1))
 
 
-@given(
-    events=st.integers(0, 30), finished=st.integers(0, 5), slice_events_max=st.integers(1, 12), more=st.booleans()
-)
+@given(events=st.integers(0, 30), finished=st.integers(0, 5), slice_events_max=st.integers(1, 12), more=st.booleans())
 def test_cutting_keeps_everything_in_order_and_within_the_limit(
     events: int, finished: int, slice_events_max: int, more: bool
 ) -> None:

@@ -145,8 +145,12 @@ class SupervisorCore:
             case Hello():
                 self._welcome(message)
             case StateChanges():
-                if not self._is_fenced:  # its events would be written under an epoch that is no longer ours
+                if not self._is_fenced:
                     self.intake.add(incarnation, message)
+                elif not message.more:
+                    # Its events would be written under an epoch that is no longer ours. The answer confirms none
+                    # of them; it only lets the runner go on with its end.
+                    self._out.append(Send(StateSync(round=message.round)))
                 if message.stuck:
                     self._recycle(message.stuck, now)
             case Request():
@@ -406,4 +410,3 @@ class SupervisorCore:
             self._store.release_triggerer(self.leases.epoch)
         except (*DATABASE_UNUSABLE, LeaseLost) as exc:
             log.warning("could not sign off; others take over when the lease runs out", error=str(exc))
-

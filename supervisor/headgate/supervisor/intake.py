@@ -214,7 +214,9 @@ class Intake:
         if not piece.events:
             # A report about an event or a run, not an event: what it reports stands in the log instead.
             log.error("the database refuses a report of the runner", report=repr(piece)[:2000], error=str(error))
-            self._refused += [Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in piece.refused]
+            self._refused += [
+                Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in piece.refused
+            ]
             return True
         event = piece.events[0]
         try:

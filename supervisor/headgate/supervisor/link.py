@@ -19,7 +19,9 @@ class Link:
     Raises `RemoteProtocolError` when the runner breaks the protocol, be it by not reading any more.
     """
 
-    def __init__(self, sock: socket.socket, connection: Connection[FromSupervisor, FromRunner], frame_bytes_max: int) -> None:
+    def __init__(
+        self, sock: socket.socket, connection: Connection[FromSupervisor, FromRunner], frame_bytes_max: int
+    ) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._connection = connection

@@ -100,9 +100,7 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     require_current(engine)
     store = Store(engine, secrets=secrets)
     identity = this_process()
-    core = SupervisorCore(
-        store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity)
-    )
+    core = SupervisorCore(store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity))
     recorder = None
     if capture is not None:
         writer = FrameLogWriter(

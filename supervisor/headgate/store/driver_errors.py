@@ -1,0 +1,135 @@
+"""What the drivers raise, translated to `headgate.store.errors`: the only place that knows their codes.
+
+The question is always what the caller should do. Waiting must be the answer wherever waiting might help,
+because it loses nothing. `RowsRefused` must be the answer only where the rows themselves are at fault: the
+caller goes on to bury them, and a fault of the database taken for one would bury every event there is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+import psycopg
+from sqlalchemy import exc
+
+from headgate.store.errors import DatabaseAway, DatabaseFault, RowsRefused, SchemaOutOfDate, StoreError
+
+# Everything a statement may raise that is about the database or the rows. Overflow and Unicode errors come
+# from the drivers' conversions, before anything is sent.
+TRANSLATED = (exc.SQLAlchemyError, sqlite3.Error, psycopg.Error, OverflowError, UnicodeError)
+
+_UPGRADE = "its tables do not fit this version of headgate: run `headgate db upgrade`"
+
+_SQLITE_AWAY = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,  # a disk that was remounted, a file that was moved away
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_SCHEMA,  # another process is upgrading
+    }
+)
+_SQLITE_REFUSED = frozenset({sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH})
+_SQLITE_NO_SUCH = ("no such table", "no such column", "has no column named")
+
+# PostgreSQL's codes: the first two characters are the class (Appendix A of its manual).
+_CLASS_AWAY = frozenset(
+    {
+        "08",  # connection
+        "28",  # authorization: passwords are rotated, and a failover may meet half a configuration
+        "40",  # rolled back: deadlock, serialization, completion unknown
+        "53",  # disk full, out of memory, too many connections
+        "57",  # shut down by an administrator, cancelled, starting up
+        "58",  # input and output
+        "F0",  # its configuration file
+    }
+)
+_CLASS_REFUSED = frozenset(
+    {
+        "22",  # data: out of range, not in the encoding
+        "23",  # constraints
+        "54",  # limits of size: an index row too long
+    }
+)
+_CODES = {
+    "25006": DatabaseAway,  # read only: a standby, in the middle of a failover
+    "25P03": DatabaseAway,  # idle in transaction for too long: we were stopped
+    "25P04": DatabaseAway,  # a transaction that took too long
+    "26000": DatabaseAway,  # a prepared statement is gone: a pooler changed the server under us
+    "0A000": DatabaseAway,  # a cached plan no longer fits: somebody upgraded; a new connection mends it
+    "55P03": DatabaseAway,  # a lock was not to be had in time
+    "55006": DatabaseAway,  # an object is in use
+    "3D000": DatabaseAway,  # no such database: being restored, perhaps
+    "42P01": SchemaOutOfDate,  # no such table
+    "42703": SchemaOutOfDate,  # no such column
+    "3F000": SchemaOutOfDate,  # no such schema
+}
+
+
+def translate(error: BaseException, *, database: str) -> StoreError:
+    """Return what ``error`` (one of `TRANSLATED`) means. ``database`` names it to people, without password."""
+    if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+        return DatabaseAway(database, _reason(error.orig or error))
+    if isinstance(error, exc.StatementError) and error.orig is not None:
+        error = error.orig
+    match error:
+        case sqlite3.Error():
+            return _translate_sqlite(error, database)
+        case psycopg.Error():
+            return _translate_postgresql(error, database)
+        case OverflowError() | UnicodeError():
+            return RowsRefused(_reason(error))
+        case exc.TimeoutError() | exc.DisconnectionError() | exc.InvalidatePoolError():
+            return DatabaseAway(database, _reason(error))
+        case _:
+            return DatabaseFault(database, _reason(error))
+
+
+def _translate_sqlite(error: sqlite3.Error, database: str) -> StoreError:
+    reason = _reason(error)
+    # Errors of the Python module itself have no code; a closed connection is one of them.
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        if "closed" in reason:
+            return DatabaseAway(database, reason)
+        refused = isinstance(error, sqlite3.DataError | sqlite3.IntegrityError | sqlite3.InterfaceError)
+        return RowsRefused(reason) if refused or "binding" in reason else DatabaseFault(database, reason)
+    primary = code & 0xFF
+    if primary in _SQLITE_AWAY:
+        return DatabaseAway(database, reason)
+    if primary in _SQLITE_REFUSED:
+        return RowsRefused(reason)
+    if primary == sqlite3.SQLITE_ERROR and any(words in reason for words in _SQLITE_NO_SUCH):
+        return SchemaOutOfDate(f"the database {database}: {reason}; {_UPGRADE}")
+    return DatabaseFault(database, reason)
+
+
+def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
+    reason = _reason(error)
+    code = error.sqlstate
+    if code is None:
+        # The client's own: a value without a form on the wire, or a connection that is not there.
+        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            return RowsRefused(reason)
+        away = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
+        return DatabaseAway(database, reason) if away else DatabaseFault(database, reason)
+    if _CODES.get(code) is DatabaseAway or code[:2] in _CLASS_AWAY:
+        return DatabaseAway(database, reason)
+    if _CODES.get(code) is SchemaOutOfDate:
+        return SchemaOutOfDate(f"the database {database}: {reason}; {_UPGRADE}")
+    if code[:2] in _CLASS_REFUSED:
+        return RowsRefused(reason)
+    return DatabaseFault(database, f"{reason} ({code})")
+
+
+def _reason(error: BaseException) -> str:
+    """Return one line. PostgreSQL's details are left out: they quote the rows."""
+    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+        return error.diag.message_primary
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

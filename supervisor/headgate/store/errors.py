@@ -1,0 +1,84 @@
+"""What can go wrong in the store, sorted by what the caller should do about it."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The store cannot do what it was asked to; nothing of the transaction was written."""
+
+
+class DatabaseAway(StoreError):
+    """The database cannot be reached or used at the moment: ask again later.
+
+    After it nobody knows whether the transaction was committed; every verb may be repeated. ``database``
+    is its URL without password.
+    """
+
+    def __init__(self, database: str, reason: str) -> None:
+        super().__init__(f"the database {database} is away: {reason}")
+        self.database = database
+        self.reason = reason
+
+
+class DatabaseFault(StoreError):
+    """The database is there and says no, and neither waiting nor leaving out rows would change its mind.
+
+    A permission is missing, a file is damaged, a setting makes it unsafe, or a statement of ours is wrong.
+    """
+
+    def __init__(self, database: str, reason: str) -> None:
+        super().__init__(f"the database {database} cannot be used: {reason}")
+        self.database = database
+        self.reason = reason
+
+
+class UnsupportedDatabase(StoreError):
+    """The URL names no database headgate can use."""
+
+
+class SchemaOutOfDate(StoreError):
+    """The tables of the database do not fit this version of headgate; the message says what to run."""
+
+
+class RowsRefused(StoreError):
+    """The database says that these rows cannot be stored: at least one of them is bad, find it by halving."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the database refuses the rows: {reason}")
+        self.reason = reason
+
+
+class LeaseLost(StoreError):
+    """This epoch has been fenced or has ended: its supervisor may write nothing more (I10)."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"epoch {epoch} has been fenced or has ended: its triggers belong to others now")
+        self.epoch = epoch
+
+
+class WatcherExists(StoreError):
+    """There is a watcher of this name already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is a watcher named {name!r} already; remove it first or choose another name")
+        self.name = name
+
+
+class NoSuchWatcher(StoreError):
+    """There is no watcher of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no watcher named {name!r}")
+        self.name = name
+
+
+class BadName(StoreError, ValueError):
+    """A name a user chose cannot be stored and shown safely; the message says why."""
+
+
+class BadKey(StoreError):
+    """None of the keys decrypts this value."""
+
+
+class UnusableKey(StoreError):
+    """The encryption keys cannot be used: malformed, readable by others, or not to be had. Never shows a key."""

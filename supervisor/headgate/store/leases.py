@@ -1,0 +1,277 @@
+"""Who may run which trigger: epochs, fencing, and claims (I10).
+
+A supervisor that registers gets an epoch. Every transaction that writes on its behalf begins with `hold`,
+which finds the epoch alive *and keeps it so until the transaction ends*: fencing needs the very row that
+`hold` has locked. So a fenced epoch never commits anything any more, and a fencing never happens in the middle
+of a transaction.
+
+Nobody waits for anybody here. `fence` passes over a triggerer whose row is locked (it is writing this very
+moment: ask again later), so a supervisor that was stopped in the middle of a transaction holds up no other,
+and two that suspect each other cannot deadlock. `claim` passes over triggers that another is claiming. On
+SQLite there is one writer at a time, and none of this can happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    exists,
+    insert,
+    null,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from headgate.store.bulk import chunks
+from headgate.store.errors import BadKey, LeaseLost
+from headgate.store.secrets import Secrets
+from headgate.store.tables import asset_watcher, trigger, triggerer
+from headgate.store.times import DatabaseNow
+
+Clock = Callable[[], datetime]
+
+
+class TriggererRow(msgspec.Struct, frozen=True):
+    """One supervisor's lease. ``id`` is its epoch; ``heartbeat_age_s`` is by the database's clock."""
+
+    id: int
+    hostname: str
+    pid: int
+    machine: str
+    process_started: float
+    capacity: int
+    queues: tuple[str, ...]
+    started_at: datetime
+    latest_heartbeat: datetime
+    heartbeat_age_s: float
+    stopped_at: datetime | None = None
+    fenced_at: datetime | None = None
+
+
+class ClaimedTrigger(msgspec.Struct, frozen=True):
+    """One trigger a supervisor has to run.
+
+    ``name`` is its watcher's, or ``trigger-<id>``. ``kwargs`` are in clear, as encoded by
+    `headgate.protocol.values`; None where they cannot be decrypted, and then ``error`` says why.
+    """
+
+    id: int
+    name: str
+    classpath: str
+    kwargs: bytes | None
+    queue: str
+    failure_count: int
+    error: str = ""
+
+
+class Poll(msgspec.Struct, frozen=True):
+    """What changed for a supervisor: its triggers that a user removed, and whether any trigger can be claimed."""
+
+    removed: list[int]
+    claimable: bool
+
+
+def read_clock(connection: Connection, clock: Clock | None) -> datetime:
+    """Return the time of the database's clock, or of the one the store was given for a simulation."""
+    if clock is not None:
+        return clock().astimezone(UTC)
+    now = connection.execute(select(DatabaseNow())).scalar_one()
+    assert isinstance(now, datetime)
+    return now
+
+
+# --- epochs --------------------------------------------------------------------------------------
+
+
+def _alive() -> ColumnElement[bool]:
+    return and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
+
+
+def hold(connection: Connection, epoch: int, clock: Clock | None) -> datetime:
+    """Keep ``epoch`` from being fenced until the transaction ends; return the time. Raises `LeaseLost`.
+
+    The lock is FOR SHARE, which the UPDATE of a fencing has to respect; FOR KEY SHARE it would not.
+    """
+    statement = select(DatabaseNow()).where(triggerer.c.id == epoch, _alive()).with_for_update(read=True)
+    now = connection.execute(statement).scalar_one_or_none()
+    if now is None:
+        raise LeaseLost(epoch)
+    assert isinstance(now, datetime)
+    return now if clock is None else clock().astimezone(UTC)
+
+
+def register(
+    connection: Connection,
+    clock: Clock | None,
+    *,
+    hostname: str,
+    pid: int,
+    machine: str,
+    process_started: float,
+    capacity: int,
+    queues: Sequence[str],
+) -> int:
+    """Begin a lease; return its epoch, which no other supervisor ever had or will have."""
+    now = read_clock(connection, clock)
+    statement = insert(triggerer).values(
+        hostname=hostname,
+        pid=pid,
+        machine=machine,
+        process_started=process_started,
+        capacity=capacity,
+        queues=",".join(queues),
+        started_at=now,
+        latest_heartbeat=now,
+    )
+    return int(connection.execute(statement.returning(triggerer.c.id)).scalar_one())
+
+
+def beat(connection: Connection, epoch: int, clock: Clock | None) -> None:
+    """Renew a lease. Raises `LeaseLost`. One statement: it is its own check."""
+    now = DatabaseNow() if clock is None else clock()
+    statement = update(triggerer).where(triggerer.c.id == epoch, _alive()).values(latest_heartbeat=now)
+    if connection.execute(statement).rowcount != 1:
+        raise LeaseLost(epoch)
+
+
+def end(connection: Connection, epoch: int, clock: Clock | None) -> None:
+    """End a lease and give up its triggers. Ending it again does nothing; raises `LeaseLost` when fenced."""
+    now = read_clock(connection, clock)
+    statement = update(triggerer).where(triggerer.c.id == epoch, _alive()).values(stopped_at=now)
+    if connection.execute(statement).rowcount == 1:
+        connection.execute(update(trigger).where(trigger.c.triggerer_id == epoch).values(triggerer_id=None))
+        return
+    stopped = select(triggerer.c.id).where(triggerer.c.id == epoch, triggerer.c.stopped_at.is_not(None))
+    if connection.execute(stopped).first() is None:
+        raise LeaseLost(epoch)
+
+
+def live(connection: Connection, clock: Clock | None) -> list[TriggererRow]:
+    """Return the leases that are neither ended nor fenced, by epoch."""
+    now = read_clock(connection, clock)
+    rows = connection.execute(select(triggerer).where(_alive()).order_by(triggerer.c.id))
+    return [triggerer_row(row, now) for row in rows]
+
+
+def triggerer_row(row: Row[Any], now: datetime) -> TriggererRow:
+    """Return a row of the table ``triggerer`` as seen at the time ``now`` of the same clock."""
+    fields = dict(row._mapping)
+    fields["queues"] = tuple(queue for queue in fields["queues"].split(",") if queue)
+    return TriggererRow(**fields, heartbeat_age_s=(now - fields["latest_heartbeat"]).total_seconds())
+
+
+def fence(
+    connection: Connection, epoch: int, clock: Clock | None, *, silence_max_s: float, dead: Sequence[int]
+) -> list[int]:
+    """Fence those silent for longer than ``silence_max_s`` by the database's clock, and those named in ``dead``.
+
+    Never ``epoch`` itself, and none that is in the middle of a transaction: that one is left for the next
+    time. Returns the epochs that are fenced now; raises `LeaseLost` when the caller's own is.
+    """
+    now = hold(connection, epoch, clock)
+    silent = triggerer.c.latest_heartbeat < now - timedelta(seconds=silence_max_s)
+    candidates = (
+        select(triggerer.c.id)
+        .where(triggerer.c.id != epoch, _alive(), or_(silent, triggerer.c.id.in_(dead)))
+        .order_by(triggerer.c.id)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    fenced = list(connection.execute(candidates).scalars())
+    for ids in chunks(fenced):
+        connection.execute(update(triggerer).where(triggerer.c.id.in_(ids)).values(fenced_at=now))
+    return fenced
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+
+def _claimable(queues: Sequence[str]) -> ColumnElement[bool]:
+    # "Its owner is known to be gone", never "its owner is not among the living": PostgreSQL looks at a row
+    # again when another claim got ahead of this one, and an owner that registered meanwhile is unknown to the
+    # snapshot. Unknown must mean alive.
+    gone = select(triggerer.c.id).where(or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
+    return and_(
+        trigger.c.finished_at.is_(None),
+        trigger.c.removed_at.is_(None),
+        trigger.c.queue.in_(queues),
+        or_(trigger.c.triggerer_id.is_(None), trigger.c.triggerer_id.in_(gone)),
+    )
+
+
+def claim(
+    connection: Connection, epoch: int, clock: Clock | None, *, limit: int, queues: Sequence[str]
+) -> list[Row[Any]]:
+    """Take up to ``limit`` claimable triggers of these queues, the oldest first; return their rows."""
+    hold(connection, epoch, clock)
+    candidates = (
+        select(trigger.c.id)
+        .where(_claimable(queues))
+        .order_by(trigger.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, key_share=True, of=trigger)
+    )
+    ids = list(connection.execute(candidates).scalars())
+    rows: list[Row[Any]] = []
+    for some in chunks(ids):
+        connection.execute(update(trigger).where(trigger.c.id.in_(some)).values(triggerer_id=epoch))
+        rows += connection.execute(_to_run().where(trigger.c.id.in_(some))).all()
+    return rows
+
+
+def claimed(connection: Connection, epoch: int) -> list[Row[Any]]:
+    """Return the rows of the triggers ``epoch`` owns and should be running."""
+    mine = and_(trigger.c.triggerer_id == epoch, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+    return list(connection.execute(_to_run().where(mine)).all())
+
+
+def _to_run() -> Select[Any]:
+    return (
+        select(
+            trigger.c.id,
+            asset_watcher.c.name,
+            trigger.c.classpath,
+            trigger.c.kwargs,
+            trigger.c.queue,
+            trigger.c.failure_count,
+        )
+        .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
+        .order_by(trigger.c.id)
+    )
+
+
+def decrypted(row: Row[Any], secrets: Secrets) -> ClaimedTrigger:
+    """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
+    fields = dict(row._mapping)
+    fields["name"] = fields["name"] or f"trigger-{fields['id']}"
+    try:
+        fields["kwargs"] = secrets.decrypt(fields["kwargs"])
+    except BadKey as error:
+        return ClaimedTrigger(**{**fields, "kwargs": None}, error=str(error))
+    return ClaimedTrigger(**fields)
+
+
+def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
+    """Return what changed for ``epoch``, in one statement: every supervisor asks once a second."""
+    removed = select(trigger.c.id).where(trigger.c.triggerer_id == epoch, trigger.c.removed_at.is_not(None))
+    claimable = select(null()).where(exists(select(trigger.c.id).where(_claimable(queues))))
+    ids = list(connection.execute(union_all(removed, claimable)).scalars())
+    return Poll(removed=sorted(id_ for id_ in ids if id_ is not None), claimable=None in ids)
+
+
+def release(connection: Connection, epoch: int, clock: Clock | None, ids: Sequence[int]) -> None:
+    """Give up these triggers; those that ``epoch`` does not own are left alone."""
+    hold(connection, epoch, clock)
+    for some in chunks(sorted(ids)):
+        mine = and_(trigger.c.id.in_(some), trigger.c.triggerer_id == epoch)
+        connection.execute(update(trigger).where(mine).values(triggerer_id=None))

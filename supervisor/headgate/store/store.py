@@ -1,0 +1,278 @@
+"""`Store`: the verbs of the database, each one transaction.
+
+A store is used by one thread and keeps one connection. After `DatabaseAway` the connection is thrown away, and
+the next verb makes another: whatever broke, nothing of it is left. Every verb may be repeated, and must be
+when nobody knows whether its commit arrived: a slice stored twice is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
+from headgate.protocol.values import encode_value
+from headgate.store import dead_letters, driver_errors, leases, reading, watchers
+from headgate.store import events as event_log
+from headgate.store.engine import READS_ONLY, database_name, is_in_memory
+from headgate.store.errors import NoSuchWatcher, RowsRefused
+from headgate.store.leases import ClaimedTrigger, Clock, Poll, TriggererRow
+from headgate.store.secrets import Secrets
+
+SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
+LIST_LIMIT = 100  # rows of a list that grows for ever, where the caller does not say
+
+
+class Store:
+    """The database, as the supervisor and the command line see it.
+
+    Every verb may raise `DatabaseAway` (repeat it later), `DatabaseFault` and `SchemaOutOfDate`. Every verb
+    that takes an epoch and writes raises `LeaseLost`, with nothing written, once the epoch is fenced or ended
+    (I10). ``clock`` replaces the database's clock, for simulations; it returns aware datetimes.
+    """
+
+    def __init__(self, engine: Engine, *, secrets: Secrets, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._secrets = secrets
+        self._clock = clock
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. A verb that is called later opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    def register_triggerer(
+        self,
+        *,
+        hostname: str,
+        pid: int,
+        machine: str,
+        process_started: float,
+        capacity: int,
+        queues: Sequence[str],
+    ) -> int:
+        """Begin a lease and return its epoch. ``process_started`` is in seconds since 1970. Raises `BadName`."""
+        for queue in queues:
+            watchers.check_queue(queue)
+        with self._writing() as connection:
+            return leases.register(
+                connection,
+                self._clock,
+                hostname=hostname,
+                pid=pid,
+                machine=machine,
+                process_started=process_started,
+                capacity=capacity,
+                queues=queues,
+            )
+
+    def heartbeat(self, epoch: int) -> None:
+        """Renew the lease, by the database's clock."""
+        with self._writing() as connection:
+            leases.beat(connection, epoch, self._clock)
+
+    def release_triggerer(self, epoch: int) -> None:
+        """End the lease and give up its triggers. Ending it again does nothing."""
+        with self._writing() as connection:
+            leases.end(connection, epoch, self._clock)
+
+    def live_triggerers(self) -> list[TriggererRow]:
+        """Return the leases that are neither ended nor fenced, however old their heartbeat is."""
+        with self._reading() as connection:
+            return leases.live(connection, self._clock)
+
+    def fence_triggerers(
+        self, epoch: int, *, silence_max_s: float = SILENCE_MAX_S, dead: Sequence[int] = ()
+    ) -> list[int]:
+        """Fence those silent for more than ``silence_max_s`` seconds, and the epochs in ``dead``; return which.
+
+        ``dead`` are those whose process is known to be gone. Never fences ``epoch`` itself, and passes over a
+        triggerer that is in the middle of a transaction: ask again. A fenced epoch never writes again.
+        """
+        with self._writing() as connection:
+            return leases.fence(connection, epoch, self._clock, silence_max_s=silence_max_s, dead=dead)
+
+    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+        """Take up to ``limit`` triggers nobody runs, oldest first, and return them. No trigger has two owners."""
+        with self._writing() as connection:
+            rows = leases.claim(connection, epoch, self._clock, limit=limit, queues=queues)
+        return [leases.decrypted(row, self._secrets) for row in rows]
+
+    def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]:
+        """Return the triggers this epoch owns and should be running."""
+        with self._reading() as connection:
+            rows = leases.claimed(connection, epoch)
+        return [leases.decrypted(row, self._secrets) for row in rows]
+
+    def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
+        """Say which owned triggers a user removed, until they are released, and whether any can be claimed."""
+        with self._reading() as connection:
+            return leases.look(connection, epoch, queues)
+
+    def release_triggers(self, epoch: int, ids: Sequence[int]) -> None:
+        """Give up these triggers; ids that the epoch does not own are passed over."""
+        with self._writing() as connection:
+            leases.release(connection, epoch, self._clock, ids)
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent] = (),
+        refused: Sequence[RefusedEvent] = (),
+        finished: Sequence[FinishedTrigger] = (),
+    ) -> event_log.StoredSlice:
+        """Store a slice of a round in one transaction: after the return all of it is durable (I1, I2).
+
+        The events of a run go in no later than its end. Raises `RowsRefused` when an event cannot be stored as
+        it is; then nothing of the slice is, and the caller finds the event by halving. What ``refused`` and
+        ``finished`` say is always storable.
+        """
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            stored, redelivered = event_log.insert_events(connection, now, events)
+            dead_letters.bury_refused(connection, now, refused)
+            failure_counts = event_log.finish(connection, epoch, now, finished)
+        return event_log.StoredSlice(stored=stored, redelivered=redelivered, failure_counts=failure_counts)
+
+    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+        """Record an event as a dead letter, with its whole payload. Burying it again changes nothing."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            dead_letters.bury(connection, now, event, reason)
+
+    def last_event(self, trigger_id: int) -> StoredEvent | None:
+        """Return the event of a trigger that was stored last, if there is one."""
+        with self._reading() as connection:
+            return event_log.last(connection, trigger_id)
+
+    # --- watchers --------------------------------------------------------------------------------
+
+    def add_watcher(
+        self,
+        name: str,
+        classpath: str,
+        kwargs: Mapping[str, Any],
+        *,
+        queue: str = "default",
+        asset: str | None = None,
+    ) -> int:
+        """Add a watcher and its trigger; return the id of the trigger. ``kwargs`` are stored encrypted.
+
+        Raises `WatcherExists`, `BadName`, and `headgate.protocol.errors.ValueNotSerializable` for kwargs that
+        have no form on the wire.
+        """
+        encrypted = self._secrets.encrypt(encode_value(dict(kwargs), where="kwargs"))
+        with self._writing() as connection:
+            now = leases.read_clock(connection, self._clock)
+            return watchers.add(
+                connection, now, name=name, classpath=classpath, kwargs=encrypted, queue=queue, asset_name=asset
+            )
+
+    def remove_watcher(self, name: str) -> None:
+        """Remove a watcher; the supervisor that runs its trigger cancels it. Raises `NoSuchWatcher`."""
+        with self._writing() as connection:
+            watchers.remove(connection, leases.read_clock(connection, self._clock), name)
+
+    # --- lists -----------------------------------------------------------------------------------
+
+    def list_watchers(self) -> list[reading.WatcherRow]:
+        """Return the watchers, by name."""
+        with self._reading() as connection:
+            return reading.watchers(connection)
+
+    def list_triggers(self) -> list[reading.TriggerRow]:
+        """Return the triggers that were not removed, finished ones included, by id."""
+        with self._reading() as connection:
+            return reading.triggers(connection)
+
+    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[TriggererRow]:
+        """Return the newest ``limit`` leases, living or not, newest first."""
+        with self._reading() as connection:
+            return reading.triggerers(connection, self._clock, limit)
+
+    def list_dead_letters(self, limit: int = LIST_LIMIT) -> list[reading.DeadLetterRow]:
+        """Return the newest ``limit`` dead letters, newest first."""
+        with self._reading() as connection:
+            return reading.dead_letters(connection, limit)
+
+    def list_events(
+        self, *, watcher: str | None = None, limit: int | None = None, after_id: int = 0
+    ) -> Iterator[reading.EventRow]:
+        """Iterate over stored events by id, up to ``limit`` of them, a batch at a time, a transaction a batch.
+
+        ``watcher`` means every watcher that has or had this name. Raises `NoSuchWatcher`. Ids grow, but two
+        supervisors on one PostgreSQL may commit out of their order: a reader that follows the log by
+        ``after_id`` has to look back a little.
+        """
+        if watcher is not None:
+            with self._reading() as connection:
+                if not reading.is_or_was_watcher(connection, watcher):
+                    raise NoSuchWatcher(watcher)
+        return self._iterate_events(watcher, limit, after_id)
+
+    def _iterate_events(self, watcher: str | None, limit: int | None, after_id: int) -> Iterator[reading.EventRow]:
+        left = limit
+        while left is None or left > 0:
+            size = reading.EVENTS_PER_BATCH_MAX if left is None else min(left, reading.EVENTS_PER_BATCH_MAX)
+            with self._reading() as connection:
+                batch = reading.events(connection, watcher=watcher, after_id=after_id, limit=size)
+            yield from batch
+            if len(batch) < size:
+                return
+            after_id = batch[-1].id
+            left = None if left is None else left - len(batch)
+
+    # --- transactions ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._transaction(reads_only=False) as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._transaction(reads_only=True) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, *, reads_only: bool) -> Iterator[Connection]:
+        """Run one transaction: committed at the end, rolled back on any exception, its errors translated."""
+        try:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            connection = self._connection.execution_options(**{READS_ONLY: reads_only})
+            with connection.begin():
+                yield connection
+        except driver_errors.TRANSLATED as error:
+            told = driver_errors.translate(error, database=database_name(self._engine))
+            if not isinstance(told, RowsRefused):
+                self._drop_connection()
+            raise told from error
+
+    def _drop_connection(self) -> None:
+        """Throw the connection away; nobody knows what state it is in. One in memory is the database, and stays."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if not is_in_memory(self._engine):
+            connection.invalidate()
+        connection.close()

@@ -1,0 +1,64 @@
+"""Points in time as the database holds them: aware, in UTC, to the microsecond, by the database's own clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import DateTime, Text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime in UTC: ``timestamptz`` on PostgreSQL, sortable text on SQLite.
+
+    SQLite has no type for times. The text always has six digits of a second, because texts of different
+    lengths would sort (and compare equal) otherwise than the times they stand for.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type of the column."""
+        return dialect.type_descriptor(Text() if dialect.name == "sqlite" else DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        """Raise `ValueError` for a naive datetime: nobody could say which moment it is."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None).isoformat(" ", "microseconds") if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        """Return an aware datetime in UTC."""
+        if value is None:
+            return None
+        if dialect.name == "sqlite":
+            return datetime.fromisoformat(value).replace(tzinfo=UTC)
+        assert isinstance(value, datetime)
+        return value.astimezone(UTC)
+
+
+class DatabaseNow(FunctionElement[datetime]):
+    """The database's own clock, at the moment the statement runs (not when its transaction began)."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+@compiles(DatabaseNow, "postgresql")
+def _now_postgresql(element: DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(DatabaseNow, "sqlite")
+def _now_sqlite(element: DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
+    # %f gives milliseconds; the zeros bring it to the six digits that all our times have.
+    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"

@@ -1,0 +1,432 @@
+"""Settings: what can be set, where it is read from, and what is said when it is wrong.
+
+A setting is looked for in four places, the later ones winning::
+
+    built-in default  <  headgate.toml  <  HEADGATE_* environment variables  <  command-line flags
+
+The file is the one named by ``--config``, else ``./headgate.toml``, else ``$HEADGATE_HOME/headgate.toml``; it
+is flat, one ``key = value`` for each setting. A key nobody knows and a value out of range are errors that
+name the key, the place and what was expected: a setting that is misspelt must not silently be the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headgate.protocol.messages import EVENT_BYTES_MAX, FRAME_BYTES_MAX, RunnerSettings
+
+FILE_NAME = "headgate.toml"
+ENVIRONMENT_PREFIX = "HEADGATE_"
+# Connections and variables of triggers will be read from the first two, and the last is for those who run
+# headgate's own tests; they are not settings, and left alone.
+RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_TEST_")
+
+SECONDS_MAX = 366 * 24 * 3600.0  # a time longer than a year is a mistake, and infinity is no time
+BYTES_LIMIT_MAX = 1024**3  # a limit of bytes that must fit in memory, and in the length prefix of a frame
+COUNT_MAX = 1_000_000  # a limit of things that are held in memory
+EVENT_ROOM_BYTES = 64 * 1024  # what a frame needs besides the payload: names, a key, errors
+MASK = "***"
+
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)]
+_SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+_Bytes = Annotated[int, msgspec.Meta(ge=1024, le=BYTES_LIMIT_MAX)]
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+def _why(reason: str) -> msgspec.Meta:
+    return msgspec.Meta(description=reason)
+
+
+class ConfigError(Exception):
+    """A setting is unknown or has a bad value; ``key`` and ``source`` say which and where."""
+
+    def __init__(self, key: str, source: str, problem: str) -> None:
+        super().__init__(f"{problem} ({source})" if source else problem)
+        self.key = key
+        self.source = source
+        self.problem = problem
+
+
+def _home_default() -> Path:
+    return Path("~/.headgate").expanduser()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of the supervisor, of the runner it starts, and of the command line.
+
+    Times are seconds. The description of each field is its reason, shown by ``headgate config show``.
+    """
+
+    home: Annotated[Path, _why("The folder of the key file and of the embedded database.")] = msgspec.field(
+        default_factory=_home_default
+    )
+    database_url: Annotated[
+        str,
+        msgspec.Meta(pattern="^(sqlite|postgresql)[a-z0-9+]*://"),
+        _why("The database; by default SQLite in the home folder."),
+    ] = ""
+    fernet_keys: Annotated[
+        str | None,
+        _why("Keys that encrypt triggers' kwargs, comma separated, the first encrypts; by default a key file in home."),
+    ] = None
+    capacity: Annotated[_Count, _why("Triggers one supervisor runs at most; others take what is beyond it.")] = 1000
+    queues: Annotated[
+        tuple[_Name, ...],
+        msgspec.Meta(min_length=1),
+        _why("Queues whose triggers this supervisor runs."),
+    ] = ("default",)
+    import_paths: Annotated[
+        tuple[_Name, ...],
+        _why("Folders of users' trigger modules, put at the end of the runner's sys.path."),
+    ] = (".",)
+    pass_env: Annotated[
+        tuple[_Name, ...],
+        _why("Environment variables, by name or glob, the runner may see besides the built-in allow-list."),
+    ] = ()
+    log_format: Annotated[
+        Literal["auto", "human", "json"],
+        _why("Form of the log; auto is human on a terminal and JSON lines elsewhere."),
+    ] = "auto"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"],
+        _why("The least severe record that is written."),
+    ] = "info"
+
+    # --- the lease ---
+    heartbeat_s: Annotated[_Seconds, _why("How often a supervisor renews its lease in the database.")] = 5.0
+    lease_silence_max_s: Annotated[
+        _Seconds, _why("A supervisor silent for longer than this loses its triggers to the others.")
+    ] = 30.0
+    poll_interval_s: Annotated[
+        _Seconds, _why("How often the database is asked for triggers to claim and for removed ones.")
+    ] = 1.0
+
+    # --- the runner ---
+    runner_heartbeat_s: Annotated[_Seconds, _why("How often an idle runner says that it is alive.")] = 5.0
+    runner_silence_max_s: Annotated[
+        _Seconds, _why("A runner silent for longer than this is dumped, killed and respawned.")
+    ] = 30.0
+    frame_bytes_max: Annotated[_Bytes, _why("One frame of the link; what either side may hold at once.")] = (
+        FRAME_BYTES_MAX
+    )
+    event_bytes_max: Annotated[_Bytes, _why("One encoded payload; a longer one is refused in the runner.")] = (
+        EVENT_BYTES_MAX
+    )
+    round_events_max: Annotated[_Count, _why("Events of one round; bounds what waits for one answer.")] = 1000
+    outbox_events_max: Annotated[_Count, _why("Events waiting for a round; beyond it triggers wait.")] = 10_000
+    subscriber_queue_max: Annotated[
+        _Count, _why("Raw events a subscriber of a shared stream may have waiting before it is failed.")
+    ] = 1024
+    ack_timeout_s: Annotated[
+        _Seconds, _why("A subscriber that has not resolved an event after this long is failed.")
+    ] = 300.0
+    cohort_grace_s: Annotated[
+        _SecondsOrNone, _why("How long a new shared stream waits for more subscribers before it starts.")
+    ] = 0.0
+    rejoin_wait_s: Annotated[
+        _SecondsOrNone, _why("How long a shared stream waits for a subscriber that failed to be back.")
+    ] = 60.0
+    cancel_grace_s: Annotated[
+        _Seconds, _why("How long a cancelled trigger may take to end before the runner is recycled.")
+    ] = 10.0
+    hook_timeout_s: Annotated[_Seconds, _why("How long cleanup() and on_kill() may take, each.")] = 10.0
+    blocked_after_s: Annotated[_Seconds, _why("One step of one trigger longer than this is reported.")] = 0.25
+
+    # --- waits and retries ---
+    respawn_wait_s: Annotated[_Seconds, _why("The wait before a runner that died is started again, at first.")] = 0.1
+    respawn_wait_max_s: Annotated[_Seconds, _why("The longest wait between two starts of a dying runner.")] = 30.0
+    respawn_healthy_s: Annotated[_Seconds, _why("A runner that lived this long counts as healthy again.")] = 60.0
+    retry_wait_s: Annotated[_Seconds, _why("The wait before a failed trigger is started again, at first.")] = 1.0
+    retry_wait_max_s: Annotated[_Seconds, _why("The longest wait before a failed trigger is started again.")] = 300.0
+    database_retry_wait_s: Annotated[_Seconds, _why("The wait before a database that is away is asked again.")] = 0.1
+    database_retry_wait_max_s: Annotated[_Seconds, _why("The longest wait for a database that is away.")] = 10.0
+
+    # --- the work ---
+    slice_events_max: Annotated[
+        _Count, _why("Events stored in one transaction; heartbeats and claims go between two of them.")
+    ] = 500
+    drain_s: Annotated[_Seconds, _why("How long a supervisor asked to stop may take to store what was fired.")] = 30.0
+    capture: Annotated[Path | None, _why("A folder to record every frame of the link in; none by default.")] = None
+    capture_file_bytes_max: Annotated[
+        _Bytes, _why("The size at which a file of the capture is followed by the next.")
+    ] = 64 * 1024 * 1024
+    capture_files_max: Annotated[_Count, _why("Files of the capture that are kept; the oldest goes first.")] = 16
+
+    def __post_init__(self) -> None:
+        # The one default that follows from another setting.
+        if not self.database_url:
+            msgspec.structs.force_setattr(self, "database_url", f"sqlite:///{self.home}/headgate.db")
+
+    def __repr__(self) -> str:
+        # A settings object finds its way into tracebacks and logs; its secrets must not (I12).
+        shown = ", ".join(f"{key}={masked(key, getattr(self, key))!r}" for key in KEYS)
+        return f"Settings({shown})"
+
+    def runner_settings(self) -> RunnerSettings:
+        """Return the part of the settings that travels to the runner in `Welcome`."""
+        return RunnerSettings(
+            heartbeat_s=self.runner_heartbeat_s,
+            frame_bytes_max=self.frame_bytes_max,
+            event_bytes_max=self.event_bytes_max,
+            round_events_max=self.round_events_max,
+            outbox_events_max=self.outbox_events_max,
+            subscriber_queue_max=self.subscriber_queue_max,
+            ack_timeout_s=self.ack_timeout_s,
+            cohort_grace_s=self.cohort_grace_s,
+            rejoin_wait_s=self.rejoin_wait_s,
+            cancel_grace_s=self.cancel_grace_s,
+            hook_timeout_s=self.hook_timeout_s,
+            blocked_after_s=self.blocked_after_s,
+            import_paths=self.import_paths,
+        )
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where the value of a setting came from: ``default``, the path of a file, a variable, or a flag."""
+
+    source: str
+    relative_to: Path  # the folder against which a relative path given there is taken
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """Settings, and where each came from. ``sources`` has every key; ``file`` is the file that was read, if any."""
+
+    settings: Settings
+    sources: dict[str, str]
+    file: Path | None
+
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+KEYS = tuple(_FIELDS)
+_PATHS = ("home", "capture")
+# Flags that are not called like the setting they give.
+_FLAGS = {"database_url": "--db", "log_level": "--debug"}
+_SECRETS = ("fernet_keys", "database_url")
+# A pair: the first must be less than the second, or the second can never do its work.
+_LESS_THAN = (
+    ("heartbeat_s", "lease_silence_max_s"),
+    ("poll_interval_s", "lease_silence_max_s"),
+    ("runner_heartbeat_s", "runner_silence_max_s"),
+)
+_AT_MOST = (
+    ("respawn_wait_s", "respawn_wait_max_s"),
+    ("retry_wait_s", "retry_wait_max_s"),
+    ("database_retry_wait_s", "database_retry_wait_max_s"),
+)
+
+
+def load_settings(
+    *,
+    flags: Mapping[str, Any] = MappingProxyType({}),
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Settings:
+    """Return the settings; see `resolve_settings`. Raises `ConfigError`."""
+    return resolve_settings(flags=flags, environ=environ, cwd=cwd).settings
+
+
+def resolve_settings(
+    *,
+    flags: Mapping[str, Any] = MappingProxyType({}),
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Resolved:
+    """Look for every setting in all places; return the settings and where each came from.
+
+    ``flags`` holds settings by name, None standing for a flag that was not given, and under ``config`` the
+    file to read. Paths are made absolute: those of a file against its folder, all others against ``cwd``.
+
+    Raises `ConfigError` for the first unknown key or bad value.
+    """
+    environ = os.environ if environ is None else environ
+    cwd = Path.cwd() if cwd is None else cwd
+    given = {key: value for key, value in flags.items() if value is not None}
+    file = _find_file(given, environ, cwd)
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for key, value, origin in _everything_given(given, environ, cwd, file):
+        values[key] = _converted(key, value, origin)
+        origins[key] = origin
+    here = Origin("default", cwd)
+    values.setdefault("import_paths", _absolute_paths(_FIELDS["import_paths"].default, here))
+    try:
+        settings = Settings(**values)
+    except RuntimeError as exc:  # Path.expanduser, for a user who has no home folder
+        raise ConfigError("home", "", f"home is not set, and there is no default for it: {exc}") from exc
+    sources = {key: origins.get(key, here).source for key in KEYS}
+    _check_pairs(settings, sources)
+    return Resolved(settings, sources, file)
+
+
+def masked(key: str, value: Any) -> Any:
+    """Return the value of a setting as it may be shown: keys and passwords are hidden (I12)."""
+    if key == "fernet_keys" and value is not None:
+        return MASK
+    if key == "database_url":
+        # The user part may itself hold an '@'; the host begins after the last one before the path.
+        hidden = re.sub(r"(?<=://)([^:/@]*):.*@", rf"\1:{MASK}@", str(value))
+        return re.sub(r"(password=)[^&]*", rf"\1{MASK}", hidden)
+    return value
+
+
+def reason(key: str) -> str:
+    """Return the one sentence that says what a setting is for."""
+    kind = msgspec.inspect.type_info(_FIELDS[key].type)
+    assert isinstance(kind, msgspec.inspect.Metadata), key
+    return str((kind.extra_json_schema or {})["description"])
+
+
+def _find_file(given: Mapping[str, Any], environ: Mapping[str, str], cwd: Path) -> Path | None:
+    if (named := given.get("config")) is not None:
+        path = cwd / Path(named).expanduser()
+        if not path.is_file():
+            raise ConfigError("config", "--config", f"there is no file {path}")
+        return path
+    home = given.get("home") or environ.get("HEADGATE_HOME") or "~/.headgate"
+    try:
+        candidates = (cwd / FILE_NAME, cwd / Path(home).expanduser() / FILE_NAME)
+    except RuntimeError:  # no home folder: without a setting of it there is no file there either
+        candidates = (cwd / FILE_NAME,) * 2
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _everything_given(
+    given: Mapping[str, Any], environ: Mapping[str, str], cwd: Path, file: Path | None
+) -> Iterator[tuple[str, Any, Origin]]:
+    """Yield every value that was given anywhere, in the order in which later ones win."""
+    if file is not None:
+        for key, value in _read_file(file).items():
+            if key not in _FIELDS:
+                raise ConfigError(key, str(file), f"unknown key {key!r}{_nearest(key, KEYS)}")
+            yield key, value, Origin(str(file), file.parent)
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(RESERVED_PREFIXES):
+            continue
+        key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if key not in _FIELDS or name != _variable(key):
+            variables = [_variable(key) for key in KEYS]
+            raise ConfigError(key, "environment", f"unknown variable {name}{_nearest(name.upper(), variables)}")
+        yield key, environ[name], Origin(name, cwd)
+    for key, value in given.items():
+        if key != "config":
+            if key not in _FIELDS:
+                raise ConfigError(key, _flag(key), f"unknown key {key!r}{_nearest(key, KEYS)}")
+            yield key, value, Origin(_flag(key), cwd)
+
+
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.upper()
+
+
+def _flag(key: str) -> str:
+    return _FLAGS.get(key) or "--" + key.replace("_", "-")
+
+
+def _nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else "; `headgate config show` lists them all"
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as exc:
+        raise ConfigError("config", str(file), f"the file cannot be read: {exc}") from exc
+
+
+def _converted(key: str, value: Any, origin: Origin) -> Any:
+    """Return the value in the type of its setting. Raises `ConfigError`, which never shows a secret."""
+    kind = _FIELDS[key].type
+    if isinstance(value, str):
+        value = value.strip()
+        if isinstance(_FIELDS[key].default, tuple):
+            value = [item.strip() for item in value.split(",") if item.strip()]
+        elif key.startswith("log_"):
+            value = value.lower()
+        elif value == "" and _FIELDS[key].default is None:
+            return None
+    try:
+        # Variables and flags are text, from which a number has to be read; a file may write it as text as well.
+        converted = msgspec.convert(value, kind, strict=not isinstance(value, str), dec_hook=_decode_path)
+        if key == "import_paths":
+            return _absolute_paths(converted, origin)
+        return _absolute(converted, origin) if key in _PATHS and converted is not None else converted
+    except (msgspec.ValidationError, RuntimeError) as exc:
+        # A URL that is malformed may have its password anywhere.
+        got = MASK if key in _SECRETS else value
+        raise ConfigError(key, origin.source, f"{key}: expected {expected(key)}, got {got!r}") from exc
+
+
+def _decode_path(kind: type, value: Any) -> Path:
+    if isinstance(value, (str, Path)) and str(value) and "\0" not in str(value):
+        return Path(value)
+    raise ValueError("not a path")
+
+
+def _absolute(path: Path, origin: Origin) -> Path:
+    return Path(os.path.normpath(origin.relative_to / path.expanduser()))
+
+
+def _absolute_paths(paths: tuple[str, ...], origin: Origin) -> tuple[str, ...]:
+    return tuple(str(_absolute(Path(path), origin)) for path in paths)
+
+
+def expected(key: str) -> str:
+    """Say in words which values a setting takes."""
+    return _in_words(msgspec.inspect.type_info(_FIELDS[key].type))
+
+
+def _in_words(kind: msgspec.inspect.Type) -> str:
+    inspect = msgspec.inspect
+    match kind:
+        case inspect.Metadata():
+            return _in_words(kind.type)
+        case inspect.IntType() | inspect.FloatType():
+            noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+            least = f"above {kind.gt:g}" if kind.gt is not None else f"from {kind.ge}"
+            return f"{noun} {least} to {kind.le:,.0f}" if kind.le is not None else f"{noun} {least}"
+        case inspect.LiteralType():
+            return "one of " + ", ".join(str(value) for value in kind.values)
+        case inspect.VarTupleType():
+            return "a list of names" + (" (at least one)" if kind.min_length else "")
+        case inspect.CustomType():
+            return "a path"
+        case inspect.UnionType():
+            return _in_words(next(each for each in kind.types if not isinstance(each, inspect.NoneType)))
+        case inspect.StrType(pattern=str()):
+            return "a URL such as sqlite:////folder/file.db or postgresql://user@host/name"
+        case _:
+            return "text"
+
+
+def _check_pairs(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Check what no setting can check alone. Raises `ConfigError` naming both."""
+    checks: list[tuple[str, str, Callable[[float, float], bool], str]] = [
+        *((low, high, lambda a, b: a < b, "less than") for low, high in _LESS_THAN),
+        *((low, high, lambda a, b: a <= b, "at most") for low, high in _AT_MOST),
+        (
+            "event_bytes_max",
+            "frame_bytes_max",
+            lambda a, b: a + EVENT_ROOM_BYTES <= b,
+            f"at least {EVENT_ROOM_BYTES:,} less than",
+        ),
+    ]
+    for low, high, holds, words in checks:
+        low_value, high_value = getattr(settings, low), getattr(settings, high)
+        if not holds(low_value, high_value):
+            at_fault = low if sources[low] != "default" else high
+            raise ConfigError(
+                at_fault,
+                sources[at_fault],
+                f"{low} must be {words} {high}, but they are {low_value:g} and {high_value:g}",
+            )

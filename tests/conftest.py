@@ -1,0 +1,168 @@
+"""Databases for tests: a file of SQLite and a database of PostgreSQL, both with the tables of this headgate.
+
+A test that takes `store` or `database_url` runs once on each. PostgreSQL is looked for at
+``HEADGATE_TEST_POSTGRES_URL``; where no server answers those tests skip, but never where ``CI`` is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+from cryptography.fernet import Fernet
+from psycopg import sql
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+
+from headgate.store import schema
+from headgate.store.engine import open_engine
+from headgate.store.secrets import Secrets
+from headgate.store.store import Store
+from headgate.store.tables import metadata
+
+POSTGRES_URL = os.environ.get("HEADGATE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
+POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
+
+Query = Callable[..., list[dict[str, Any]]]
+
+
+class OpenStore(Protocol):
+    """Opens one more store on the database of the test; it is closed when the test ends."""
+
+    def __call__(self, *, clock: Callable[[], datetime] | None = None) -> Store: ...
+
+
+# --- PostgreSQL ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres_admin() -> Iterator[psycopg.Connection[Any]]:
+    """A connection that may make and drop databases."""
+    try:
+        connection = psycopg.connect(POSTGRES_URL, autocommit=True, connect_timeout=POSTGRES_CONNECT_TIMEOUT_S)
+    except psycopg.OperationalError as error:
+        message = f"no PostgreSQL server answers: {error}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    with connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def make_postgres_url(postgres_admin: psycopg.Connection[Any]) -> Iterator[Callable[[], str]]:
+    """Makes an empty database and returns its URL; it is dropped when the session ends."""
+    made: list[str] = []
+    numbers = count(1)
+
+    def make() -> str:
+        name = f"headgate_test_{os.getpid()}_{next(numbers)}"
+        postgres_admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        made.append(name)
+        return make_url(POSTGRES_URL).set(database=name).render_as_string(hide_password=False)
+
+    yield make
+    for name in made:
+        postgres_admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres_url(make_postgres_url: Callable[[], str]) -> str:
+    """The database that most tests share, one after the other."""
+    url = make_postgres_url()
+    schema.upgrade(open_engine(url))
+    return url
+
+
+@pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    """A PostgreSQL database with tables and without rows."""
+    with psycopg.connect(migrated_postgres_url) as connection:
+        # Deleting a few rows is much faster than truncating, which makes new files.
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table.name)))
+    return migrated_postgres_url
+
+
+# --- SQLite --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the tables, to be copied: faster than to migrate for each test."""
+    path = tmp_path_factory.mktemp("store") / "migrated.db"
+    schema.upgrade(open_engine(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite_file: Path, tmp_path: Path) -> str:
+    """A SQLite database with tables and without rows."""
+    path = tmp_path / "headgate.db"
+    shutil.copy(migrated_sqlite_file, path)
+    return f"sqlite:///{path}"
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database with tables and without rows, on both databases."""
+    fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    return str(request.getfixturevalue(fixture))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database without tables, on both databases."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'empty.db'}"
+    return str(request.getfixturevalue("make_postgres_url")())
+
+
+@pytest.fixture(scope="session")
+def secrets() -> Secrets:
+    """The keys of the tests' stores."""
+    return Secrets([Fernet.generate_key().decode()], source="the tests")
+
+
+@pytest.fixture
+def open_store(database_url: str, secrets: Secrets) -> Iterator[OpenStore]:
+    """Opens any number of stores on the same database, each with a connection of its own."""
+    stores: list[Store] = []
+
+    def open_another(*, clock: Callable[[], datetime] | None = None) -> Store:
+        store = Store(open_engine(database_url), secrets=secrets, clock=clock)
+        stores.append(store)
+        return store
+
+    yield open_another
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> Store:
+    """A store on an empty database, on both databases."""
+    return open_store()
+
+
+@pytest.fixture
+def query(database_url: str) -> Query:
+    """Runs SQL on the database of the test, in a transaction of its own; returns the rows as dicts."""
+    engine = open_engine(database_url)
+
+    def run(statement: str, **parameters: Any) -> list[dict[str, Any]]:
+        with engine.begin() as connection:
+            result = connection.execute(text(statement), parameters)
+            return [dict(row._mapping) for row in result] if result.returns_rows else []
+
+    return run
