@@ -1,0 +1,1 @@
+"""What trigger authors write against, and the triggers that come ready-made."""

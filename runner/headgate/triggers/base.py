@@ -1,0 +1,181 @@
+"""What a trigger author writes against: the base classes and the events a trigger can fire.
+
+The names and signatures are those of ``airflow.triggers.base`` (seeds 000 and 002); what differs is said
+where it differs. Triggers are trio code.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from headgate.protocol.messages import StoredEvent
+from headgate.protocol.values import decode_value
+
+if TYPE_CHECKING:
+    from headgate.triggers.shared_stream import SharedStreamProducer
+
+__all__ = [
+    "BaseEventTrigger",
+    "BaseTrigger",
+    "LastEventUnknown",
+    "StartTriggerArgs",
+    "TaskFailedEvent",
+    "TaskSkippedEvent",
+    "TaskSuccessEvent",
+    "TriggerEvent",
+]
+
+
+class LastEventUnknown(Exception):
+    """The supervisor could not say which event of the trigger is the newest."""
+
+
+class TriggerEvent:
+    """Something a trigger fires when its condition is met.
+
+    ``payload`` is any value `headgate.protocol.values` can encode. ``key`` names the thing the event is
+    about, for a trigger outside a shared stream: a second event of the same trigger with the same key is
+    counted as a redelivery and not stored again (I2). Inside a shared stream whose producer names its
+    messages (``event_key``), that name is the key, and this one is not used.
+    """
+
+    __slots__ = ("key", "payload")
+
+    kind: ClassVar[Literal["event", "success", "failed", "skipped"]] = "event"
+
+    def __init__(self, payload: Any = None, *, key: str | None = None) -> None:
+        if key is not None and not isinstance(key, str):
+            raise TypeError(f"key must be a str or None, not {type(key).__name__}")
+        self.payload = payload
+        self.key = key
+
+    def __repr__(self) -> str:
+        key = "" if self.key is None else f", key={self.key!r}"
+        return f"{type(self).__name__}({self.payload!r}{key})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return (self.payload, self.key) == (other.payload, other.key)
+
+    __hash__ = None  # type: ignore[assignment]  # a payload need not be hashable
+
+
+class _EndOfTask(TriggerEvent):
+    """Ends the waiting task from the trigger, without a worker; the trigger ends with it."""
+
+    __slots__ = ("xcoms",)
+
+    def __init__(self, *, xcoms: dict[str, Any] | None = None, key: str | None = None) -> None:
+        super().__init__(None if xcoms is None else {"xcoms": xcoms}, key=key)
+        self.xcoms = xcoms
+
+
+class TaskSuccessEvent(_EndOfTask):
+    """Fired to end the task successfully. ``xcoms`` are pushed for it."""
+
+    __slots__ = ()
+    kind = "success"
+
+
+class TaskFailedEvent(_EndOfTask):
+    """Fired to end the task as failed; its retries count. ``xcoms`` are pushed for it."""
+
+    __slots__ = ()
+    kind = "failed"
+
+
+class TaskSkippedEvent(_EndOfTask):
+    """Fired to end the task as skipped. ``xcoms`` are pushed for it."""
+
+    __slots__ = ()
+    kind = "skipped"
+
+
+@dataclass
+class StartTriggerArgs:
+    """What it takes to start a task in the trigger runner, with no worker (seed 002)."""
+
+    trigger_cls: str
+    next_method: str
+    trigger_kwargs: dict[str, Any] | None = None
+    next_kwargs: dict[str, Any] | None = None
+    timeout: timedelta | None = None
+
+
+class BaseTrigger(abc.ABC):
+    """A small async wait that is stored as ``(classpath, kwargs)`` and can be run anywhere, again and again.
+
+    A trigger is moved, restarted and run twice without warning (seed 002): it keeps no state but what its
+    constructor gets, and what `last_event` tells of an earlier run.
+    """
+
+    # Set by the host of a running trigger.
+    _ask_last_event: Callable[[], Awaitable[StoredEvent | None]] | None = None
+
+    @abc.abstractmethod
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return ``(classpath, kwargs)`` from which an equal trigger can be constructed."""
+
+    @abc.abstractmethod
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield events; written as ``async def`` with ``yield``.
+
+        Returning before the first event is an error, as is raising; both are reported with the traceback.
+        """
+
+    async def last_event(self) -> TriggerEvent | None:
+        """Return the newest event of this trigger that is stored, from whichever run; None before the first.
+
+        A poller goes on from there after a restart. Raises `RuntimeError` outside of a trigger runner, and
+        `LastEventUnknown` when the database does not answer.
+        """
+        if self._ask_last_event is None:
+            raise RuntimeError("last_event() works in a running trigger only")
+        stored = await self._ask_last_event()
+        return None if stored is None else TriggerEvent(decode_value(stored.payload), key=stored.key)
+
+    async def cleanup(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
+        """Release what the trigger holds. Called on every exit, whatever its cause, within a time limit (I14)."""
+
+    async def on_kill(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
+        """Stop remote work. Called only when a user cancelled the trigger; never on shutdown, timeout or a move (I14)."""
+
+
+class BaseEventTrigger(BaseTrigger):
+    """A trigger that watches for events without a task; several may share one stream (seed 000).
+
+    Triggers whose `shared_stream_key` is equal and not None share one poll. The stream is opened with the
+    kwargs of the first of them, either by `open_shared_stream` (nothing to acknowledge) or by
+    `create_shared_stream_producer` (ack mode: the broker is advanced only after the events are stored).
+    Each of them then turns raw events into its own with `filter_shared_stream`, the same in both modes.
+    """
+
+    def shared_stream_key(self) -> Hashable | None:
+        """Return what identifies the shared upstream; None (the default) means a `run` of one's own."""
+        return None
+
+    @classmethod
+    def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+        """Yield raw events for all subscribers, for as long as the group lives; nothing is acknowledged."""
+        raise NotImplementedError(
+            f"{cls.__name__} has a shared_stream_key but overrides neither open_shared_stream "
+            f"nor create_shared_stream_producer"
+        )
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        """Return the producer that owns the broker connection. Overriding it puts the stream in ack mode."""
+        raise NotImplementedError(f"{cls.__name__} does not override create_shared_stream_producer")
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
+        """Turn raw events into this trigger's events; by default every raw event is one event.
+
+        Yield each event before pulling the next raw event: that is how the manager knows what it derives from.
+        """
+        async for raw_event in shared_stream:
+            yield TriggerEvent(raw_event)

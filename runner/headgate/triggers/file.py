@@ -1,0 +1,91 @@
+"""A trigger that waits for a file."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import trio
+
+from headgate.triggers.base import BaseTrigger, TriggerEvent
+
+__all__ = ["FileTrigger"]
+
+POKE_INTERVAL_S = 5.0
+
+# Looks at a file system that hangs keep their thread until it answers. They get threads of their own, and no more
+# than this, so that they take none from the rest of the runner.
+LOOK_THREADS_MAX = 16
+_look_threads: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("headgate file looks")
+
+
+class FileTrigger(BaseTrigger):
+    """Fires once, as soon as a file (or folder) stands at ``path``.
+
+    The path may be a pattern with ``*``, ``?``, ``[]`` and ``**``; a file of that very name comes first, of several
+    matches the first by name. It looks every ``poke_interval_s`` seconds. The payload is ``{"path": str, "size": bytes,
+    "modified": aware UTC datetime}``. The event's key names the file as it is, so that the same unchanged file fires no
+    second time (I2). A file that may not be looked at raises its OSError.
+    Raises TypeError or ValueError for an empty path or an interval that is not a positive number.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, poke_interval_s: float = POKE_INTERVAL_S) -> None:
+        self.path = os.fspath(path)
+        if not isinstance(self.path, str):
+            raise TypeError(f"path must be a str or a path, not {type(path).__name__}")
+        if not self.path or "\0" in self.path:
+            raise ValueError(f"{self.path!r} is not a path")
+        if not (poke_interval_s > 0 and math.isfinite(poke_interval_s)):
+            raise ValueError(f"poke_interval_s must be a positive number of seconds, not {poke_interval_s!r}")
+        self.poke_interval_s = poke_interval_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return this very class, the path and the interval."""
+        cls = type(self)
+        kwargs = {"path": self.path, "poke_interval_s": self.poke_interval_s}
+        return f"{cls.__module__}.{cls.__qualname__}", kwargs
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until something is there, then yield one event."""
+        while True:
+            found = await self._look()
+            if found is not None:
+                break
+            await trio.sleep(self.poke_interval_s)
+        status = found.status
+        modified = datetime.fromtimestamp(status.st_mtime, UTC)
+        payload = {"path": found.path, "size": status.st_size, "modified": modified}
+        yield TriggerEvent(payload, key=f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}")
+
+    async def _look(self) -> _Found | None:
+        try:
+            threads = _look_threads.get()
+        except LookupError:
+            threads = trio.CapacityLimiter(LOOK_THREADS_MAX)
+            _look_threads.set(threads)
+        return await trio.to_thread.run_sync(_find, self.path, abandon_on_cancel=True, limiter=threads)
+
+
+class _Found(NamedTuple):
+    path: str
+    status: os.stat_result
+
+
+def _find(pattern: str) -> _Found | None:
+    """Return the file at the path, or the first by name that matches it as a pattern. Blocks."""
+    found = _stat(pattern)
+    if found is None and glob.has_magic(pattern):
+        first = min(glob.iglob(pattern, recursive=True), default=None)
+        return None if first is None else _stat(first)
+    return found
+
+
+def _stat(path: str) -> _Found | None:
+    try:
+        return _Found(path, os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None

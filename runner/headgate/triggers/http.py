@@ -1,0 +1,174 @@
+"""A trigger that polls a URL."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import AsyncIterator
+from ssl import SSLContext
+from typing import Any
+
+import httpx2
+import trio
+
+from headgate.triggers.base import BaseTrigger, TriggerEvent
+
+__all__ = ["HttpTrigger", "HttpTriggerError"]
+
+POLL_INTERVAL_S = 5.0
+TIMEOUT_S = 10.0  # one try as a whole: name, connection, headers and body
+TRIES_MAX = 5  # a service that is restarted is back after this many polls; one that is down shall be known
+BODY_BYTES_MAX = 256 * 1024  # well under the limit of an event, even where its text grows when it is encoded
+HEADERS_KEPT = ("content-type", "date", "etag", "last-modified", "location", "retry-after")
+NOT_THERE_YET = 404  # what waits to be created is not found until then; any other 4xx will not become better
+
+
+class HttpTriggerError(Exception):
+    """The URL could not be polled: too many tries failed one after another, or its answer is too long.
+
+    ``url`` is without credentials, query and fragment.
+    """
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(f"{url}: {problem}")
+        self.url = url
+        self.problem = problem
+
+
+class HttpTrigger(BaseTrigger):
+    """Fires once, when a request to ``url`` is answered with ``expected_status``.
+
+    A try has failed if there is no answer within ``timeout_s`` seconds, if the connection fails, or if the answer is
+    an error status (400 and above) other than the expected one and 404. Any other answer means *not yet*: it is asked
+    again after ``poll_interval_s`` seconds. ``tries_max`` failed tries one after another raise HttpTriggerError, as
+    does an expected answer whose body exceeds ``BODY_BYTES_MAX``.
+
+    Redirects are followed, unless a redirect is expected. The payload is ``{"status": int, "headers": {name: value},
+    "body": str}`` with the headers of ``HEADERS_KEPT``. Raises ValueError for arguments that no request can have.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: dict[str, str] | None = None,
+        expected_status: int = 200,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        timeout_s: float = TIMEOUT_S,
+        tries_max: int = TRIES_MAX,
+    ) -> None:
+        self.url = url
+        self.method = method
+        self.headers = dict(headers or {})
+        self.expected_status = expected_status
+        self.poll_interval_s = poll_interval_s
+        self.timeout_s = timeout_s
+        self.tries_max = tries_max
+        self._shown_url = _without_secrets(url)
+        if not (method.isascii() and method.isalpha()):
+            raise ValueError(f"{method!r} is not an HTTP method")
+        for name, value in self.headers.items():
+            # The value is not shown: it may be a password.
+            if not name.isascii() or not value.isascii() or any(c in name + value for c in "\r\n\0"):
+                raise ValueError(f"header {name!r} is not ASCII text on one line")
+        if not 200 <= expected_status <= 599:
+            raise ValueError(f"expected_status must be in 200..599, not {expected_status!r}")
+        for argument, seconds in (("poll_interval_s", poll_interval_s), ("timeout_s", timeout_s)):
+            if not (seconds > 0 and math.isfinite(seconds)):
+                raise ValueError(f"{argument} must be a positive number of seconds, not {seconds!r}")
+        if tries_max < 1:
+            raise ValueError(f"tries_max must be at least 1, not {tries_max!r}")
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return this very class and all that its constructor got."""
+        cls = type(self)
+        return f"{cls.__module__}.{cls.__qualname__}", {
+            "url": self.url,
+            "method": self.method,
+            "headers": dict(self.headers),
+            "expected_status": self.expected_status,
+            "poll_interval_s": self.poll_interval_s,
+            "timeout_s": self.timeout_s,
+            "tries_max": self.tries_max,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Ask until the expected status comes, then yield one event."""
+        payload = await self._poll()
+        yield TriggerEvent(payload)
+
+    async def _poll(self) -> dict[str, Any]:
+        # Reading the certificates takes a good part of a second; it is done once for all triggers, in a thread.
+        certificates = await trio.to_thread.run_sync(_certificates)
+        failed_tries = 0
+        redirects = not 300 <= self.expected_status < 400
+        async with httpx2.AsyncClient(verify=certificates, timeout=None, follow_redirects=redirects) as client:
+            while True:
+                try:
+                    payload = await self._try(client)
+                except _TryFailed as failure:
+                    failed_tries += 1
+                    if failed_tries >= self.tries_max:
+                        problem = f"{failed_tries} tries failed one after another, the last one: {failure}"
+                        raise HttpTriggerError(self._shown_url, problem) from failure.__cause__
+                else:
+                    failed_tries = 0
+                    if payload is not None:
+                        return payload
+                await trio.sleep(self.poll_interval_s)
+
+    async def _try(self, client: httpx2.AsyncClient) -> dict[str, Any] | None:
+        """Ask once: return the payload, or None for *not yet*."""
+        try:
+            # One limit for the whole try: those of the client each begin anew with every piece received.
+            with trio.fail_after(self.timeout_s):
+                async with client.stream(self.method, self.url, headers=self.headers) as response:
+                    if response.status_code == self.expected_status:
+                        return await self._payload(response)
+        except trio.TooSlowError as error:
+            raise _TryFailed(f"no complete answer within {self.timeout_s:g} s") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _TryFailed(f"{type(error).__name__}: {error}") from error
+        if response.status_code >= 400 and response.status_code != NOT_THERE_YET:
+            raise _TryFailed(f"status {response.status_code}, where {self.expected_status} is expected")
+        return None
+
+    async def _payload(self, response: httpx2.Response) -> dict[str, Any]:
+        body = bytearray()
+        # A cancellation ends all of the client's nested generators from within; leaving the loop would abandon them.
+        with trio.CancelScope() as reading:
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > BODY_BYTES_MAX:
+                    reading.cancel()
+        if len(body) > BODY_BYTES_MAX:
+            raise HttpTriggerError(self._shown_url, f"the body is longer than {BODY_BYTES_MAX:,} bytes")
+        try:
+            text = body.decode(response.charset_encoding or "utf-8", errors="replace")
+        except LookupError:  # a charset that nobody knows
+            text = body.decode("utf-8", errors="replace")
+        headers = {name: response.headers[name] for name in HEADERS_KEPT if name in response.headers}
+        return {"status": response.status_code, "headers": headers, "body": text}
+
+
+class _TryFailed(Exception):
+    """One try failed; its cause, where it has one, is the client's error."""
+
+
+def _without_secrets(url: str) -> str:
+    """Return the URL as it may be shown; raise ValueError if it is not one of HTTP."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ValueError(f"not a URL: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError("url must start with http:// or https:// and name a host")
+    port = "" if parsed.port is None else f":{parsed.port}"
+    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+    return f"{parsed.scheme}://{host}{port}{parsed.path}"
+
+
+@functools.cache
+def _certificates() -> SSLContext:
+    return httpx2.create_ssl_context()

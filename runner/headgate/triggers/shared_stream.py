@@ -1,0 +1,29 @@
+"""Shared streams, for trigger authors and for those who write producers (seed 000).
+
+Triggers with the same `shared_stream_key` share one poll. Where their class has a producer, the broker is
+advanced only after every event derived from a message is stored.
+"""
+
+from __future__ import annotations
+
+from headgate.runner.streams.contract import (
+    AckTimeout,
+    AdvanceItem,
+    AdvanceOutcome,
+    PollTerminated,
+    SharedStreamProducer,
+    SubscriberOverflow,
+)
+from headgate.runner.streams.manager import SharedStreamManager
+from headgate.runner.streams.subscription import reject_shared_stream_event
+
+__all__ = [
+    "AckTimeout",
+    "AdvanceItem",
+    "AdvanceOutcome",
+    "PollTerminated",
+    "SharedStreamManager",
+    "SharedStreamProducer",
+    "SubscriberOverflow",
+    "reject_shared_stream_event",
+]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from headgate.brokers.filelog import FileLogBusy, FileLogProducer, FileLogWriter
+
+HOLD = """
+import sys
+from headgate.brokers import filelog_storage as storage
+assert storage.try_lock(sys.argv[1], "g") is not None
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[FileLogWriter]:
+    with FileLogWriter(tmp_path) as writer:
+        yield writer
+
+
+async def first_value(folder: Path, group: str = "g", **limits: Any) -> Any:
+    """Read one line as a group, and close."""
+    producer = FileLogProducer(folder, group, **limits)
+    try:
+        async with aclosing(producer.open_stream()) as stream:
+            with trio.fail_after(20):
+                return (await anext(stream))[0]
+    finally:
+        await producer.aclose()
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock of group g until it is killed."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_a_second_reader_of_a_group_is_refused_and_told_who_has_it(tmp_path: Path, writer: FileLogWriter) -> None:
+    writer.append("p", 0)
+    with holder(tmp_path) as process:
+        with pytest.raises(FileLogBusy, match=f"in use by process {process.pid}") as caught:
+            await first_value(tmp_path, lock_timeout_s=0.05)
+        assert caught.value.holder_pid == process.pid
+        assert await first_value(tmp_path, "another") == 0
+
+
+async def test_a_reader_waits_for_a_dying_holder_and_a_killed_one_frees_the_group(
+    tmp_path: Path, writer: FileLogWriter
+) -> None:
+    writer.append("p", 0)
+    with holder(tmp_path) as process:
+        async with trio.open_nursery() as nursery:
+            values: list[Any] = []
+
+            async def take() -> None:
+                values.append(await first_value(tmp_path))
+
+            nursery.start_soon(take)
+            await wait_all_tasks_blocked(0.02)
+            assert values == []
+            process.kill()
+    assert values == [0]
+
+
+async def test_a_closed_reader_frees_the_group_and_leaves_no_file_open(tmp_path: Path, writer: FileLogWriter) -> None:
+    writer.append("p", 0)
+
+    def open_files() -> list[str]:
+        links = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
+        targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+        return sorted(target for target in targets if target.startswith(str(tmp_path)))
+
+    before = open_files()
+    for _ in range(2):
+        assert await first_value(tmp_path, lock_timeout_s=0) == 0
+        assert open_files() == before == [str(tmp_path / "p.jsonl")]
+
+
+async def test_a_reader_may_be_closed_twice_and_unopened(tmp_path: Path) -> None:
+    producer = FileLogProducer(tmp_path, "g")
+    await producer.aclose()
+    await producer.aclose()
