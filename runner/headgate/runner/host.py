@@ -1,0 +1,415 @@
+"""The host of the triggers: one task each, started and cancelled as the supervisor says.
+
+A trigger fails alone (I9): whatever it raises, at import, in its constructor, while it runs or in its hooks,
+ends its own run, is reported with its traceback, and touches nobody else. It leaves its shared stream in one
+of two ways (I13): a filter that returned, or whose trigger a user removed, is done with the event it sits on;
+one that raised, or was cancelled for any other reason, is cut short, and the broker delivers that event again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import traceback
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import aclosing
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from headgate.protocol.errors import ValueNotSerializable, ValueTooLong
+from headgate.protocol.messages import (
+    ERROR_CHARS_MAX,
+    KEY_CHARS_MAX,
+    REFUSED_HEAD_BYTES_MAX,
+    CancelReason,
+    CancelTrigger,
+    EventKind,
+    FinishedTrigger,
+    FiredEvent,
+    Outcome,
+    RefusedEvent,
+    RunnerSettings,
+    StoredEvent,
+    TriggerSpec,
+)
+from headgate.protocol.values import encode_value
+from headgate.runner.loading import load_trigger
+from headgate.runner.logs import naming_trigger
+from headgate.runner.outbox import Outbox
+from headgate.runner.streams.contract import PollTerminated
+from headgate.runner.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
+from headgate.runner.streams.manager import SharedStreamManager
+from headgate.runner.streams.subscription import NOTHING_BOUND, Subscription
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+
+log = structlog.get_logger(__name__)
+
+STARTS_A_STEP = 100  # triggers constructed between two looks at the rest of the loop
+EVENTS_A_STEP = 100  # events of one trigger that awaits nothing, between two looks at the rest of the loop
+# How long a shared stream takes to close at the worst, which its last subscriber waits for.
+STREAM_END_S = DRAIN_TIMEOUT_S + STREAM_CLOSE_TIMEOUT_S + PRODUCER_CLOSE_TIMEOUT_S
+# What a trigger may fire. A value may be of an author's subclass of str, which has no form on the wire.
+EVENT_KINDS: dict[str, EventKind] = {"event": "event", "success": "success", "failed": "failed", "skipped": "skipped"}
+
+
+class ReturnedBeforeFirstEvent(Exception):
+    """A trigger returned without having fired an event, which nobody could ever notice (seed 002)."""
+
+
+class NotATriggerEvent(TypeError):
+    """A trigger yielded or returned something else than trigger events."""
+
+
+class CancelledByItself(RuntimeError):
+    """A trigger raised trio's cancellation although nobody had cancelled it: a scope of its own leaked."""
+
+
+class Ending(NamedTuple):
+    """How a run ended, judged once, when its trigger has: what comes during the hooks changes nothing."""
+
+    outcome: Outcome
+    reason: CancelReason | None
+    error: BaseException | None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the event it sat on counts as done (I13)."""
+        return self.error is None and self.reason in (None, "user")
+
+
+class TriggerRun:
+    """One run of one trigger, from its start to its report."""
+
+    def __init__(self, spec: TriggerSpec, trigger: BaseTrigger) -> None:
+        self.spec = spec
+        self.trigger = trigger
+        self.scope = trio.CancelScope()
+        self.driven = trio.Event()  # its generator has ended; the stream and the hooks are still to come
+        self.ended = trio.Event()
+        self.cancel_reason: CancelReason | None = None
+        self.not_joined: BaseException | None = None  # why it is in no shared stream, though it should be
+        self.forced: Exception | None = None  # why its shared stream has thrown it out
+        self.key: Hashable = None
+        self.subscription: Subscription | None = None
+        self.events = 0
+        self.is_stuck = False
+
+
+class Host:
+    """All triggers of one runner. ``nursery`` runs their tasks, and outlives them."""
+
+    def __init__(
+        self,
+        *,
+        settings: RunnerSettings,
+        streams: SharedStreamManager,
+        outbox: Outbox,
+        nursery: trio.Nursery,
+        ask_last_event: Callable[[int], Awaitable[StoredEvent | None]],
+    ) -> None:
+        self._settings = settings
+        self._streams = streams
+        self._outbox = outbox
+        self._nursery = nursery
+        self._ask_last_event = ask_last_event
+        self._runs: dict[int, TriggerRun] = {}
+        self._waiting_for_end = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    # --- what the supervisor says -----------------------------------------------------------------
+
+    async def start(self, specs: tuple[TriggerSpec, ...]) -> None:
+        """Start triggers. The caller holds the shared streams meanwhile, so that all of them join in time."""
+        for number, spec in enumerate(specs, start=1):
+            self._start(spec)
+            if number % STARTS_A_STEP == 0:
+                await trio.lowlevel.checkpoint()
+
+    def cancel(self, cancel: CancelTrigger) -> None:
+        """Cancel one trigger. It need not run: a shared stream may be waiting for it to come back."""
+        self._streams.give_up_seat(cancel.trigger_id)
+        run = self._runs.get(cancel.trigger_id)
+        if run is not None:
+            self._cancel(run, cancel.reason)
+
+    def cancel_standalone(self, reason: CancelReason) -> None:
+        """Cancel the triggers that are in no shared stream."""
+        for run in list(self._runs.values()):
+            if run.subscription is None:
+                self._cancel(run, reason)
+
+    def cancel_all(self, reason: CancelReason) -> None:
+        """Cancel every trigger."""
+        for run in list(self._runs.values()):
+            self._cancel(run, reason)
+
+    async def wait_all_ended(self) -> None:
+        """Wait until no trigger runs."""
+        while self._runs:
+            await self._waiting_for_end.park()
+
+    # --- the beginning of a run -------------------------------------------------------------------
+
+    def _start(self, spec: TriggerSpec) -> None:
+        if spec.trigger_id in self._runs:
+            # The supervisor starts a trigger anew only after its end was reported: this is a bug of ours.
+            log.error("a trigger was to be started twice", **_names(spec))
+            return
+        with naming_trigger(_names(spec)):
+            try:
+                trigger = load_trigger(spec)
+            except BaseException as exc:  # a constructor may raise anything at all, even SystemExit
+                self._report(spec, Ending("failed", None, exc), events=0)
+                return
+            # Past a __setattr__ of the author's own, such as that of a frozen dataclass.
+            object.__setattr__(trigger, "_ask_last_event", lambda: self._ask_last_event(spec.trigger_id))
+            run = self._runs[spec.trigger_id] = TriggerRun(spec, trigger)
+            try:
+                self._join_stream(run)
+            except BaseException as exc:  # raised by its task: there is an object now, which wants its cleanup
+                run.not_joined = exc
+            # The task inherits the context, and with it the names that its log records carry.
+            self._nursery.start_soon(self._run, run, name=f"trigger {spec.trigger_id} {spec.name} {spec.classpath}")
+
+    def _join_stream(self, run: TriggerRun) -> None:
+        if not isinstance(run.trigger, BaseEventTrigger):
+            return
+        run.key = run.trigger.shared_stream_key()
+        if run.key is None:
+            return
+        run.subscription = self._streams.subscribe(trigger_id=run.spec.trigger_id, trigger=run.trigger, key=run.key)
+        run.subscription.on_failed = lambda error: self._fail_by_stream(run, error)
+
+    # --- its premature end ------------------------------------------------------------------------
+
+    def _fail_by_stream(self, run: TriggerRun, error: Exception) -> None:
+        """The shared stream failed this subscriber, which may never pull again: cancel it.
+
+        Where the whole stream ended, the filter first gets what it has waiting, and then the error.
+        """
+        run.forced = error
+        self._streams.keep_seat(trigger_id=run.spec.trigger_id, key=run.key)
+        if not isinstance(error, PollTerminated):
+            self._interrupt(run)
+
+    def _cancel(self, run: TriggerRun, reason: CancelReason) -> None:
+        if run.cancel_reason is None and not run.driven.is_set():
+            run.cancel_reason = reason
+            self._interrupt(run)
+
+    def _interrupt(self, run: TriggerRun) -> None:
+        run.scope.cancel()
+        self._outbox.wake()
+        self._nursery.start_soon(self._watch_end, run, run.driven, self._settings.cancel_grace_s)
+
+    async def _watch_end(self, run: TriggerRun, end: trio.Event, within_s: float) -> None:
+        """A trigger that swallows its cancellation cannot be ended from here: say so, to have the process replaced."""
+        with trio.move_on_after(within_s):
+            await end.wait()
+            return
+        if not run.is_stuck:
+            run.is_stuck = True
+            log.error("a trigger does not end", within_s=within_s, **_names(run.spec))
+            self._outbox.report_stuck(run.spec.trigger_id)
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    async def _run(self, run: TriggerRun) -> None:
+        """The whole life of a run. Raises nothing, since that would end all others."""
+        error: BaseException | None = None
+        try:
+            with run.scope:
+                await self._drive(run)
+        except BaseException as exc:
+            error = exc
+        ending = _judge(run, error)
+        run.driven.set()
+        # Shielded, because the stream counts on this subscriber's leaving, and cleanup() on being called. The
+        # hooks come last: nothing that users wrote may keep the stream waiting.
+        with trio.CancelScope(shield=True):
+            await self._leave_stream(run, ending)
+            await self._call_hooks(run, ending)
+        self._report(run.spec, ending, events=run.events)
+        del self._runs[run.spec.trigger_id]
+        run.ended.set()
+        if not self._runs:
+            self._waiting_for_end.unpark_all()
+
+    async def _drive(self, run: TriggerRun) -> None:
+        """Iterate the trigger. One task does all of it, and awaits nothing between two events but room."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if run.not_joined is not None:
+            raise run.not_joined
+        events: object
+        if run.subscription is not None:
+            assert isinstance(run.trigger, BaseEventTrigger)
+            events = run.trigger.filter_shared_stream(run.subscription)
+        else:
+            events = run.trigger.run()
+        if not inspect.isasyncgen(events):
+            if inspect.iscoroutine(events):
+                events.close()
+            raise NotATriggerEvent(
+                f"{run.spec.classpath} must be an async generator (async def with yield): it returned {events!r:.200}"
+            )
+        async with aclosing(events):
+            async for event in events:
+                if self._fire(run, event) != "event" or run.scope.cancel_called:
+                    return
+                if self._outbox.is_full or run.events % EVENTS_A_STEP == 0:
+                    await self._pause(run)
+        if run.events == 0:
+            raise ReturnedBeforeFirstEvent(f"{run.spec.classpath} returned before its first event")
+
+    async def _pause(self, run: TriggerRun) -> None:
+        """Let the others run, and wait for room, for as long as nobody wants the trigger to end."""
+        # Shielded: the trigger may have yielded inside a cancel scope of its own, which must not see its
+        # deadline delivered to an await that is not its own.
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+            while self._outbox.is_full and not run.scope.cancel_called:
+                await self._outbox.wait_room()
+
+    def _fire(self, run: TriggerRun, event: object) -> EventKind:
+        """Bind the event to the message it derives from, and put it in the outbox, with no await in between."""
+        if not isinstance(event, TriggerEvent):
+            raise NotATriggerEvent(f"{run.spec.classpath} yielded {type(event).__name__}, not a TriggerEvent")
+        kind = EVENT_KINDS.get(event.kind)
+        if kind is None:  # a subclass of the author's may have changed it
+            raise NotATriggerEvent(f"{run.spec.classpath} yielded an event of kind {event.kind!r}")
+        spec, limit = run.spec, self._settings.event_bytes_max
+        payload, payload_bytes, problem = b"", 0, ""
+        try:
+            payload = encode_value(event.payload, where="payload", bytes_max=limit)
+            payload_bytes = len(payload)
+        except ValueNotSerializable as exc:
+            problem = f"an event of {spec.name} cannot be stored: {exc}"
+        except ValueTooLong as exc:
+            payload, payload_bytes = exc.head, exc.value_bytes
+            problem = f"an event of {spec.name} has {payload_bytes:,} bytes; the limit is {limit:,}"
+        binding = NOTHING_BOUND if run.subscription is None else run.subscription.bind()
+        key, position = (event.key, 0) if binding.key is None else (binding.key, binding.position)
+        if isinstance(key, str):
+            key = str.__str__(key)
+        if not problem and not _is_key(key):
+            problem = f"the key of an event of {spec.name} is not storable text of at most {KEY_CHARS_MAX} characters"
+            payload = payload[:REFUSED_HEAD_BYTES_MAX]
+        index, run.events = run.events, run.events + 1
+        envelope = (spec.trigger_id, spec.trigger_run_id, index, binding.seq or 0)
+        if problem:
+            problem = _storable(problem)[:ERROR_CHARS_MAX]
+            log.error("an event is refused", reason=problem, sequence_index=index, **_names(spec))
+            self._outbox.put(
+                RefusedEvent(*envelope, problem, payload_bytes, payload, None if key is None else _shown(key), position)
+            )
+        else:
+            self._outbox.put(FiredEvent(*envelope, payload, key, position, kind, kind != "event"))
+        return kind
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    async def _leave_stream(self, run: TriggerRun, ending: Ending) -> None:
+        if run.subscription is None:
+            return
+        if ending.outcome == "failed":
+            # It is started again in a moment; until then the others wait, or it would miss what they get.
+            self._streams.keep_seat(trigger_id=run.spec.trigger_id, key=run.key)
+        self._watch_rest(run, STREAM_END_S)
+        try:
+            await self._streams.unsubscribe(run.spec.trigger_id, run.key, cut_short=not ending.is_done)
+        except BaseException:  # the key is the author's object: it may even have changed its hash meanwhile
+            log.exception("a trigger could not leave its shared stream", **_names(run.spec))
+
+    async def _call_hooks(self, run: TriggerRun, ending: Ending) -> None:
+        """`on_kill` where a user acted, `cleanup` always (I14); each bounded, neither able to fail anything."""
+        names = ("on_kill", "cleanup") if ending.reason == "user" else ("cleanup",)
+        timeout_s = self._settings.hook_timeout_s
+        for name in names:
+            if name not in vars(run.trigger) and getattr(type(run.trigger), name) is getattr(BaseTrigger, name):
+                continue  # the one that does nothing
+            self._watch_rest(run, len(names) * timeout_s)
+            scope = trio.CancelScope(deadline=trio.current_time() + timeout_s, shield=True)
+            try:
+                with scope:
+                    await getattr(run.trigger, name)()
+            except BaseException:  # even SystemExit: a hook ends nothing but itself
+                log.exception("a hook failed", hook=name, **_names(run.spec))
+            if scope.cancelled_caught:
+                log.error("a hook took too long", hook=name, timeout_s=timeout_s, **_names(run.spec))
+
+    def _watch_rest(self, run: TriggerRun, bound_s: float) -> None:
+        """What is left to do ends within ``bound_s``, unless users' code in it swallows its cancellation."""
+        self._nursery.start_soon(self._watch_end, run, run.ended, bound_s + self._settings.cancel_grace_s)
+
+    def _report(self, spec: TriggerSpec, ending: Ending, *, events: int) -> None:
+        text = trace = ""
+        if ending.error is not None:
+            text, trace = _describe(ending.error)
+            level = log.error if ending.outcome == "failed" else log.warning
+            level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **_names(spec))
+        self._outbox.put(
+            FinishedTrigger(spec.trigger_id, spec.trigger_run_id, ending.outcome, events, text, trace, ending.reason)
+        )
+
+
+def _judge(run: TriggerRun, error: BaseException | None) -> Ending:
+    """Say how a run ended, from what its trigger raised and what others wanted of it."""
+    reason = run.cancel_reason
+    if error is not None and _is_cancellation(error):
+        if trio.current_effective_deadline() == -math.inf:
+            # The whole runner is being taken down.
+            reason, error = reason or "shutdown", None
+        else:
+            # Nobody cancelled this task from outside, so its own code did, and lost the scope that it did it with.
+            leaked = CancelledByItself(f"{run.spec.classpath} was cancelled by a scope of its own")
+            leaked.__cause__ = error
+            error = leaked
+    error = error or run.forced
+    if reason is not None:
+        return Ending("cancelled", reason, error)
+    return Ending("returned" if error is None else "failed", None, error)
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether there is nothing in the exception but trio's cancellation."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_cancellation(part) for part in error.exceptions)
+    return isinstance(error, trio.Cancelled)
+
+
+def _names(spec: TriggerSpec) -> dict[str, object]:
+    return {"trigger_id": spec.trigger_id, "trigger_name": spec.name, "classpath": spec.classpath}
+
+
+def _describe(error: BaseException) -> tuple[str, str]:
+    """The error in one sentence and its traceback, both fit to be stored, whatever class it is of."""
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except BaseException as exc:  # an author's exception may fail at anything, even at saying what it is
+        text = f"{name}, whose text cannot be had: its __str__ raised {type(exc).__name__}"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except BaseException as exc:
+        trace = f"the traceback cannot be had: formatting it raised {type(exc).__name__}"
+    # Of a sentence the beginning matters most, of a traceback the end.
+    return _storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], _storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
+
+
+def _storable(text: str) -> str:
+    """The text with what no database stores (NUL, lone surrogates) written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _is_key(key: object) -> bool:
+    return key is None or (isinstance(key, str) and len(key) <= KEY_CHARS_MAX and _storable(key) == key)
+
+
+def _shown(key: object) -> str:
+    """A key that may be unfit to be one, as text that shows what it was."""
+    text = key if isinstance(key, str) else f"<{type(key).__name__}>"
+    return _storable(text[:KEY_CHARS_MAX])[:KEY_CHARS_MAX]

@@ -1,0 +1,149 @@
+"""The runner's end of the socket: rounds out, one in flight at a time; everything the supervisor says in."""
+
+from __future__ import annotations
+
+import trio
+
+from headgate.protocol.connection import Connection, split_round
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.messages import (
+    FromRunner,
+    FromSupervisor,
+    LastEvent,
+    Request,
+    Response,
+    RunnerSettings,
+    StateSync,
+    StoredEvent,
+)
+from headgate.runner.outbox import Outbox
+from headgate.triggers.base import LastEventUnknown
+
+READ_BYTES_MAX = 256 * 1024  # read in one go
+REQUESTS_MAX = 100  # questions of triggers that wait for their answers; further ones queue here
+
+
+class SupervisorGone(Exception):
+    """The supervisor closed the link or died; this process must end."""
+
+
+class Link:
+    """Frames over the stream the runner was started with.
+
+    Only `send`, `send_rounds` and `send_requests` write, in tasks that last as long as the link: a writer that
+    is cancelled halfway through a frame leaves a stream on which nothing can be said any more.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, connection: Connection[FromRunner, FromSupervisor]) -> None:
+        self._stream = stream
+        self._connection = connection
+        self._sending = trio.Lock()
+        self._round = 0
+        self._answered_round = 0
+        self._answers = trio.lowlevel.ParkingLot()
+        self._next_request = 0
+        self._questions: dict[int, _Question] = {}
+        self._unsent: dict[int, LastEvent] = {}
+        self._has_unsent = trio.Event()
+        self._requests_limit = trio.CapacityLimiter(REQUESTS_MAX)
+
+    async def send(self, message: FromRunner) -> None:
+        """Send one message; whole frames only, whoever else sends."""
+        async with self._sending:
+            await self._stream.send_all(self._connection.send(message))
+
+    async def receive(self) -> FromSupervisor:
+        """Wait for the next message. Raises `SupervisorGone` at the end of the stream, and `RemoteProtocolError`."""
+        while (message := self._connection.next_message()) is None:
+            try:
+                data = await self._stream.receive_some(READ_BYTES_MAX)
+            except trio.BrokenResourceError:
+                data = b""
+            if not data:
+                raise SupervisorGone
+            self._connection.receive_data(data)
+        if isinstance(message, StateSync) and message.round and message.round != self._round_in_flight:
+            raise RemoteProtocolError(
+                f"the supervisor answers round {message.round}; in flight is {self._round_in_flight or 'none'}"
+            )
+        return message
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._stream.aclose()
+
+    # --- rounds -----------------------------------------------------------------------------------
+
+    @property
+    def _round_in_flight(self) -> int:
+        """The round that waits for its answer, 0 where none does."""
+        return self._round if self._answered_round < self._round else 0
+
+    async def send_rounds(self, outbox: Outbox, settings: RunnerSettings) -> None:
+        """Send the outbox round by round, as soon as there is something, and a heartbeat when there is nothing."""
+        while True:
+            with trio.move_on_after(settings.heartbeat_s):
+                await outbox.wait_not_empty()
+            self._round += 1
+            for piece in split_round(outbox.take_round(self._round), settings.frame_bytes_max):
+                await self.send(piece)
+            while self._round_in_flight:
+                await self._answers.park()
+
+    def note_answer(self, sync: StateSync) -> None:
+        """Note that a round has been answered, when the answer is complete: its events are stored."""
+        if sync.round and not sync.more:
+            self._answered_round = sync.round
+            self._answers.unpark_all()
+
+    async def wait_told(self, outbox: Outbox) -> None:
+        """Wait until the outbox is empty and everything that was in it is stored."""
+        while not self.is_told(outbox):
+            # Whatever is in the outbox leaves it with a round, so an answer is still to come.
+            await self._answers.park()
+
+    def is_told(self, outbox: Outbox) -> bool:
+        """Whether the outbox is empty and everything that was in it is stored."""
+        return not len(outbox) and not self._round_in_flight
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def send_requests(self) -> None:
+        """Send what triggers ask."""
+        while True:
+            await self._has_unsent.wait()
+            while self._unsent:
+                number = next(iter(self._unsent))
+                await self.send(Request(number, self._unsent.pop(number)))
+            self._has_unsent = trio.Event()
+
+    async def ask_last_event(self, trigger_id: int) -> StoredEvent | None:
+        """Ask the supervisor for the newest stored event of a trigger. Raises `LastEventUnknown`."""
+        async with self._requests_limit:
+            self._next_request += 1
+            number, question = self._next_request, _Question()
+            self._questions[number] = question
+            self._unsent[number] = LastEvent(trigger_id)
+            self._has_unsent.set()
+            try:
+                await question.answered.wait()
+            finally:
+                del self._questions[number]
+                self._unsent.pop(number, None)
+        assert question.response is not None
+        if question.response.error:
+            raise LastEventUnknown(question.response.error)
+        return question.response.answer
+
+    def note_response(self, response: Response) -> None:
+        """Hand an answer to whoever asked; if they were cancelled meanwhile, nobody needs it."""
+        question = self._questions.get(response.id)
+        if question is not None:
+            question.response = response
+            question.answered.set()
+
+
+class _Question:
+    def __init__(self) -> None:
+        self.answered = trio.Event()
+        self.response: Response | None = None

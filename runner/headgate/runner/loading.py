@@ -1,0 +1,63 @@
+"""From a `TriggerSpec` to a trigger object: the first place where users' code runs."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from headgate.protocol.messages import TriggerSpec
+from headgate.protocol.values import decode_value
+from headgate.triggers.base import BaseTrigger
+
+
+class TriggerNotLoaded(Exception):
+    """A trigger cannot be constructed; the sentence says at which step, the cause says why."""
+
+
+def load_trigger(spec: TriggerSpec) -> BaseTrigger:
+    """Import the class and construct the trigger. Raises `TriggerNotLoaded`, or whatever users' code raises."""
+    cls = import_class(spec.classpath)
+    kwargs = decode_value(spec.kwargs)
+    if not isinstance(kwargs, dict):
+        raise TriggerNotLoaded(f"the kwargs of {spec.name} are a {type(kwargs).__name__}, not a dict")
+    trigger: object = cls(**kwargs)
+    if not isinstance(trigger, BaseTrigger):  # a __new__ of the author's may return anything
+        raise TriggerNotLoaded(f"{spec.classpath} makes a {type(trigger).__name__}, not a trigger")
+    return trigger
+
+
+def import_class(classpath: str) -> type[BaseTrigger]:
+    """Import ``package.module.Class``, or ``package.module.Outer.Inner``."""
+    names = classpath.split(".")
+    if len(names) < 2 or not all(names):
+        raise TriggerNotLoaded(f"{classpath!r} is not of the form package.module.Class")
+    # The longest prefix that is a module wins; what is left names the class inside it.
+    for length in range(len(names) - 1, 0, -1):
+        module_name = ".".join(names[:length])
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as exc:
+            # Only the module we asked for may be missing; one that it imports in turn is the author's problem.
+            if exc.name is None or not (module_name == exc.name or module_name.startswith(exc.name + ".")):
+                raise
+        else:
+            return _class_in(module, names[length:], classpath)
+    raise TriggerNotLoaded(
+        f"{classpath}: there is no module {names[0]!r}; is its folder among import_paths (headgate config show)?"
+    )
+
+
+def _class_in(module: ModuleType, names: list[str], classpath: str) -> type[BaseTrigger]:
+    found: Any = module
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise TriggerNotLoaded(
+                f"{classpath}: {module.__name__} has no {'.'.join(names)}; "
+                f"if another module was meant, is its folder among import_paths (headgate config show)?"
+            ) from None
+    if not (isinstance(found, type) and issubclass(found, BaseTrigger)):
+        raise TriggerNotLoaded(f"{classpath} is not a class derived from headgate.triggers.base.BaseTrigger")
+    return found

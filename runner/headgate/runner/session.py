@@ -1,0 +1,218 @@
+"""One session of the runner with its supervisor, from the handshake to the end.
+
+A few tasks do it: one receives and obeys, two send rounds and requests, and one, when it is time, drains. The
+drain keeps the order of I1 and I13: first nothing new is pulled, while confirmations still come and brokers are
+advanced; then the triggers are cut short; then what they last fired is handed over.
+
+What does not end in time is left behind with the process: ``exit_process`` is called with the exit code then.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import assert_never
+
+import structlog
+import trio
+
+from headgate.protocol.connection import Connection
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.messages import (
+    PROTOCOL_VERSION,
+    Drain,
+    Hello,
+    Response,
+    RunnerSettings,
+    StateSync,
+    Welcome,
+)
+from headgate.protocol.session import Role
+from headgate.runner.host import Host
+from headgate.runner.link import Link, SupervisorGone
+from headgate.runner.outbox import Outbox
+from headgate.runner.streams.manager import SharedStreamManager
+from headgate.runner.watchdog import Watchdog
+
+log = structlog.get_logger(__name__)
+
+EXIT_DRAINED = 0
+EXIT_ABANDONED = 75  # the supervisor went away without a drain
+EXIT_PROTOCOL = 76  # the supervisor broke the protocol
+EXIT_OVERDUE = 77  # the drain's deadline passed before everything had ended and was told
+SETTLE_SHARE = 0.5  # of the drain's deadline, for what was fired to be stored and advanced before triggers are cut
+HANDOVER_SHARE = 0.4  # of the drain's deadline, for the triggers to end and their last events to be stored
+ABANDONED_END_S = 0.5  # how long the hooks may take once the supervisor is gone (I7: a second in all)
+
+ExitProcess = Callable[[int], object]
+
+
+def run(sock: socket.socket, incarnation: int, *, exit_process: ExitProcess) -> int:
+    """Run one session over the socket; return the exit code of the process."""
+    return trio.run(_main, sock, incarnation, exit_process, strict_exception_groups=True)
+
+
+async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess) -> int:
+    sock.setblocking(False)
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+    link = Link(stream, Connection(Role.RUNNER, incarnation=incarnation))
+    try:
+        settings = await shake_hands(link, incarnation)
+        sys.path += [folder for folder in settings.import_paths if folder not in sys.path]
+        # What is loaded by now lives as long as the process: the collector need not look at it again.
+        gc.freeze()
+        with Watchdog(blocked_after_s=settings.blocked_after_s):
+            return await Session(link, settings, exit_process=exit_process).run()
+    except (SupervisorGone, trio.BrokenResourceError):
+        return EXIT_ABANDONED
+    except RemoteProtocolError as exc:
+        log.error("the supervisor broke the protocol", error=str(exc))
+        return EXIT_PROTOCOL
+    finally:
+        await link.aclose()
+
+
+async def shake_hands(link: Link, incarnation: int) -> RunnerSettings:
+    """Say who we are; return the settings to work with.
+
+    Raises `SupervisorGone`, `trio.BrokenResourceError`, and `RemoteProtocolError` (for another version of the
+    protocol a `VersionMismatch`).
+    """
+    await link.send(Hello(PROTOCOL_VERSION, incarnation, os.getpid(), importlib.metadata.version("headgate")))
+    welcome = await link.receive()
+    assert isinstance(welcome, Welcome), "the session lets nothing else through"
+    return welcome.settings
+
+
+class Session:
+    """A handshaken session."""
+
+    def __init__(self, link: Link, settings: RunnerSettings, *, exit_process: ExitProcess) -> None:
+        self._link = link
+        self._settings = settings
+        self._exit_process = exit_process
+        self._outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
+        self._is_assembling = False
+        self._exit_code = EXIT_DRAINED
+        self._streams: SharedStreamManager
+        self._host: Host
+
+    async def run(self) -> int:
+        """Obey until drained or abandoned; return the exit code."""
+        settings = self._settings
+        async with (
+            SharedStreamManager(
+                max_subscriber_queue=settings.subscriber_queue_max,
+                ack_timeout=settings.ack_timeout_s,
+                cohort_grace_period=settings.cohort_grace_s,
+                rejoin_wait=settings.rejoin_wait_s,
+                overflow="pause",
+            ) as self._streams,
+            trio.open_nursery() as nursery,
+        ):
+            self._host = Host(
+                settings=settings,
+                streams=self._streams,
+                outbox=self._outbox,
+                nursery=nursery,
+                ask_last_event=self._link.ask_last_event,
+            )
+            nursery.start_soon(self._send, name="rounds and requests")
+            try:
+                await self._obey(nursery)
+            except SupervisorGone:
+                log.warning("the supervisor is gone")
+                await self._abandon(nursery.cancel_scope, EXIT_ABANDONED)
+            except RemoteProtocolError as exc:
+                log.error("the supervisor broke the protocol", error=str(exc))
+                await self._abandon(nursery.cancel_scope, EXIT_PROTOCOL)
+            finally:
+                # However this ends: a trigger that waits for room waits in a shield, and must see that it is over.
+                self._host.cancel_all("shutdown")
+        return self._exit_code
+
+    async def _send(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._link.send_rounds, self._outbox, self._settings)
+                nursery.start_soon(self._link.send_requests)
+        except* trio.BrokenResourceError:
+            pass  # the receiving side sees the end of the stream, and decides
+
+    async def _obey(self, nursery: trio.Nursery) -> None:
+        while True:
+            message = await self._link.receive()
+            match message:
+                case StateSync():
+                    await self._sync(message)
+                case Response():
+                    self._link.note_response(message)
+                case Drain():
+                    nursery.start_soon(self._drain_within, message.deadline_s, nursery.cancel_scope, name="drain")
+                case Welcome():
+                    raise AssertionError("the session lets no second Welcome through")
+                case _:
+                    assert_never(message)
+
+    async def _sync(self, sync: StateSync) -> None:
+        """Confirm first, since a broker waits for it; then cancel; then start."""
+        self._confirm(sync)
+        for cancel in sync.to_cancel:
+            self._host.cancel(cancel)
+        if sync.to_create and not self._is_assembling:
+            # Shared streams begin only when all their subscribers of this assignment are there: the first
+            # message after a restart must find the same audience as before.
+            self._streams.hold()
+            self._is_assembling = True
+        await self._host.start(sync.to_create)
+        if self._is_assembling and not sync.more:
+            self._streams.release()
+            self._is_assembling = False
+
+    def _confirm(self, sync: StateSync) -> None:
+        for refusal in sync.refused:
+            log.error("an event went to the dead letters", trigger_id=refusal.trigger_id, reason=refusal.reason)
+        kept = [refusal.seq for refusal in sync.refused if refusal.payload_kept and refusal.seq]
+        lost_here = [refusal.seq for refusal in sync.refused if not refusal.payload_kept and refusal.seq]
+        # This is where stored events come back, and the only way by which a broker is ever advanced (I1).
+        self._streams.confirm_persisted([*sync.persisted, *kept])
+        self._streams.confirm_refused(lost_here)
+        self._link.note_answer(sync)
+
+    async def _drain_within(self, deadline_s: float, whole: trio.CancelScope) -> None:
+        log.info("draining", deadline_s=deadline_s, triggers=len(self._host))
+        begun_at = trio.current_time()
+        self._streams.stop_pulling()
+        self._host.cancel_standalone("shutdown")
+        with trio.move_on_at(begun_at + deadline_s * SETTLE_SHARE):
+            await self._link.wait_told(self._outbox)
+            await self._streams.settled()
+        self._host.cancel_all("shutdown")
+        with trio.move_on_at(begun_at + deadline_s * (SETTLE_SHARE + HANDOVER_SHARE)):
+            await self._host.wait_all_ended()
+            await self._link.wait_told(self._outbox)
+        with trio.move_on_at(begun_at + deadline_s) as rest:
+            await self._streams.stop_all()
+        if rest.cancelled_caught or len(self._host) or not self._link.is_told(self._outbox):
+            log.error("the drain's deadline has passed", triggers=len(self._host), untold=len(self._outbox))
+            self._end(whole, EXIT_OVERDUE)
+        else:
+            whole.cancel()
+
+    async def _abandon(self, whole: trio.CancelScope, code: int) -> None:
+        """No confirmation can come any more, so nothing more is advanced but what was confirmed before."""
+        with trio.move_on_after(ABANDONED_END_S):
+            self._host.cancel_all("shutdown")
+            await self._host.wait_all_ended()
+            await self._streams.stop_all()
+        self._end(whole, code)
+
+    def _end(self, whole: trio.CancelScope, code: int) -> None:
+        """Leave at once, whatever still runs; the rest of this is for an ``exit_process`` that comes back."""
+        self._exit_code = code
+        self._exit_process(code)
+        whole.cancel()

@@ -1,0 +1,126 @@
+"""Names the trigger, the class and the line that block the loop, while they still block it.
+
+A thread looks at the loop's thread a few times a second: which trio task is being stepped, and where. A
+task found in the same step for longer than the limit blocks all others, and is reported with its stack.
+Nothing is paid per step. Where even this thread gets no turn (C code that keeps the GIL), the supervisor
+notices the silence and has the stacks dumped by a signal.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import structlog
+
+import headgate
+from headgate.runner.logs import trigger_names
+
+log = structlog.get_logger(__name__)
+
+SAMPLES_PER_LIMIT = 5  # how often a step as long as the limit is looked at
+# A sample that comes this many intervals late says that the whole process, not one task, stood still.
+LATE_INTERVALS = 4
+STACK_FRAMES_MAX = 20  # of a reported stack, innermost last
+
+# Not users' code: Python's own, what is installed beside it, and headgate itself, wherever that stands.
+_LIBRARY_FOLDERS = tuple(
+    str(Path(folder).resolve()) + "/"
+    for folder in (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *headgate.__path__)
+)
+
+
+class _Step(NamedTuple):
+    """One step of one task. The task by a weak reference: its address alone may soon be that of another."""
+
+    task: weakref.ref[Any]
+    schedule_points: int
+
+
+class Watchdog:
+    """Watches the loop of the thread that creates it. A context manager: the thread lives as long as the block."""
+
+    def __init__(self, *, blocked_after_s: float) -> None:
+        self._loop_thread = threading.get_ident()
+        self._blocked_after_s = blocked_after_s
+        self._interval_s = blocked_after_s / SAMPLES_PER_LIMIT
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="headgate watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen: _Step | None = None  # the step the last sample found, and since when
+        since = sampled = time.monotonic()
+        reported: _Step | None = None
+        while not self._end.wait(self._interval_s):
+            now = time.monotonic()
+            late = now - sampled > LATE_INTERVALS * self._interval_s
+            sampled = now
+            step, frame = self._sample()
+            if reported is not None and step != reported:
+                log.warning("the loop runs again", blocked_s=round(now - since, 2))
+                reported = None
+            if step is None or step != seen or (late and reported is None):
+                seen, since = step, now
+            elif now - since >= self._blocked_after_s and reported is None:
+                reported = step
+                _report(step.task(), frame, now - since)
+            del frame  # no reference to users' frames is kept between samples
+
+    def _sample(self) -> tuple[_Step | None, FrameType | None]:
+        """Return the step being run and the innermost frame; None if the loop is idle or in its own code."""
+        innermost = frame = sys._current_frames().get(self._loop_thread)
+        while frame is not None:
+            # trio's own loop: its local variable `task` is the task being stepped.
+            if frame.f_code.co_name == "unrolled_run":
+                task = frame.f_locals.get("task")
+                if task is None or not getattr(task.coro, "cr_running", False):
+                    return None, None
+                return _Step(weakref.ref(task), task._schedule_points), innermost
+            frame = frame.f_back
+        return None, None
+
+
+def _report(task: Any, frame: FrameType | None, blocked_s: float) -> None:
+    if task is None:
+        return  # it has ended since the sample
+    stack = traceback.extract_stack(frame)[-STACK_FRAMES_MAX:]
+    culprit = culprit_of(stack)
+    named = subject_of(task)
+    log.error(
+        "a trigger blocks the loop" if "trigger_id" in named else "the loop is blocked",
+        blocked_s=round(blocked_s, 2),
+        at=f"{culprit.filename}:{culprit.lineno} in {culprit.name}" if culprit else "unknown",
+        line=culprit.line if culprit else "",
+        stack="".join(traceback.format_list(stack)),
+        **named,
+    )
+
+
+def subject_of(task: Any) -> dict[str, object]:
+    """The task, and the trigger it works for: the one that is being constructed, or that started it."""
+    return {"task": task.name, **task.context.get(trigger_names, {})}
+
+
+def culprit_of(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """The innermost frame that is users' code; failing that, the innermost of all."""
+    for frame in reversed(stack):
+        folder = str(Path(frame.filename).resolve())
+        if not folder.startswith(_LIBRARY_FOLDERS) and not frame.filename.startswith("<"):
+            return frame
+    return stack[-1] if stack else None

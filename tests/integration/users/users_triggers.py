@@ -1,0 +1,113 @@
+"""Triggers as a user would write them, in a file of theirs outside the package."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from headgate.brokers.filelog import FileLogTrigger
+from headgate.triggers.base import BaseTrigger, TriggerEvent
+
+
+class _Kwargs(BaseTrigger):
+    """Serializes as what it was constructed with."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.kwargs = kwargs
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"users_triggers.{type(self).__name__}", self.kwargs
+
+
+class Counter(_Kwargs):
+    """Counts to ``count`` at once, going on where the stored events end, then waits for ever."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        last = await self.last_event()
+        for number in range(0 if last is None else last.payload + 1, self.kwargs["count"]):
+            yield TriggerEvent(number, key=str(number))
+        await trio.sleep_forever()
+
+
+class Surroundings(_Kwargs):
+    """Tells what this process can see of its surroundings."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        descriptors = {}
+        for descriptor in os.listdir("/proc/self/fd"):
+            try:
+                descriptors[descriptor] = os.readlink(f"/proc/self/fd/{descriptor}")
+            except FileNotFoundError:
+                continue
+        maps = sorted({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line})
+        yield TriggerEvent({"environment": dict(os.environ), "descriptors": descriptors, "maps": maps})
+        await trio.sleep_forever()
+
+
+class Blocker(_Kwargs):
+    """Blocks the loop, as soon as a file says so, for as long as nobody kills it."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("begun")
+        while True:
+            if await trio.Path(self.kwargs["when"]).exists():
+                time.sleep(3600)  # noqa: ASYNC251 - this is the offence
+            await trio.sleep(0.01)
+
+
+class Stubborn(_Kwargs):
+    """Swallows its cancellation and goes on waiting."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("begun")
+        with trio.CancelScope(shield=True):
+            await trio.sleep_forever()
+
+
+class Exits(_Kwargs):
+    """Calls sys.exit, which must end nobody else."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("begun")
+        sys.exit(3)
+
+
+class Hooked(_Kwargs):
+    """Leaves a file for each hook that was called."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent("begun")
+        await trio.sleep_forever()
+
+    async def cleanup(self) -> None:
+        await trio.Path(self.kwargs["folder"], "cleanup").touch()
+
+    async def on_kill(self) -> None:
+        await trio.Path(self.kwargs["folder"], "on_kill").touch()
+
+
+class FailsOnce(FileLogTrigger):
+    """Raises at the first sight of event ``fail_at``, before it has fired anything for it."""
+
+    def __init__(self, *, fail_at: int, marker: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fail_at = fail_at
+        self.marker = marker
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        classpath, kwargs = super().serialize()
+        return classpath, kwargs | {"fail_at": self.fail_at, "marker": self.marker}
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:  # type: ignore[override]
+        async for event in shared_stream:
+            marker = Path(self.marker)
+            if event["id"] == self.fail_at and not marker.exists():
+                marker.touch()
+                raise ValueError(f"no event {self.fail_at} for me")
+            yield TriggerEvent(event)

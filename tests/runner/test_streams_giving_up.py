@@ -1,0 +1,270 @@
+"""Seed 000, ack mode: when the manager gives up on a subscriber, and that nobody else notices."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from headgate.runner.streams import Binding, Subscription
+from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.shared_stream import (
+    AckTimeout,
+    AdvanceItem,
+    AdvanceOutcome,
+    SharedStreamManager,
+    SharedStreamProducer,
+    SubscriberOverflow,
+)
+
+ACKED = AdvanceOutcome(acked=1)
+FAILED = AdvanceOutcome(failed=1)
+REJECTED = AdvanceOutcome(rejected=1)
+
+
+class Broker(SharedStreamProducer):
+    """A fake broker: `send` puts a message in, ``batches`` is what was advanced. The raw event is upper case."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[str] = deque()
+        self.arrived = trio.lowlevel.ParkingLot()
+        self.batches: list[list[AdvanceItem]] = []
+        self.advance_gate: Callable[[], Any] | None = None
+
+    def send(self, *payloads: str) -> None:
+        self.waiting.extend(payloads)
+        self.arrived.unpark_all()
+
+    async def open_stream(self) -> AsyncIterator[tuple[str, str]]:
+        while True:
+            while self.waiting:
+                payload = self.waiting.popleft()
+                yield payload.upper(), payload
+            await self.arrived.park()
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        self.batches.append(list(batch))
+        if self.advance_gate is not None:
+            await self.advance_gate()
+
+    def get_advance_lane(self, broker_payload: str) -> Hashable:
+        return broker_payload[0]
+
+    def event_key(self, broker_payload: str) -> str | None:
+        return f"key of {broker_payload}"
+
+    @property
+    def advanced(self) -> dict[str, AdvanceOutcome]:
+        return {item.broker_payload: item.outcome for batch in self.batches for item in batch}
+
+
+class Watcher(BaseEventTrigger):
+    """An event trigger on the fake broker, with the default filter."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.Watcher", {"broker": self.broker}
+
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        raise NotImplementedError
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        broker: Broker = kwargs["broker"]
+        return broker
+
+
+async def ask(subscription: Subscription) -> None:
+    """Ask for the next raw event, and give up at once: what closes the window is the asking."""
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await anext(subscription)
+    assert scope.cancelled_caught
+
+
+def subscribe(streams: SharedStreamManager, broker: Broker, trigger_id: int = 1) -> Subscription:
+    return streams.subscribe(trigger_id=trigger_id, trigger=Watcher(broker), key="k")
+
+
+def bind(subscription: Subscription) -> int:
+    seq = subscription.bind().seq
+    assert seq is not None
+    return seq
+
+
+# --- ack timeout and overflow --------------------------------------------------------------------
+
+
+async def test_the_ack_timeout_fails_only_the_slow_subscriber_and_frees_all_it_owes(autojump_clock: object) -> None:
+    broker = Broker()
+    failures: list[Exception] = []
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        slow, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
+        slow.on_failed = failures.append
+        start = trio.current_time()
+        broker.send("a1", "a2", "b3")
+        assert await anext(slow) == "A1"
+        for _ in range(3):
+            await anext(quick)
+        await ask(quick)
+        await trio.sleep(9.99)
+        assert broker.advanced == {}
+        assert failures == []
+        await trio.sleep_until(start + 10.1)
+        both = AdvanceOutcome(acked=1, failed=1)
+        assert broker.advanced == {"a1": both, "a2": both, "b3": both}
+        assert [type(failure) for failure in failures] == [AckTimeout]
+        # What it was working on is still recognised when it is delivered again, but nothing waits for it.
+        assert slow.bind() == Binding(None, "key of a1", 0)
+        with pytest.raises(AckTimeout, match=r"within 10 s"):
+            await anext(slow)
+        broker.send("a4")
+        assert await anext(quick) == "A4"
+        await ask(quick)
+        await wait_all_tasks_blocked()
+        assert broker.advanced["a4"] == ACKED
+
+
+async def test_the_ack_timeout_is_due_when_elapsed_equals_it(autojump_clock: object) -> None:
+    now = 100.0
+    broker = Broker()
+    failures: list[Exception] = []
+    async with SharedStreamManager(ack_timeout=7, _now=lambda: now) as streams:
+        subscription = subscribe(streams, broker)
+        subscription.on_failed = failures.append
+        broker.send("a1")
+        await wait_all_tasks_blocked()
+        now = 106.999
+        await trio.sleep(5)
+        assert failures == []
+        now = 107.0
+        await trio.sleep(5)
+        assert len(failures) == 1
+
+
+async def test_a_confirmation_that_never_comes_is_an_ack_timeout_and_a_late_one_is_ignored(
+    autojump_clock: object,
+) -> None:
+    broker = Broker()
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscribe(streams, broker, 2)
+        subscription = subscribe(streams, broker, 1)
+        broker.send("a1")
+        await anext(subscription)
+        seq = bind(subscription)
+        with pytest.raises(AckTimeout):
+            await anext(subscription)
+        streams.confirm_persisted([seq])
+        await wait_all_tasks_blocked()
+        assert broker.advanced == {"a1": AdvanceOutcome(failed=2)}
+
+
+async def test_the_confirmed_events_of_a_waiting_subscriber_never_time_out(autojump_clock: object) -> None:
+    broker = Broker()
+    failures: list[Exception] = []
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscription = subscribe(streams, broker)
+        subscription.on_failed = failures.append
+        broker.send("a1")
+        await anext(subscription)
+        streams.confirm_persisted([bind(subscription)])
+        await ask(subscription)
+        await trio.sleep(1000)
+        assert failures == []
+
+
+async def test_an_overflow_fails_only_the_slow_subscriber_and_counts_the_overflowing_event() -> None:
+    broker = Broker()
+    failures: list[Exception] = []
+    async with SharedStreamManager(max_subscriber_queue=2) as streams:
+        slow, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
+        slow.on_failed = failures.append
+        for name in ("a1", "a2", "a3"):
+            broker.send(name)
+            await anext(quick)
+        await ask(quick)
+        await wait_all_tasks_blocked()
+        both = AdvanceOutcome(acked=1, failed=1)
+        assert broker.advanced == {"a1": both, "a2": both, "a3": both}
+        assert [type(failure) for failure in failures] == [SubscriberOverflow]
+        with pytest.raises(SubscriberOverflow):
+            await anext(slow)
+
+
+async def test_a_subscriber_that_was_failed_can_subscribe_again() -> None:
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=1) as streams:
+        slow, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
+        for name in ("a1", "a2"):
+            broker.send(name)
+            await anext(quick)
+        with pytest.raises(SubscriberOverflow):
+            await anext(slow)
+        again = subscribe(streams, broker, 1)
+        broker.send("a3")
+        assert await anext(again) == "A3"
+
+
+async def test_an_on_failed_that_raises_harms_nobody() -> None:
+    broker = Broker()
+
+    def broken(failure: Exception) -> None:
+        raise ValueError("on_failed is broken")
+
+    async with SharedStreamManager(max_subscriber_queue=1, log=structlog.get_logger()) as streams:
+        slow, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
+        slow.on_failed = broken
+        for name in ("a1", "a2", "a3"):
+            broker.send(name)
+            assert await anext(quick) == name.upper()
+
+
+@pytest.mark.parametrize("overflow", ["fail", "pause"])
+async def test_filters_run_while_open_stream_never_awaits(overflow: Any) -> None:
+    broker, seen = Broker(), []
+    broker.send(*(f"a{number}" for number in range(200)))
+    async with SharedStreamManager(max_subscriber_queue=1, overflow=overflow) as streams:
+        subscription = subscribe(streams, broker)
+        async for raw_event in subscription:
+            seen.append(raw_event)
+            if len(seen) == 200:
+                break
+    assert seen == [f"A{number}" for number in range(200)]
+
+
+async def test_in_pause_mode_a_full_queue_stops_the_poll_until_there_is_room() -> None:
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=2, overflow="pause") as streams:
+        slow, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
+        broker.send("a1", "a2", "a3", "a4")
+        await wait_all_tasks_blocked()
+        assert list(broker.waiting) == ["a3", "a4"]
+        await anext(quick)
+        await wait_all_tasks_blocked()
+        assert list(broker.waiting) == ["a3", "a4"]
+        await anext(slow)
+        await wait_all_tasks_blocked()
+        assert list(broker.waiting) == ["a4"]
+        await streams.unsubscribe(1, "k")
+        assert [await anext(quick) for _ in range(2)] == ["A2", "A3"]
+        await wait_all_tasks_blocked()
+        assert list(broker.waiting) == []
+
+
+async def test_in_pause_mode_the_ack_timeout_ends_the_pause(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=1, overflow="pause", ack_timeout=10) as streams:
+        stuck, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
+        broker.send("a1", "a2")
+        assert await anext(quick) == "A1"
+        assert await anext(quick) == "A2"
+        assert trio.current_time() == pytest.approx(10, abs=0.01)
+        with pytest.raises(AckTimeout):
+            await anext(stuck)
