@@ -11,7 +11,6 @@ it is left; so a cancellation from outside can never catch the group between two
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +19,7 @@ import structlog
 import trio
 
 from headgate.protocol.messages import KEY_CHARS_MAX
+from headgate.runner.streams import checks
 from headgate.runner.streams.contract import (
     AckTimeout,
     AdvanceItem,
@@ -42,6 +42,8 @@ OUTSTANDING_EVENTS_MAX = 100_000
 # Broadcasts without a visit to the scheduler while open_stream does not really await. Low enough that filters
 # run long before a queue of usual length is full; one visit a broadcast would cost more than the broadcast.
 BROADCASTS_PER_CHECKPOINT_MAX = 16
+# The least wait for an absent subscriber: a deadline may lie closer than the clock can tell.
+SEAT_WAIT_S_MIN = 0.001
 # How long an ended group may go on advancing what was resolved, the call in flight included. What is not
 # advanced by then is redelivered and recognised, so this only trades shutdown time for redeliveries.
 DRAIN_TIMEOUT_S = 10.0
@@ -86,7 +88,7 @@ class Group:
         self._evict = evict
         self._on_progress = on_progress
         self._log = settings.log.bind(stream=repr(key))
-        self._ledger = Ledger(settings.seqs, self._wake_pump) if _has_producer(trigger_class) else None
+        self._ledger = Ledger(settings.seqs, self._wake_pump) if checks.has_producer(trigger_class) else None
         self._online: dict[int, Subscription] = {}
         self._producer: SharedStreamProducer | None = None
         self._has_ended = False
@@ -258,11 +260,11 @@ class Group:
             stream = self._open_stream()
             await self._pull_all(stream)
         except BaseException as raised:
-            failure, cancelled = _split_cancelled(raised)
+            failure, cancelled = checks.split_cancelled(raised)
             if cancelled is not None and not self._poll_scope.cancel_called:
                 # Nobody cancelled us. A nursery inside open_stream did, because one of its tasks failed
                 # while the stream stood at a yield; its own error surfaces when the stream is closed.
-                failure, cancelled = failure or _leaked(cancelled), None
+                failure, cancelled = failure or checks.leaked(cancelled), None
             if failure is not None and self._has_ended:
                 self._log.warning("the producer failed while its stream was being stopped", exc_info=failure)
             elif failure is not None:
@@ -275,16 +277,16 @@ class Group:
         """Ask the first subscriber's class for the stream, in ack mode by way of its producer."""
         name = self._trigger_class.__name__
         if self._ledger is None:
-            return _iterator(self._trigger_class.open_shared_stream(self._kwargs), f"{name}.open_shared_stream")
+            return checks.iterator(self._trigger_class.open_shared_stream(self._kwargs), f"{name}.open_shared_stream")
         producer = self._trigger_class.create_shared_stream_producer(self._kwargs)
         if not isinstance(producer, SharedStreamProducer):
-            _discard_coroutine(producer)
+            checks.discard_coroutine(producer)
             raise TypeError(
                 f"{name}.create_shared_stream_producer must return a SharedStreamProducer, "
                 f"not {type(producer).__name__}"
             )
         self._producer = producer
-        return _iterator(producer.open_stream(), f"{type(producer).__name__}.open_stream")
+        return checks.iterator(producer.open_stream(), f"{type(producer).__name__}.open_stream")
 
     async def _pull_all(self, stream: AsyncIterator[Any]) -> None:
         while True:
@@ -300,7 +302,7 @@ class Group:
         """Wait for the subscribers that are expected back. The pull came first: it may have begun before they left."""
         seats, now = self._settings.seats, self._settings.now
         while (until := seats.wait_until(self.key)) is not None:
-            with trio.move_on_after(max(0.0, until - now())):
+            with trio.move_on_after(max(until - now(), SEAT_WAIT_S_MIN)):
                 await self._room.park()
 
     async def _wait_for_room(self) -> None:
@@ -357,7 +359,7 @@ class Group:
         assert self._producer is not None
         name = type(self._producer).__name__
         if not isinstance(item, tuple) or len(item) != 2:
-            raise TypeError(f"{name}.open_stream must yield (raw_event, broker_payload), not {_shape(item)}")
+            raise TypeError(f"{name}.open_stream must yield (raw_event, broker_payload), not {checks.shape(item)}")
         raw_event, broker_payload = item
         lane = self._producer.get_advance_lane(broker_payload)
         try:
@@ -366,7 +368,7 @@ class Group:
             raise TypeError(f"{name}.get_advance_lane must return something with a hash: {error}") from error
         key = self._producer.event_key(broker_payload)
         if key is not None and not isinstance(key, str):
-            raise TypeError(f"{name}.event_key must return a str or None, not {_shape(key)}")
+            raise TypeError(f"{name}.event_key must return a str or None, not {checks.shape(key)}")
         if key is not None and len(key) > KEY_CHARS_MAX:
             raise ValueError(f"{name}.event_key returned {len(key):,} characters; the limit is {KEY_CHARS_MAX:,}")
         deadline = self._settings.now() + self._settings.ack_timeout_s
@@ -382,7 +384,7 @@ class Group:
         try:
             await aclose()
         except BaseException as raised:
-            failure, cancelled = _split_cancelled(raised)
+            failure, cancelled = checks.split_cancelled(raised)
             if failure is not None:
                 self._log.warning("closing the stream failed", exc_info=failure)
             if cancelled is not None and self._poll_scope.cancel_called:
@@ -425,9 +427,9 @@ class Group:
             await self._producer.advance(batch)
             await trio.lowlevel.checkpoint()  # an advance need not await anything
         except BaseException as raised:
-            failure, cancelled = _split_cancelled(raised)
+            failure, cancelled = checks.split_cancelled(raised)
             if cancelled is not None and not self._pump_scope.cancel_called:
-                failure, cancelled = failure or _leaked(cancelled), None
+                failure, cancelled = failure or checks.leaked(cancelled), None
             if failure is not None:
                 self._log.error("advance failed", events=len(batch), exc_info=failure)
                 self._end(failure)
@@ -444,7 +446,7 @@ class Group:
         try:
             await self._producer.aclose()
         except BaseException as raised:
-            failure, cancelled = _split_cancelled(raised)
+            failure, cancelled = checks.split_cancelled(raised)
             if failure is not None:
                 self._log.warning("closing the producer failed", exc_info=failure)
             if cancelled is not None and self._close_scope.cancel_called:
@@ -454,46 +456,3 @@ class Group:
 def _account(subscription: Subscription) -> Account:
     assert subscription.account is not None
     return subscription.account
-
-
-def _has_producer(trigger_class: type[BaseEventTrigger]) -> bool:
-    """Whether the class overrides create_shared_stream_producer, which is what asks for ack mode."""
-    for cls in trigger_class.__mro__:
-        if "create_shared_stream_producer" in cls.__dict__:
-            return cls is not BaseEventTrigger
-    return False
-
-
-def _iterator(stream: Any, name: str) -> AsyncIterator[Any]:
-    if not hasattr(stream, "__aiter__"):
-        _discard_coroutine(stream)
-        raise TypeError(f"{name} must be an async generator (async def with yield), it returned {stream!r}")
-    iterator: AsyncIterator[Any] = aiter(stream)
-    return iterator
-
-
-def _shape(value: Any) -> str:
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a value of type {type(value).__name__}"
-
-
-def _discard_coroutine(value: Any) -> None:
-    """Close what will not be awaited: the error that follows says what is wrong, a warning beside it would not."""
-    if inspect.iscoroutine(value):
-        value.close()
-
-
-def _split_cancelled(raised: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """Part what a producer raised into its own failure and trio's cancellation, which must go on."""
-    if isinstance(raised, trio.Cancelled):
-        return None, raised
-    if isinstance(raised, BaseExceptionGroup):
-        cancelled, failure = raised.split(trio.Cancelled)
-        if cancelled is not None:  # otherwise split has made a copy, and the producer's own object is better
-            return failure, cancelled
-    return raised, None
-
-
-def _leaked(cancelled: BaseException) -> RuntimeError:
-    error = RuntimeError("the producer was cancelled by a scope of its own")
-    error.__cause__ = cancelled
-    return error

@@ -41,7 +41,7 @@ class Seats:
 
         Seats whose time is over are given up here, with a warning that names the trigger.
         """
-        if key not in self._kept:
+        if not self._kept or key not in self._kept:  # the first is all that an event costs as a rule
             return None
         now = self._now()
         for trigger_id, deadline in list(self._kept[key].items()):

@@ -1,0 +1,57 @@
+"""What authors' stream code returns and raises, judged: it may be anything at all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator
+from typing import Any
+
+import trio
+
+from headgate.triggers.base import BaseEventTrigger
+
+
+def has_producer(trigger_class: type[BaseEventTrigger]) -> bool:
+    """Whether the class overrides create_shared_stream_producer, which is what asks for ack mode."""
+    for cls in trigger_class.__mro__:
+        if "create_shared_stream_producer" in cls.__dict__:
+            return cls is not BaseEventTrigger
+    return False
+
+
+def iterator(stream: Any, name: str) -> AsyncIterator[Any]:
+    """Return the async iterator of ``stream``; raises `TypeError`, with the name it was called by, if it has none."""
+    if not hasattr(stream, "__aiter__"):
+        discard_coroutine(stream)
+        raise TypeError(f"{name} must be an async generator (async def with yield), it returned {stream!r}")
+    found: AsyncIterator[Any] = aiter(stream)
+    return found
+
+
+def shape(value: Any) -> str:
+    """Say what a value is, without showing it: it may be long, and it may be secret."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a value of type {type(value).__name__}"
+
+
+def discard_coroutine(value: Any) -> None:
+    """Close what will not be awaited: the error that follows says what is wrong, a warning beside it would not."""
+    if inspect.iscoroutine(value):
+        value.close()
+
+
+def split_cancelled(raised: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Part what a producer raised into its own failure and trio's cancellation, which must go on."""
+    if isinstance(raised, trio.Cancelled):
+        return None, raised
+    if isinstance(raised, BaseExceptionGroup):
+        cancelled, failure = raised.split(trio.Cancelled)
+        if cancelled is not None:  # otherwise split has made a copy, and the producer's own object is better
+            return failure, cancelled
+    return raised, None
+
+
+def leaked(cancelled: BaseException) -> RuntimeError:
+    """Return the failure of a producer that let a cancellation of its own escape."""
+    error = RuntimeError("the producer was cancelled by a scope of its own")
+    error.__cause__ = cancelled
+    return error

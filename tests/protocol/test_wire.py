@@ -1,0 +1,253 @@
+"""Bodies: every message comes back as it was, and whatever else is in a body is refused with a reason."""
+
+from __future__ import annotations
+
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.protocol import messages
+from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
+from headgate.protocol.messages import (
+    CancelTrigger,
+    Drain,
+    FinishedTrigger,
+    FiredEvent,
+    Hello,
+    LastEvent,
+    Refusal,
+    RefusedEvent,
+    Request,
+    Response,
+    RunnerSettings,
+    StateChanges,
+    StateSync,
+    StoredEvent,
+    TriggerSpec,
+    Welcome,
+)
+from headgate.protocol.session import Role
+from headgate.protocol.wire import (
+    MESSAGE_TYPES,
+    Message,
+    decode_from_runner,
+    decode_from_supervisor,
+    decode_message,
+    encode_message,
+)
+
+GOLDEN = Path(__file__).parents[1] / "replay" / "captured" / "messages-v1.txt"
+
+
+def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for everything a field of this type can hold on the wire."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is int:
+        return st.integers(-(2**63), 2**64 - 1)
+    if hint is float:
+        return st.floats(allow_nan=False)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([strategy_of(argument) for argument in arguments])
+    if origin is tuple:
+        return st.lists(strategy_of(arguments[0]), max_size=3).map(tuple)
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return st.builds(hint, **{name: strategy_of(h) for name, h in typing.get_type_hints(hint).items()})
+    return st.from_type(hint)
+
+
+ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in MESSAGE_TYPES.items()}
+
+# One of each, every field apart from its default, so that the order of the fields is pinned as well.
+EXAMPLES: dict[str, Message] = {
+    "Hello": Hello(protocol_version=1, incarnation=3, pid=4711, headgate_version="0.1.0"),
+    "StateChanges": StateChanges(
+        round=12,
+        events=(
+            FiredEvent(
+                trigger_id=5,
+                trigger_run_id="run-5",
+                sequence_index=2,
+                seq=77,
+                payload=b'{"a":1}',
+                key="orders-0.jsonl:128",
+                position=1,
+                kind="success",
+                is_last=True,
+            ),
+        ),
+        refused=(
+            RefusedEvent(
+                trigger_id=6,
+                trigger_run_id="run-6",
+                sequence_index=0,
+                seq=78,
+                reason="payload is a function",
+                payload_bytes=9,
+                payload_head=b"head",
+                key="k",
+                position=2,
+            ),
+        ),
+        finished=(
+            FinishedTrigger(
+                trigger_id=7,
+                trigger_run_id="run-7",
+                outcome="cancelled",
+                events=4,
+                error="Error",
+                traceback="Traceback",
+                reason="reassigned",
+            ),
+        ),
+        stuck=(8, 300),
+        more=True,
+    ),
+    "Request": Request(id=9, question=LastEvent(trigger_id=5)),
+    "Welcome": Welcome(
+        protocol_version=1,
+        incarnation=3,
+        settings=RunnerSettings(
+            heartbeat_s=1.5,
+            frame_bytes_max=1,
+            event_bytes_max=2,
+            round_events_max=3,
+            outbox_events_max=4,
+            subscriber_queue_max=5,
+            ack_timeout_s=6.5,
+            cohort_grace_s=7.5,
+            rejoin_wait_s=7.75,
+            cancel_grace_s=8.5,
+            hook_timeout_s=9.5,
+            blocked_after_s=10.5,
+            import_paths=("triggers",),
+        ),
+    ),
+    "StateSync": StateSync(
+        round=12,
+        persisted=(77, 70000),
+        refused=(Refusal(seq=78, trigger_id=6, reason="too long", payload_kept=True),),
+        to_create=(TriggerSpec(trigger_id=9, trigger_run_id="run-9", name="n", classpath="a.B", kwargs=b"{}"),),
+        to_cancel=(CancelTrigger(trigger_id=5, reason="user"),),
+        more=True,
+    ),
+    "Response": Response(
+        id=9, answer=StoredEvent(trigger_run_id="run-5", sequence_index=2, payload=b"1", key="k"), error="none"
+    ),
+    "Drain": Drain(deadline_s=30.5),
+}
+
+
+@pytest.mark.parametrize("role", Role)
+@settings(deadline=None)  # the first draw from a strategy builds it
+@given(data=st.data())
+def test_every_message_comes_back_as_it_was(role: Role, data: st.DataObject) -> None:
+    message = data.draw(ANY_MESSAGE[role])
+    assert decode_message(role, encode_message(message)) == message
+
+
+def test_the_unions_and_the_types_by_role_are_the_same() -> None:
+    assert set(MESSAGE_TYPES[Role.RUNNER]) == set(typing.get_args(messages.FromRunner))
+    assert set(MESSAGE_TYPES[Role.SUPERVISOR]) == set(typing.get_args(messages.FromSupervisor))
+
+
+@pytest.mark.parametrize("role", Role)
+@given(body=st.binary(max_size=200))
+def test_garbage_raises_nothing_but_a_remote_error(role: Role, body: bytes) -> None:
+    try:
+        assert type(decode_message(role, body)) in MESSAGE_TYPES[role]
+    except RemoteProtocolError:
+        pass
+
+
+@given(data=st.data())
+def test_a_message_with_flipped_bytes_raises_nothing_but_a_remote_error(data: st.DataObject) -> None:
+    body = bytearray(encode_message(data.draw(st.sampled_from(list(EXAMPLES.values())))))
+    for position in data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=3)):
+        body[position] ^= data.draw(st.integers(1, 255))
+    for role in Role:
+        try:
+            assert type(decode_message(role, bytes(body))) in MESSAGE_TYPES[role]
+        except RemoteProtocolError:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "malformed body of 0 bytes"),
+        (b"\xc1", "malformed body of 1 bytes"),
+        (msgspec.msgpack.encode(5), "malformed body"),
+        (msgspec.msgpack.encode([]), "malformed body"),
+        (msgspec.msgpack.encode({"hello": 1}), "malformed body"),
+        (msgspec.msgpack.encode(["goodbye", 1]), "unknown tag 'goodbye'"),
+        (msgspec.msgpack.encode(["hello", 1]), "malformed Hello: .*at least length 5"),
+        (msgspec.msgpack.encode(["hello", "one", 1, 1, ""]), r"malformed Hello: Expected `int`, got `str`.*\[1\]"),
+        (msgspec.msgpack.encode(["hello", 1, 1, 1, "", 0]) + b"\x00", "malformed body"),
+        (b"\x95\xa5hello\x01\x01\x01\xa1\xff", "malformed Hello: .*utf-8"),
+        (b"\x96\xa5hello\x01\x01\x01\xa0" + b"\x91" * 100_000 + b"\xc0", "malformed body"),
+        (b"\x96\xa7changes\x01\xdd\xff\xff\xff\xff", "malformed body"),
+        (encode_message(Drain(1.0)), "the runner sent Drain, which only the supervisor may send"),
+    ],
+)
+def test_a_bad_body_is_refused_with_what_is_wrong(body: bytes, reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        decode_from_runner(body)
+
+
+def test_a_runners_message_is_not_taken_from_the_supervisor() -> None:
+    with pytest.raises(RemoteProtocolError, match="the supervisor sent Hello, which only the runner may send"):
+        decode_from_supervisor(encode_message(EXAMPLES["Hello"]))
+
+
+def test_a_field_that_a_newer_peer_appended_is_skipped() -> None:
+    parts = msgspec.msgpack.decode(encode_message(EXAMPLES["StateSync"]))
+    assert decode_from_supervisor(msgspec.msgpack.encode([*parts, "new"])) == EXAMPLES["StateSync"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(1, 2**64, 1, ""),
+        Hello(1, 1, 1, "\ud800"),
+        Request(1, object()),  # type: ignore[arg-type]
+    ],
+)
+def test_what_has_no_form_on_the_wire_is_a_local_error(message: Message) -> None:
+    with pytest.raises(LocalProtocolError, match=f"{type(message).__name__} cannot be encoded"):
+        encode_message(message)
+
+
+def test_the_golden_frames_hold_every_message_and_no_field_of_them_is_at_its_default() -> None:
+    assert {type(message) for message in EXAMPLES.values()} == {*MESSAGE_TYPES[Role.RUNNER]} | {
+        *MESSAGE_TYPES[Role.SUPERVISOR]
+    }
+
+    def structs_in(value: Any) -> list[msgspec.Struct]:
+        if isinstance(value, tuple):
+            return [struct for item in value for struct in structs_in(item)]
+        if isinstance(value, msgspec.Struct):
+            return [value, *structs_in(msgspec.structs.astuple(value))]
+        return []
+
+    for struct in structs_in(tuple(EXAMPLES.values())):
+        for field in msgspec.structs.fields(struct):
+            assert getattr(struct, field.name) != field.default, (type(struct).__name__, field.name)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_wire_is_what_it_was(name: str) -> None:
+    """Golden frames are added to, never changed: a peer of this protocol version is out there."""
+    golden = dict(line.split() for line in GOLDEN.read_text().splitlines() if not line.startswith("#"))
+    body = bytes.fromhex(golden[name])
+    sender = Role.RUNNER if type(EXAMPLES[name]) in MESSAGE_TYPES[Role.RUNNER] else Role.SUPERVISOR
+    assert encode_message(EXAMPLES[name]) == body
+    assert decode_message(sender, body) == EXAMPLES[name]
+    assert golden.keys() == EXAMPLES.keys()
