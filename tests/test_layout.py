@@ -37,7 +37,7 @@ def test_the_wheel_takes_all_three_roots() -> None:
 def test_every_package_says_what_it_is() -> None:
     packages = {path.parent for path in SOURCES}
     for package in packages:
-        if package.name == "versions":
+        if "migrations" in package.parts:
             continue  # alembic reads the folder, nobody imports it
         docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
         assert docstring, f"{package} has no docstring"

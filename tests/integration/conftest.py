@@ -16,7 +16,7 @@ from headgate.store.store import Store
 
 sys.path.append(str(Path(__file__).parent))
 
-from pair import Pair  # noqa: E402 - the folder of the tests is no package
+from pair import Pair
 
 
 class StartPair(Protocol):

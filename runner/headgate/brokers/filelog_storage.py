@@ -28,14 +28,14 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 LINE_BYTES_MAX = 1024 * 1024  # as EVENT_BYTES_MAX of the protocol: a longer line could not become an event anyway
 READ_BYTES_MAX = 64 * 1024  # one ordinary read: some hundred lines, so that one thread hop serves them all
@@ -416,7 +416,7 @@ def lock_holder(folder: str, group: str) -> int | None:
 
 
 @contextmanager
-def appending(fd: int) -> Iterator[None]:
+def appending(fd: int) -> Generator[None]:
     """Hold the writers' lock on a partition's file, so that batches of several processes do not mix."""
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:

@@ -143,7 +143,7 @@ class BaseTrigger(abc.ABC):
         """Release what the trigger holds. Called on every exit, whatever its cause, within a time limit (I14)."""
 
     async def on_kill(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
-        """Stop remote work. Called only when a user cancelled the trigger; never on shutdown, timeout or a move (I14)."""
+        """Stop remote work. Called only when a user cancels the trigger, not on shutdown, timeout or a move (I14)."""
 
 
 class BaseEventTrigger(BaseTrigger):

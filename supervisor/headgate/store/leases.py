@@ -235,7 +235,7 @@ def claimed(connection: Connection, epoch: int) -> list[Row[Any]]:
     return list(connection.execute(_to_run().where(mine)).all())
 
 
-def _to_run() -> Select[Any]:
+def _to_run() -> Select[*tuple[Any, ...]]:
     return (
         select(
             trigger.c.id,
@@ -252,12 +252,12 @@ def _to_run() -> Select[Any]:
 
 def decrypted(row: Row[Any], secrets: Secrets) -> ClaimedTrigger:
     """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
-    fields = dict(row._mapping)
+    fields: dict[str, Any] = dict(row._mapping)
     fields["name"] = fields["name"] or f"trigger-{fields['id']}"
     try:
         fields["kwargs"] = secrets.decrypt(fields["kwargs"])
     except BadKey as error:
-        return ClaimedTrigger(**{**fields, "kwargs": None}, error=str(error))
+        fields |= {"kwargs": None, "error": str(error)}
     return ClaimedTrigger(**fields)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, and_, func, select
@@ -125,8 +126,10 @@ def triggers(connection: Connection) -> list[TriggerRow]:
         .order_by(trigger.c.id)
         .limit(LIST_ROWS_MAX)
     )
-    rows = connection.execute(statement)
-    return [TriggerRow(**{**row._mapping, "name": row.name or f"trigger-{row.id}"}) for row in rows]
+    rows: list[dict[str, Any]] = [dict(row._mapping) for row in connection.execute(statement)]
+    for row in rows:
+        row["name"] = row["name"] or f"trigger-{row['id']}"
+    return [TriggerRow(**row) for row in rows]
 
 
 def triggerers(connection: Connection, clock: Clock | None, limit: int) -> list[TriggererRow]:

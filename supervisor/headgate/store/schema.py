@@ -5,7 +5,7 @@ The migrations stand in ``headgate/store/migrations`` and are run by alembic, wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def _config(connection: Connection) -> Config:
 
 
 @contextmanager
-def _migrating(engine: Engine) -> Iterator[Connection]:
+def _migrating(engine: Engine) -> Generator[Connection]:
     """Run one transaction that keeps other migrations out. On SQLite its write lock does that."""
     with _translated(engine), engine.begin() as connection:
         if engine.dialect.name == "postgresql":
@@ -107,7 +107,7 @@ def _migrating(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def _translated(engine: Engine) -> Iterator[None]:
+def _translated(engine: Engine) -> Generator[None]:
     try:
         yield
     except driver_errors.TRANSLATED as error:

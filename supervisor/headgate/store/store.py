@@ -7,7 +7,7 @@ when nobody knows whether its commit arrived: a slice stored twice is stored onc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from headgate.store.errors import NoSuchWatcher, RowsRefused
 from headgate.store.leases import ClaimedTrigger, Clock, Poll, TriggererRow
 from headgate.store.secrets import Secrets
 
+KWARGS_BYTES_MAX = 1024 * 1024  # of one trigger: as long as an event may be, so that it fits a frame of the link
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 LIST_LIMIT = 100  # rows of a list that grows for ever, where the caller does not say
 
@@ -177,10 +178,11 @@ class Store:
     ) -> int:
         """Add a watcher and its trigger; return the id of the trigger. ``kwargs`` are stored encrypted.
 
-        Raises `WatcherExists`, `BadName`, and `headgate.protocol.errors.ValueNotSerializable` for kwargs that
-        have no form on the wire.
+        Raises `WatcherExists`, `BadName`, and from `headgate.protocol.errors` `ValueNotSerializable` for kwargs
+        that have no form on the wire, `ValueTooLong` for more than `KWARGS_BYTES_MAX` of them.
         """
-        encrypted = self._secrets.encrypt(encode_value(dict(kwargs), where="kwargs"))
+        encoded = encode_value(dict(kwargs), where="kwargs", bytes_max=KWARGS_BYTES_MAX)
+        encrypted = self._secrets.encrypt(encoded)
         with self._writing() as connection:
             now = leases.read_clock(connection, self._clock)
             return watchers.add(
@@ -244,17 +246,17 @@ class Store:
     # --- transactions ----------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _writing(self) -> Generator[Connection]:
         with self._transaction(reads_only=False) as connection:
             yield connection
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _reading(self) -> Generator[Connection]:
         with self._transaction(reads_only=True) as connection:
             yield connection
 
     @contextmanager
-    def _transaction(self, *, reads_only: bool) -> Iterator[Connection]:
+    def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
         """Run one transaction: committed at the end, rolled back on any exception, its errors translated."""
         try:
             if self._connection is None:

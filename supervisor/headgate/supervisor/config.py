@@ -125,7 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     round_events_max: Annotated[_Count, _why("Events of one round; bounds what waits for one answer.")] = 1000
     outbox_events_max: Annotated[_Count, _why("Events waiting for a round; beyond it triggers wait.")] = 10_000
     subscriber_queue_max: Annotated[
-        _Count, _why("Raw events a subscriber of a shared stream may have waiting before it is failed.")
+        _Count, _why("Raw events a subscriber of a shared stream may have waiting before the stream waits for it.")
     ] = 1024
     ack_timeout_s: Annotated[
         _Seconds, _why("A subscriber that has not resolved an event after this long is failed.")

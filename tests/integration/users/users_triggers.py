@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -45,7 +44,8 @@ class Surroundings(_Kwargs):
                 descriptors[descriptor] = os.readlink(f"/proc/self/fd/{descriptor}")
             except FileNotFoundError:
                 continue
-        maps = sorted({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line})
+        lines = (await trio.Path("/proc/self/maps").read_text()).splitlines()
+        maps = sorted({line.split()[-1] for line in lines if "/" in line})
         yield TriggerEvent({"environment": dict(os.environ), "descriptors": descriptors, "maps": maps})
         await trio.sleep_forever()
 
@@ -106,8 +106,8 @@ class FailsOnce(FileLogTrigger):
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:  # type: ignore[override]
         async for event in shared_stream:
-            marker = Path(self.marker)
-            if event["id"] == self.fail_at and not marker.exists():
-                marker.touch()
+            marker = trio.Path(self.marker)
+            if event["id"] == self.fail_at and not await marker.exists():
+                await marker.touch()
                 raise ValueError(f"no event {self.fail_at} for me")
             yield TriggerEvent(event)

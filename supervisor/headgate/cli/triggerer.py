@@ -1,0 +1,28 @@
+"""``headgate triggerer``: the supervised pair itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headgate.cli.invocation import invocation
+
+
+def run(
+    ctx: typer.Context,
+    capacity: Annotated[int | None, typer.Option(metavar="N", help="Triggers to run at most.")] = None,
+    queues: Annotated[str | None, typer.Option(metavar="A,B", help="Queues whose triggers to run.")] = None,
+    capture: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Record every frame between supervisor and runner in DIR.")
+    ] = None,
+) -> None:
+    """Run triggers until told to stop: a supervisor, and the runner it keeps alive.
+
+    SIGTERM or Ctrl-C drains (what was fired is stored first) and leaves with 0; a second one does not wait.
+    """
+    settings = invocation(ctx).settings(capacity=capacity, queues=queues, capture=capture)
+    from headgate.supervisor.serve import serve
+
+    raise typer.Exit(serve(settings, capture=settings.capture))

@@ -1,0 +1,80 @@
+"""``headgate watchers``: which event triggers run without a task."""
+
+from __future__ import annotations
+
+import json
+import keyword
+from typing import Annotated, Any
+
+import typer
+
+from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.output import JsonOption, print_structs
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.values import decode_value
+
+app = typer.Typer(help="Watchers: event triggers that run on their own, by name.", no_args_is_help=True)
+
+KWARGS_HELP = (
+    "The trigger's keyword arguments, a JSON object. What JSON lacks is written as an object with a tag: "
+    """{"$": "timedelta", "v": [DAYS, SECONDS, MICROSECONDS]}, {"$": "datetime", "v": "2026-01-31T12:00:00+00:00"}, """
+    """{"$": "bytes", "v": BASE64}, {"$": "decimal", "v": "0.10"}, {"$": "tuple", "v": [...]}."""
+)
+
+
+@app.command()
+def add(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="A name of your choice; events are listed by it.")],
+    classpath: Annotated[str, typer.Argument(help="The trigger class, as package.module.Class.")],
+    kwargs: Annotated[str, typer.Option(metavar="JSON", help=KWARGS_HELP)] = "{}",
+    queue: Annotated[str, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = "default",
+    asset: Annotated[str | None, typer.Option(metavar="A", help="The asset its events are about.")] = None,
+) -> None:
+    """Add a watcher. The runner imports its class, looking in import_paths too; nothing is imported here."""
+    check_classpath(classpath)
+    given = parse_kwargs(kwargs)
+    with invocation(ctx).store() as store:
+        store.add_watcher(name, classpath, given, queue=queue, asset=asset)
+    print(f"added watcher {name}")
+
+
+@app.command()
+def remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The watcher's name.")]) -> None:
+    """Remove a watcher. Its trigger is cancelled as by a user; its events stay."""
+    with invocation(ctx).store() as store:
+        store.remove_watcher(name)
+    print(f"removed watcher {name}")
+
+
+@app.command("list")
+def list_watchers(ctx: typer.Context, as_json: JsonOption = False) -> None:
+    """List the watchers."""
+    with invocation(ctx).store() as store:
+        print_structs(store.list_watchers(), as_json=as_json)
+
+
+def check_classpath(classpath: str) -> None:
+    """Check the form of a classpath; the class itself is users' code, and not imported on this side.
+
+    Raises `CommandError`.
+    """
+    parts = classpath.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        raise CommandError(f"{classpath!r} is no classpath; it looks like package.module.Class", exit_code=2)
+
+
+def parse_kwargs(text: str) -> dict[str, Any]:
+    """Return the keyword arguments in a text of JSON with tagged values. Raises `CommandError`."""
+    try:
+        # The standard library says where in the text a mistake is.
+        plain = json.loads(text)
+        kwargs = decode_value(text.encode())
+    except (ValueError, ProtocolError) as exc:
+        raise CommandError(f"--kwargs: {exc}", exit_code=2) from exc
+    if not isinstance(plain, dict) or not isinstance(kwargs, dict):
+        raise CommandError(f"--kwargs: expected a JSON object, got {text}", exit_code=2)
+    for name in kwargs:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise CommandError(f"--kwargs: {name!r} cannot be the name of an argument", exit_code=2)
+    return kwargs

@@ -1,0 +1,317 @@
+"""The commands that work on a database and on captures, called as a user calls them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.cli import reading
+from headgate.protocol.framelog import FrameLogWriter
+from headgate.protocol.messages import PROTOCOL_VERSION, FiredEvent, Hello, RefusedEvent
+from headgate.protocol.session import Direction
+from headgate.protocol.values import encode_value
+from headgate.protocol.wire import encode_message
+from headgate.store.engine import open_engine
+from headgate.store.secrets import Secrets
+from headgate.store.store import Store
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def watched(call_database: Any) -> Any:
+    """The command line, with one watcher added."""
+    called = call_database("watchers", "add", "orders", "my.triggers.Orders", "--kwargs", '{"path": "/x"}')
+    assert (called.code, called.err) == (0, "")
+    return call_database
+
+
+def store_events(
+    database_url: str, home: Path, events: list[FiredEvent], refused: list[RefusedEvent] | None = None
+) -> None:
+    """Store events of the one trigger there is, as a supervisor does."""
+    engine = open_engine(database_url)
+    with Store(engine, secrets=Secrets.open(home, None)) as store:
+        epoch = store.register_triggerer(
+            hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=("default",)
+        )
+        (trigger,) = store.claim_triggers(epoch, limit=1, queues=("default",))
+        store.store_slice(
+            epoch,
+            events=[msgspec.structs.replace(event, trigger_id=trigger.id) for event in events],
+            refused=[msgspec.structs.replace(event, trigger_id=trigger.id) for event in refused or []],
+            finished=[],
+        )
+
+
+def fired(index: int, payload: Any, key: str | None = None) -> FiredEvent:
+    return FiredEvent(0, "1.1.1.1", index, index, encode_value(payload, where="payload"), key=key)
+
+
+# --- the database --------------------------------------------------------------------------------
+
+
+def test_a_database_is_upgraded_and_its_revision_printed(call: Any, home: Path) -> None:
+    first, again = call("db", "upgrade"), call("db", "upgrade")
+
+    assert first.code == again.code == 0
+    assert "is at revision" in first.out
+    assert first.out == again.out
+    assert (home / "headgate.db").exists()
+    assert call("events", "list").code == 0
+
+
+def test_a_database_without_tables_tells_what_to_run(call: Any, empty_database_url: str) -> None:
+    for command in (["events", "list"], ["watchers", "add", "a", "b.C"], ["triggerer"]):
+        called = call("--db", empty_database_url, *command)
+
+        assert called.code == 1
+        assert "headgate db upgrade" in called.err
+
+
+def test_looking_at_a_database_that_does_not_exist_makes_none(call: Any, home: Path) -> None:
+    called = call("events", "list")
+
+    assert called.code == 1
+    assert "headgate db upgrade" in called.err
+    assert not home.exists()
+
+
+# --- watchers ------------------------------------------------------------------------------------
+
+
+def test_a_watcher_is_listed_until_it_is_removed(watched: Any) -> None:
+    (row,) = watched("watchers", "list", "--json").rows()
+    assert (row["name"], row["classpath"], row["queue"]) == ("orders", "my.triggers.Orders", "default")
+    assert "orders" in watched("watchers", "list").out
+    assert [row["name"] for row in watched("triggers", "list", "--json").rows()] == ["orders"]
+
+    assert watched("watchers", "remove", "orders").code == 0
+
+    assert watched("watchers", "list", "--json").rows() == []
+    assert watched("triggers", "list", "--json").rows() == []
+
+
+def test_a_name_is_taken_or_unknown_and_the_error_says_so(watched: Any) -> None:
+    taken = watched("watchers", "add", "orders", "a.B")
+    unknown = watched("watchers", "remove", "nobody")
+
+    assert (taken.code, unknown.code) == (1, 1)
+    assert "orders" in taken.err
+    assert "nobody" in unknown.err
+
+
+def test_kwargs_may_hold_values_that_json_lacks(call_database: Any, database_url: str, home: Path) -> None:
+    kwargs = '{"delta": {"$": "timedelta", "v": [0, 5, 0]}, "raw": {"$": "bytes", "v": "aGk="}, "n": 1}'
+
+    assert call_database("watchers", "add", "a", "b.C", "--kwargs", kwargs, "--queue", "q").code == 0
+
+    with Store(open_engine(database_url), secrets=Secrets.open(home, None)) as store:
+        epoch = store.register_triggerer(
+            hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=("q",)
+        )
+        (claimed,) = store.claim_triggers(epoch, limit=1, queues=("q",))
+    expected = {"delta": timedelta(seconds=5), "raw": b"hi", "n": 1}
+    assert claimed.kwargs == encode_value(expected, where="kwargs")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["b.C", "--kwargs", '{"a":'], "--kwargs: Expecting value: line 1 column 6"),
+        (["b.C", "--kwargs", "[1]"], "--kwargs: expected a JSON object"),
+        (["b.C", "--kwargs", '{"$": "tuple", "v": []}'], "--kwargs: expected a JSON object"),
+        (["b.C", "--kwargs", '{"a": {"$": "nope", "v": 1}}'], "--kwargs: "),
+        (["b.C", "--kwargs", '{"not a name": 1}'], "--kwargs: 'not a name' cannot be the name of an argument"),
+        (["Class"], "'Class' is no classpath"),
+        (["a..B"], "'a..B' is no classpath"),
+        (["a/b.py:C"], "is no classpath"),
+        (["a.class"], "is no classpath"),
+    ],
+)
+def test_what_cannot_be_a_watcher_is_refused_before_the_database_is_asked(
+    call: Any, arguments: list[str], problem: str
+) -> None:
+    called = call("watchers", "add", "w", *arguments)
+
+    assert called.code == 2
+    assert called.err.startswith("headgate: ")
+    assert problem in called.err
+
+
+def test_a_class_of_a_user_is_not_imported_to_add_its_watcher(
+    call_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users_module_that_must_not_run.py").write_text("raise SystemExit(99)")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert call_database("watchers", "add", "w", "users_module_that_must_not_run.Trigger").code == 0
+
+
+# --- events and dead letters ---------------------------------------------------------------------
+
+
+def test_an_event_is_listed_with_exactly_the_documented_fields(watched: Any, database_url: str, home: Path) -> None:
+    store_events(database_url, home, [fired(0, {"id": 1, "at": MOMENT, "raw": b"hi"}, key="k:0")])
+
+    (row,) = watched("events", "list", "--json").rows()
+
+    assert list(row) == list(reading.EVENT_COLUMNS)
+    assert row["payload"] == {"id": 1, "at": "2026-01-02T03:04:05+00:00", "raw": "hi"}
+    assert datetime.fromisoformat(row["stored_at"]).tzinfo is not None
+    (trigger,) = watched("triggers", "list", "--json").rows()
+    del row["id"], row["stored_at"], row["payload"]
+    assert row == {
+        "watcher": "orders",
+        "trigger_id": trigger["id"],
+        "trigger_run_id": "1.1.1.1",
+        "sequence_index": 0,
+        "key": "k:0",
+        "is_last": False,
+    }
+
+
+def test_events_come_in_order_of_one_watcher_and_as_many_as_asked(watched: Any, database_url: str, home: Path) -> None:
+    store_events(database_url, home, [fired(index, index) for index in range(250)])
+
+    def payloads(*arguments: str) -> list[Any]:
+        return [row["payload"] for row in watched("events", "list", "--json", *arguments).rows()]
+
+    assert payloads() == list(range(250))
+    assert payloads("--limit", "3", "--watcher", "orders") == [0, 1, 2]
+    unknown = watched("events", "list", "--json", "--watcher", "nobody")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "nobody" in unknown.err
+
+
+def test_a_table_says_when_it_does_not_show_everything(
+    watched: Any, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.cli.output.ROWS_SHOWN_MAX", 2)
+    monkeypatch.setattr("headgate.cli.reading.ROWS_SHOWN_MAX", 2)
+    store_events(database_url, home, [fired(index, f"<{index}>") for index in range(3)])
+
+    everything = watched("events", "list").out
+    assert "<1>" in everything
+    assert "<2>" not in everything
+    assert "There are more than 2" in everything
+    assert "There are more" not in watched("events", "list", "--limit", "2").out
+
+
+def test_dead_letters_are_listed_with_their_reason(watched: Any, database_url: str, home: Path) -> None:
+    store_events(database_url, home, [], [RefusedEvent(0, "1.1.1.1", 0, 1, "too long", 5_000_000, b'"head')])
+
+    (row,) = watched("dlq", "list", "--json").rows()
+
+    assert (row["reason"], row["payload_bytes"], row["payload_head"]) == ("too long", 5_000_000, '"head')
+    assert "too long" in watched("dlq", "list").out
+
+
+def test_triggerers_are_listed(watched: Any, database_url: str, home: Path) -> None:
+    store_events(database_url, home, [])
+
+    (row,) = watched("triggerers", "list", "--json").rows()
+
+    assert (row["hostname"], row["pid"], row["queues"]) == ("h", 1, ["default"])
+
+
+def test_an_empty_list_prints_no_json(call_database: Any) -> None:
+    for command in ("watchers", "triggers", "triggerers", "events", "dlq"):
+        called = call_database(command, "list", "--json")
+
+        assert (called.code, called.out, called.err) == (0, "", "")
+
+
+# --- the triggerer -------------------------------------------------------------------------------
+
+
+def test_the_triggerer_serves_with_the_settings_of_its_flags(
+    call_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headgate.supervisor import serve
+
+    served: list[Any] = []
+
+    def serve_nothing(settings: Any, *, capture: Path | None = None) -> int:
+        served.append((settings.capacity, settings.queues, capture))
+        return 3
+
+    monkeypatch.setattr(serve, "serve", serve_nothing)
+
+    called = call_database("triggerer", "--capacity", "5", "--queues", "a,b", "--capture", "frames")
+
+    assert called.code == 3
+    assert served == [(5, ("a", "b"), tmp_path / "frames")]
+
+
+# --- captures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """A folder with one frame log that holds the first half of a handshake."""
+    folder = tmp_path / "frames"
+    writer = FrameLogWriter(folder)
+    hello = Hello(PROTOCOL_VERSION, 1, 4242, "0.1.0")
+    writer.record(Direction.FROM_RUNNER, 1, hello, encode_message(hello))
+    writer.close()
+    return folder
+
+
+def test_frames_are_shown_from_a_file_and_from_a_folder(call: Any, capture: Path) -> None:
+    (file,) = capture.iterdir()
+
+    for path in (file, capture):
+        called = call("frames", "show", str(path))
+        assert called.code == 0
+        assert "Hello" in called.out
+        assert "4242" in called.out
+    (row,) = call("frames", "show", "--json", str(capture)).rows()
+    assert (row["file"], row["incarnation"]) == (str(file), 1)
+    assert call("frames", "show", "--limit", "1", str(capture)).out.count("\n") == 1
+
+
+def test_a_capture_cut_while_it_was_written_is_reported_and_is_no_error(call: Any, capture: Path) -> None:
+    (file,) = capture.iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+
+    called = call("frames", "verify", str(capture))
+
+    assert called.code == 0
+    assert "torn" in called.out
+    assert "torn" in call("frames", "show", str(capture)).out
+
+
+def test_a_capture_with_a_flipped_byte_is_an_error(call: Any, capture: Path) -> None:
+    (file,) = capture.iterdir()
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 1
+    file.write_bytes(bytes(data))
+
+    called = call("frames", "verify", str(capture))
+
+    assert called.code == 1
+    assert "BAD" in called.out
+    (row,) = call("frames", "verify", "--json", str(capture)).rows()
+    assert row["ok"] is False
+
+
+def test_a_whole_capture_verifies(call: Any, capture: Path) -> None:
+    called = call("frames", "verify", str(capture))
+
+    assert called.code == 0
+    assert called.out.endswith("1 frames, incarnations 1: ok\n")
+
+
+def test_what_is_no_frame_log_is_an_error_in_one_line(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.hgframe").write_text("hello")
+    (tmp_path / "empty").mkdir()
+
+    assert "not a frame log" in call("frames", "verify", str(tmp_path)).err
+    nothing = call("frames", "show", str(tmp_path / "empty"))
+    assert nothing.code == 1
+    assert "there is no frame log" in nothing.err

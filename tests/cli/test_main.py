@@ -1,0 +1,141 @@
+"""The command line as a whole: help, version, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+def test_help_names_every_command(call: Any) -> None:
+    called = call("--help")
+
+    assert called.code == 0
+    for command in (
+        "db",
+        "triggerer",
+        "watchers",
+        "triggers",
+        "triggerers",
+        "events",
+        "dlq",
+        "frames",
+        "config",
+        "demo",
+    ):
+        assert command in called.out
+
+
+def test_a_call_without_a_command_shows_the_help_and_is_a_usage_error(call: Any) -> None:
+    called = call()
+
+    assert called.code == 2
+    assert "Usage: headgate" in called.out + called.err
+
+
+def test_the_version_is_that_of_the_package(call: Any) -> None:
+    from importlib.metadata import version
+
+    assert call("--version").out == f"headgate {version('headgate')}\n"
+
+
+def test_asking_for_help_imports_neither_the_database_nor_users_side() -> None:
+    heavy = [
+        "sqlalchemy",
+        "alembic",
+        "psycopg",
+        "cryptography",
+        "structlog",
+        "trio",
+        "headgate.brokers",
+        "headgate.runner",
+    ]
+    code = (
+        "import sys; from headgate.cli.main import main; assert main(['--help']) == 0;"
+        f"loaded = [name for name in {heavy!r} if name in sys.modules]; assert not loaded, loaded"
+    )
+
+    done = run_python("-c", code)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["bogus"], 2, "headgate: No such command 'bogus'."),
+        (["watchers", "add"], 2, "headgate: Missing argument"),
+        (["events", "list", "--limit", "0"], 2, "headgate: Invalid value for '--limit'"),
+        (["--config", "nowhere.toml", "config", "show"], 2, "headgate: there is no file"),
+        (["triggerer", "--capacity", "0"], 2, "headgate: capacity: expected a whole number from 1"),
+        (["--db", "mysql://u:hunter2@h/d", "events", "list"], 2, "headgate: database_url: expected a URL"),
+        (["--db", "postgresql://u:hunter2@127.0.0.1:1/d", "events", "list"], 1, "headgate: the database postgresql"),
+        (["frames", "show", "nowhere"], 1, "headgate: "),
+    ],
+)
+def test_an_error_is_one_line_without_a_traceback(call: Any, arguments: list[str], code: int, line: str) -> None:
+    called = call(*arguments)
+
+    assert called.code == code
+    assert called.out == ""
+    assert called.err.startswith(line)
+    assert called.err.count("\n") == 1
+    assert "hunter2" not in called.err
+
+
+def test_debug_shows_the_traceback_of_an_error(call: Any) -> None:
+    called = call("--debug", "frames", "show", "nowhere")
+
+    assert called.code == 1
+    assert "Traceback" in called.err
+    assert called.err.splitlines()[-1].startswith("headgate: ")
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_talk_about(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "headgate.cli", "config", "show", "--json"],
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "HEADGATE_HOME": str(tmp_path)},
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write_end)
+
+    assert done.stderr == b""
+
+
+def test_config_show_knows_every_value_and_its_place(call: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.mkdir()
+    (home / "headgate.toml").write_text("capacity = 7")
+    monkeypatch.setenv("HEADGATE_FERNET_KEYS", "hunter2")
+
+    rows = {row["key"]: row for row in call("--db", "postgresql://u:hunter2@h/d", "config", "show", "--json").rows()}
+
+    assert rows["capacity"]["value"] == 7
+    assert rows["capacity"]["source"] == str(home / "headgate.toml")
+    assert rows["home"] | {"reason": ""} == {
+        "key": "home",
+        "value": str(home),
+        "source": "HEADGATE_HOME",
+        "expected": "a path",
+        "reason": "",
+    }
+    assert rows["database_url"]["value"] == "postgresql://u:***@h/d"
+    assert rows["database_url"]["source"] == "--db"
+    assert rows["fernet_keys"]["value"] == "***"
+    assert "drain_s" in call("config", "show").out
