@@ -16,7 +16,7 @@ from headgate.protocol.messages import StoredEvent
 from headgate.protocol.values import decode_value
 
 if TYPE_CHECKING:
-    from headgate.triggers.shared_stream import SharedStreamProducer
+    from headgate.runner.streams.contract import SharedStreamProducer
 
 __all__ = [
     "BaseEventTrigger",
