@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -35,7 +36,7 @@ def test_the_end_of_a_run_is_in_no_round_before_the_last_of_its_events() -> None
     assert (len(second.events), len(second.refused), len(second.finished)) == (1, 0, 1)
 
 
-def test_a_round_ends_with_the_item_that_reaches_its_limit_of_bytes(monkeypatch) -> None:
+def test_a_round_ends_with_the_item_that_reaches_its_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "ROUND_BYTES_MAX", 100)
     outbox = Outbox(events_max=10, round_events_max=10)
     for index in range(3):
@@ -59,7 +60,9 @@ def test_a_stuck_trigger_is_named_in_one_round() -> None:
     assert outbox.take_round(2).stuck == ()
 
 
-def test_it_is_full_by_events_or_by_bytes_and_has_room_again_when_a_round_is_taken(monkeypatch) -> None:
+def test_it_is_full_by_events_or_by_bytes_and_has_room_again_when_a_round_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(outbox_module, "OUTBOX_BYTES_MAX", 100)
     outbox = Outbox(events_max=2, round_events_max=1)
     outbox.put(fired(0))
@@ -122,17 +125,15 @@ async def test_wake_lets_everyone_look_again_once_and_nobody_spins(autojump_cloc
     outbox.put(fired(0))
     looks = 0
 
-    async def wait(scope: trio.CancelScope) -> None:
+    async def wait() -> None:
         nonlocal looks
-        with scope:
-            while outbox.is_full:
-                await outbox.wait_room()
-                looks += 1
+        while outbox.is_full:
+            await outbox.wait_room()
+            looks += 1
 
-    scope = trio.CancelScope()
     async with trio.open_nursery() as nursery:
         for _ in range(3):
-            nursery.start_soon(wait, scope)
+            nursery.start_soon(wait)
         await wait_all_tasks_blocked()
         outbox.wake()
         await wait_all_tasks_blocked()

@@ -233,6 +233,7 @@ class Host:
         with trio.CancelScope(shield=True):
             await self._leave_stream(run, ending)
             await self._call_hooks(run, ending)
+            await self._close_leaked_nurseries(run)
         self._report(run.spec, ending, events=run.events)
         del self._runs[run.spec.trigger_id]
         run.ended.set()
@@ -258,10 +259,11 @@ class Host:
             )
         async with aclosing(events):
             async for event in events:
-                if self._fire(run, event) != "event" or run.scope.cancel_called:
-                    return
-                if self._outbox.is_full or run.events % EVENTS_A_STEP == 0:
+                kind = self._fire(run, event)
+                if kind == "event" and (self._outbox.is_full or run.events % EVENTS_A_STEP == 0):
                     await self._pause(run)
+                if kind != "event" or run.scope.cancel_called:
+                    return
         if run.events == 0:
             raise ReturnedBeforeFirstEvent(f"{run.spec.classpath} returned before its first event")
 
@@ -340,6 +342,15 @@ class Host:
                 log.exception("a hook failed", hook=name, **_names(run.spec))
             if scope.cancelled_caught:
                 log.error("a hook took too long", hook=name, timeout_s=timeout_s, **_names(run.spec))
+
+    async def _close_leaked_nurseries(self, run: TriggerRun) -> None:
+        """Close what the trigger has opened and not left: trio would end the task, and with it all, with an error."""
+        for nursery in reversed(trio.lowlevel.current_task().child_nurseries):
+            self._watch_rest(run, 0.0)
+            log.error("a trigger left a nursery open", **_names(run.spec))
+            nursery.cancel_scope.cancel()
+            # What `async with` awaits at its end. What the tasks in there raise has nobody to go to.
+            await nursery._nested_child_finished(None)
 
     def _watch_rest(self, run: TriggerRun, bound_s: float) -> None:
         """What is left to do ends within ``bound_s``, unless users' code in it swallows its cancellation."""

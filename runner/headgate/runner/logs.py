@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -33,7 +33,7 @@ trigger_names: ContextVar[Mapping[str, object]] = ContextVar("headgate_trigger",
 
 
 @contextmanager
-def naming_trigger(names: Mapping[str, object]) -> Iterator[None]:
+def naming_trigger(names: Mapping[str, object]) -> Generator[None]:
     """Put ``names`` on all records logged meanwhile, and in all tasks started meanwhile, for as long as they live."""
     token = trigger_names.set(names)
     try:

@@ -140,8 +140,8 @@ class Session:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._link.send_rounds, self._outbox, self._settings)
                 nursery.start_soon(self._link.send_requests)
-        except* trio.BrokenResourceError:
-            pass  # the receiving side sees the end of the stream, and decides
+        except* (trio.BrokenResourceError, RemoteProtocolError):
+            pass  # nothing can be sent any more; the receiving side has seen why, and decides
 
     async def _obey(self, nursery: trio.Nursery) -> None:
         while True:

@@ -1,0 +1,178 @@
+"""The runner's end of the link on its own: whole frames, one round in flight, a bounded number of questions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_one_way_pair, memory_stream_pair, wait_all_tasks_blocked
+
+from headgate.protocol.connection import Connection
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.messages import (
+    PROTOCOL_VERSION,
+    FiredEvent,
+    Hello,
+    LastEvent,
+    Request,
+    Response,
+    RunnerSettings,
+    StateChanges,
+    StateSync,
+    Welcome,
+)
+from headgate.protocol.session import Role
+from headgate.runner.link import REQUESTS_MAX, Link, SupervisorGone
+from headgate.runner.outbox import Outbox
+
+SETTINGS = RunnerSettings(heartbeat_s=5.0)
+
+
+class Peer:
+    """The supervisor's end, without a will of its own."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self.connection = Connection(Role.SUPERVISOR, incarnation=1)
+
+    async def say(self, message: Any) -> None:
+        await self.stream.send_all(self.connection.send(message))
+
+    async def hear(self) -> Any:
+        while (message := self.connection.next_message()) is None:
+            data = await self.stream.receive_some()
+            assert data
+            self.connection.receive_data(data)
+        return message
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Link, Peer, trio.Nursery]]:
+    ours, theirs = memory_stream_pair()
+    link, peer = Link(ours, Connection(Role.RUNNER, incarnation=1)), Peer(theirs)
+    await link.send(Hello(PROTOCOL_VERSION, 1, 4, "0"))
+    await peer.hear()
+    await peer.say(Welcome(PROTOCOL_VERSION, 1, SETTINGS))
+    await link.receive()
+    async with trio.open_nursery() as nursery:
+        yield link, peer, nursery
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_end_of_the_stream_is_the_end_of_the_supervisor(autojump_clock: MockClock) -> None:
+    async with linked() as (link, peer, _):
+        await peer.stream.aclose()
+        with pytest.raises(SupervisorGone):
+            await link.receive()
+
+
+async def test_a_connection_that_breaks_is_the_end_of_the_supervisor_too(autojump_clock: MockClock) -> None:
+    sender, _ = memory_stream_one_way_pair()
+    link = Link(trio.StapledStream(sender, _Broken()), Connection(Role.RUNNER, incarnation=1))
+    with pytest.raises(SupervisorGone):
+        await link.receive()
+
+
+class _Broken(trio.abc.ReceiveStream):
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise trio.BrokenResourceError
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_frames_of_several_senders_do_not_mix(autojump_clock: MockClock) -> None:
+    async with linked() as (link, peer, nursery):
+        for number in range(20):
+            nursery.start_soon(link.send, Request(number, LastEvent(number)))
+        heard = [await peer.hear() for _ in range(20)]
+        assert sorted(request.id for request in heard) == list(range(20))
+
+
+async def test_waiting_until_all_is_told_ends_with_the_answer_and_does_not_spin(autojump_clock: MockClock) -> None:
+    outbox = Outbox(events_max=10, round_events_max=1)
+    told: list[float] = []
+    async with linked() as (link, peer, nursery):
+        for index in range(2):
+            outbox.put(FiredEvent(1, "run", index, 0, b"1"))
+
+        async def obey() -> None:
+            while True:
+                sync = await link.receive()
+                assert isinstance(sync, StateSync)
+                link.note_answer(sync)
+
+        async def wait() -> None:
+            await link.wait_told(outbox)
+            told.append(trio.current_time())
+
+        nursery.start_soon(obey)
+        nursery.start_soon(link.send_rounds, outbox, SETTINGS)
+        nursery.start_soon(wait)
+        for number in (1, 2):
+            await wait_all_tasks_blocked()
+            assert told == []
+            assert not link.is_told(outbox)
+            changes = await peer.hear()
+            assert isinstance(changes, StateChanges)
+            await peer.say(StateSync(round=number))
+        await wait_all_tasks_blocked()
+        assert len(told) == 1
+        assert link.is_told(outbox)
+
+
+async def test_an_answer_to_nothing_breaks_the_protocol(autojump_clock: MockClock) -> None:
+    async with linked() as (link, peer, _):
+        await peer.say(StateSync(round=0))
+        await link.receive()
+        await peer.say(StateSync(round=1))
+        with pytest.raises(RemoteProtocolError, match="answers round 1; in flight is none"):
+            await link.receive()
+
+
+async def test_the_number_of_questions_that_wait_for_answers_is_bounded(autojump_clock: MockClock) -> None:
+    answered: list[int] = []
+    async with linked() as (link, peer, nursery):
+
+        async def ask(trigger_id: int) -> None:
+            assert await link.ask_last_event(trigger_id) is None
+            answered.append(trigger_id)
+
+        async def obey() -> None:
+            while True:
+                response = await link.receive()
+                assert isinstance(response, Response)
+                link.note_response(response)
+
+        nursery.start_soon(link.send_requests)
+        nursery.start_soon(obey)
+        for number in range(REQUESTS_MAX + 20):
+            nursery.start_soon(ask, number)
+        heard = [await peer.hear() for _ in range(REQUESTS_MAX)]
+        with trio.move_on_after(60) as waited:
+            await peer.hear()
+        assert waited.cancelled_caught
+        for request in heard:
+            await peer.say(Response(request.id))
+        for _ in range(20):
+            await peer.say(Response((await peer.hear()).id))
+        await wait_all_tasks_blocked()
+        assert sorted(answered) == list(range(REQUESTS_MAX + 20))
+
+
+async def test_a_question_whose_asker_has_gone_makes_room_for_another(autojump_clock: MockClock) -> None:
+    async with linked() as (link, peer, nursery):
+        nursery.start_soon(link.send_requests)
+        for _ in range(3):
+            with trio.move_on_after(1):
+                await link.ask_last_event(1)
+        assert [(await peer.hear()).id for _ in range(3)] == [1, 2, 3]
+        link.note_response(Response(2))  # late, and nobody needs it
+        async with trio.open_nursery() as asking:
+            asking.start_soon(link.ask_last_event, 1)
+            assert (await peer.hear()).id == 4
+            link.note_response(Response(4))

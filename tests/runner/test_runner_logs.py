@@ -1,0 +1,288 @@
+"""The runner's log channel: bounded, named, always JSON, and never the end of whoever logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from headgate.runner import logs
+from headgate.runner.logs import RECORD_BYTES_MAX, LogChannel, configure, naming_trigger, render
+
+WAIT_S = 20.0  # for a thread to do what it is about to do
+
+
+class Reader:
+    """The supervisor's end of a socket pair."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._file = sock.makefile("rb")
+
+    def lines(self) -> list[bytes]:
+        """Everything until the other side closes."""
+        return self._file.read().splitlines()
+
+
+class SlowSocket:
+    """Stands in for a socket whose reader can be held up; each ``sendall`` waits for a permission."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.permitted = threading.Semaphore(0)
+        self.sent: list[bytes] = []
+
+    def sendall(self, data: bytes) -> None:
+        self.entered.release()
+        assert self.permitted.acquire(timeout=WAIT_S)
+        self.sent += data.splitlines()
+
+
+def channel_on(sock: Any) -> LogChannel:
+    return LogChannel(sock)
+
+
+def test_records_leave_in_order_one_a_line() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = channel_on(ours)
+        for number in range(1000):
+            channel.put(b'{"n": %d}' % number)
+        channel.close()
+        ours.close()
+        assert [json.loads(line)["n"] for line in Reader(theirs).lines()] == list(range(1000))
+
+
+def test_whoever_logs_never_waits_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "RECORDS_WAITING_MAX", 3)
+    sock = SlowSocket()
+    channel = channel_on(sock)
+    channel.put(b'"first"')
+    assert sock.entered.acquire(timeout=WAIT_S)  # the writer is held up with the first record
+    for number in range(5):
+        channel.put(b'"%d"' % number)
+    sock.permitted.release()
+    assert sock.entered.acquire(timeout=WAIT_S)  # it has taken the three that were queued: there is room again
+    channel.put(b'"last"')
+    for _ in range(2):
+        sock.permitted.release()
+    channel.close()
+    *before, note, last = sock.sent
+    assert before == [b'"first"', b'"0"', b'"1"', b'"2"']
+    assert json.loads(note) == {"event": "log records were dropped", "level": "warning", "records": 2}
+    assert last == b'"last"'
+
+
+def test_what_was_dropped_last_of_all_is_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "RECORDS_WAITING_MAX", 1)
+    sock = SlowSocket()
+    channel = channel_on(sock)
+    channel.put(b'"first"')
+    assert sock.entered.acquire(timeout=WAIT_S)
+    channel.put(b'"queued"')
+    channel.put(b'"dropped"')
+    for _ in range(2):
+        sock.permitted.release()
+    channel.close()
+    assert json.loads(sock.sent[-1])["records"] == 1
+
+
+def test_a_reader_that_is_gone_ends_the_writer_and_nothing_else() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        channel = channel_on(ours)
+        for _ in range(10):
+            channel.put(b"{}")
+        channel.close()
+        channel.put(b"{}")
+
+
+# --- rendering -----------------------------------------------------------------------------------
+
+
+def test_values_that_json_lacks_become_their_repr() -> None:
+    record = {"event": "e", "a": {1, 2}, "b": b"x", "c": ValueError("v"), "d": {"e": object}}
+    assert json.loads(render(record)) == {
+        "event": "e",
+        "a": "{1, 2}",
+        "b": "b'x'",
+        "c": "ValueError('v')",
+        "d": {"e": "<class 'object'>"},
+    }
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (float("nan"), "nan"),
+        ([1, float("inf")], "[1, inf]"),
+        ({(1, 2): 3}, "{(1, 2): 3}"),
+        (CYCLE, "[[...]]"),
+        (Unspeakable(), "<Unspeakable whose repr raised ValueError>"),
+        ("\ud800\0\n", "\ud800\0\n"),
+    ],
+    ids=["nan", "inf", "key", "cycle", "no repr", "text"],
+)
+def test_one_field_that_json_refuses_costs_no_other_its_form(value: Any, shown: str) -> None:
+    data = render({"event": "e", "n": [1], "value": value})
+    assert b"\n" not in data
+    # Strict: neither NaN nor Infinity, which Python reads but JSON does not have.
+    assert json.loads(data, parse_constant=pytest.fail) == {"event": "e", "n": [1], "value": shown}
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "\U0001f600", '"'])
+@pytest.mark.parametrize("fields", [1, 5, 200])
+def test_a_record_that_is_too_long_is_cut_and_stays_json(character: str, fields: int) -> None:
+    record: dict[str, Any] = {f"field{number}": character * 100_000 for number in range(fields)}
+    record |= {"event": "what happened " + character * 100_000, "level": "error", "trigger_id": 7, "logger": "l"}
+    data = render(record)
+    assert len(data) <= RECORD_BYTES_MAX
+    cut = json.loads(data)
+    assert cut["event"].startswith("what happened ")
+    assert (cut["level"], cut["trigger_id"]) == ("error", 7)
+    assert "characters cut" in cut["event"]
+
+
+def test_a_cut_traceback_keeps_its_end_which_says_what_happened() -> None:
+    record = {"event": "e", "exception": "Traceback\n" + "  File ...\n" * 10_000 + "ValueError: the reason"}
+    assert json.loads(render(record))["exception"].endswith("ValueError: the reason")
+
+
+def test_names_of_fields_count_too() -> None:
+    data = render({"event": "e", "k" * 100_000: 1})
+    assert len(data) <= RECORD_BYTES_MAX
+    assert json.loads(data) == {"event": "e", "cut": True}
+
+
+# --- who logs ------------------------------------------------------------------------------------
+
+
+class Captured:
+    """A channel that keeps the records."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+
+    def put(self, record: bytes) -> None:
+        self.data.append(record)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(data) for data in self.data]
+
+
+@pytest.fixture
+def captured() -> Iterator[Captured]:
+    """The runner's configuration of both kinds of logging, with a channel that keeps the records."""
+    before = structlog.get_config()
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    channel = Captured()
+    configure(channel)  # type: ignore[arg-type]
+    try:
+        yield channel
+    finally:
+        structlog.configure(**before)
+        root.handlers = handlers
+        root.setLevel(level)
+
+
+NAMES = {"trigger_id": 7, "trigger_name": "orders", "classpath": "a.B"}
+
+
+def test_records_of_both_kinds_have_a_level_a_logger_a_time_and_their_fields(captured: Captured) -> None:
+    structlog.get_logger("author").warning("%d rows", 3, table="t")
+    logging.getLogger("library").error("%d rows", 4)
+    logging.getLogger("library").debug("not interesting")
+    structlog.get_logger("author").debug("not interesting")
+    ours, theirs = captured.records
+    assert ours["timestamp"] <= theirs["timestamp"]
+    for record in (ours, theirs):
+        del record["timestamp"]
+    assert ours == {"event": "3 rows", "table": "t", "level": "warning", "logger": "author"}
+    assert theirs == {"event": "4 rows", "level": "error", "logger": "library"}
+
+
+def test_an_exception_comes_with_its_traceback(captured: Captured) -> None:
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        structlog.get_logger("author").exception("failed")
+        logging.getLogger("library").exception("failed")
+    for record in captured.records:
+        assert record["event"] == "failed"
+        assert "test_runner_logs.py" in record["exception"]
+        assert record["exception"].endswith("ValueError: boom")
+
+
+async def test_records_of_a_trigger_carry_its_names_from_wherever_it_logs(captured: Captured) -> None:
+    def log(where: str) -> None:
+        structlog.get_logger("author").info(where)
+        logging.getLogger("library").info(where)
+
+    async def child() -> None:
+        log("a task it started")
+
+    async def trigger() -> None:
+        log("its own task")
+        structlog.contextvars.clear_contextvars()
+        log("after clearing structlog's variables")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child)
+        await trio.to_thread.run_sync(log, "a thread it started")
+
+    async with trio.open_nursery() as nursery:
+        with naming_trigger(NAMES):
+            nursery.start_soon(trigger)
+        log("not a trigger")
+    named = [record for record in captured.records if record["event"] != "not a trigger"]
+    assert len(named) == 8
+    assert all(record.items() >= NAMES.items() for record in named)
+    others = [record for record in captured.records if record["event"] == "not a trigger"]
+    assert len(others) == 2
+    assert not any("trigger_id" in record for record in others)
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+    __repr__ = __str__
+
+
+def test_a_record_that_cannot_be_formatted_says_so_and_whoever_logged_it_goes_on(
+    captured: Captured, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pytest's own handler, which stands beside ours by now, raises what it cannot format.
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [each for each in root.handlers if isinstance(each, logs._ChannelHandler)])
+    with naming_trigger(NAMES):
+        logging.getLogger("library").error("%d rows", "three")
+        logging.getLogger("library").error("%s", Unprintable())
+        structlog.get_logger("author").error("%d rows", "three")
+        structlog.get_logger("author").error("%s", Unprintable())
+        structlog.get_logger("author").error("fine", thing=Unprintable())
+    first, second, third, fourth, fifth = captured.records
+    assert first["event"] == second["event"] == "a log record could not be formatted"
+    assert first["template"] == "'%d rows'"
+    assert third["event"].startswith("%d rows (these arguments do not fit: ('three',)")
+    assert fourth["event"].startswith("%s (these arguments do not fit:")
+    assert fifth["thing"] == "<Unprintable whose repr raised RuntimeError>"
+    assert all(record["trigger_id"] == 7 for record in captured.records)
+    assert capsys.readouterr().err == ""
