@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import resource
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
@@ -297,24 +298,31 @@ def test_a_name_taken_since_the_folder_was_listed_is_left_alone(
 # --- failures --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk() -> Iterator[int]:
-    """A limit of the size of files stands in for a full disk: writes end short, then fail."""
+@contextmanager
+def small_disk(bytes_max: int) -> Generator[None]:
+    """A limit of the size of files stands in for a full disk: writes end short, then fail.
+
+    It holds for the whole process, so no more than the writes under test may happen in it: pytest itself may be
+    writing to a file.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
-    yield 200
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_is_told_once_and_ends_the_recording(tmp_path: Path, small_disk: int) -> None:
+def test_a_full_disk_is_told_once_and_ends_the_recording(tmp_path: Path) -> None:
+    disk_bytes = 200
     writer = FrameLogWriter(tmp_path)
     record_bytes = len(encode_record(0.0, FROM_RUNNER, 1, encode_message(StateChanges(1))))
-    while writer.path.stat().st_size + record_bytes <= small_disk:
+    while writer.path.stat().st_size + record_bytes <= disk_bytes:
         record(writer, StateChanges(1))
-    with pytest.raises(FrameLogError, match="no more frames are recorded"):
+    with small_disk(disk_bytes), pytest.raises(FrameLogError, match="no more frames are recorded"):
         record(writer, StateChanges(1))
     size = writer.path.stat().st_size
-    assert size == small_disk
+    assert size == disk_bytes
     record(writer, StateChanges(20))
     writer.close()
     assert writer.path.stat().st_size == size
