@@ -63,9 +63,10 @@ def join(streams: SharedStreamManager, broker: Broker, trigger_id: int) -> Subsc
 
 
 async def fail(streams: SharedStreamManager, trigger_id: int) -> None:
-    """What the host does when a filter raised."""
+    """What the host does when a filter raised, and the failure has been stored."""
     streams.keep_seat(trigger_id=trigger_id, key="k")
     await streams.unsubscribe(trigger_id, "k", cut_short=True)
+    streams.start_seat_clock(trigger_id)
 
 
 async def test_nothing_is_broadcast_until_the_failed_subscriber_is_back(autojump_clock: object) -> None:
@@ -173,3 +174,19 @@ async def test_a_manager_is_left_at_once_even_while_a_stream_waits_for_somebody(
         broker.send(1)
         await wait_all_tasks_blocked()
     assert trio.current_time() - began < 1.0
+
+
+async def test_the_time_of_a_seat_does_not_run_while_the_failure_is_not_stored(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+        stays = join(streams, broker, 1)
+        join(streams, broker, 2)
+        streams.keep_seat(trigger_id=2, key="k")
+        await streams.unsubscribe(2, "k", cut_short=True)
+        broker.send(1)
+        await trio.sleep(3600.0)  # the database is away: nobody can start the trigger again
+        assert streams.statistics().queued_events == 0
+        streams.start_seat_clock(2)
+        began = trio.current_time()
+        assert await anext(stays) == 1
+        assert 60.0 <= trio.current_time() - began < 60.1

@@ -167,6 +167,7 @@ def test_a_file_that_is_no_toml_is_an_error_that_says_where(folder: Path) -> Non
         ({"HEADGATE_LEASE_SILENCE_MAX_S": "1"}, "heartbeat_s must be less than lease_silence_max_s"),
         ({"HEADGATE_RUNNER_SILENCE_MAX_S": "2"}, "runner_heartbeat_s must be less than runner_silence_max_s"),
         ({"HEADGATE_RETRY_WAIT_S": "400"}, "retry_wait_s must be at most retry_wait_max_s"),
+        ({"HEADGATE_FRAME_BYTES_MAX": "1000000", "HEADGATE_EVENT_BYTES_MAX": "1024"}, "must be at least 1,114,112"),
         ({"HEADGATE_FRAME_BYTES_MAX": "1048576"}, "event_bytes_max must be at least 65,536 less than frame_bytes_max"),
     ],
 )
@@ -241,7 +242,7 @@ def test_the_runner_gets_every_setting_of_its_own(folder: Path) -> None:
         for index, field in enumerate(msgspec.structs.fields(RunnerSettings))
         if field.name != "import_paths"
     }
-    numbers["frame_bytes_max"] = 1_000_000
+    numbers["frame_bytes_max"] = 2_000_000
     renamed = {"runner_heartbeat_s" if name == "heartbeat_s" else name: value for name, value in numbers.items()}
     flags: dict[str, Any] = {"import_paths": "/a"} | renamed
     settings = load(folder, **flags)

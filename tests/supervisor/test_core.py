@@ -659,3 +659,76 @@ def test_an_idle_supervisor_sleeps(world: World) -> None:
         steps += 1
         world.now = max(supervisor.core.wake_at(), world.now + 1e-6)
     assert steps < 10 * 2.5, "one poll a second, two heartbeats' worth of duties in between"
+
+
+def test_replacing_the_runner_for_one_stuck_trigger_stops_none_of_the_others(world: World) -> None:
+    stuck, *others = add_watchers(world, 3)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    specs = {spec.trigger_id: spec for spec in supervisor.created()}
+    supervisor.say(StateChanges(1, stuck=(stuck,)))
+    ends = tuple(
+        FinishedTrigger(trigger_id, specs[trigger_id].trigger_run_id, "cancelled", 0, reason="shutdown")
+        for trigger_id in others
+    )
+    supervisor.say(StateChanges(2, finished=ends))
+    supervisor.core.runner_ended(1, "exited with code 77", world.now)
+    supervisor.start_runner()
+    assert sorted(spec.trigger_id for spec in supervisor.created()) == sorted([stuck, *others])
+
+
+def test_a_trigger_whose_failure_is_still_unread_when_the_runner_dies_begins_again_with_the_others(
+    world: World,
+) -> None:
+    fails, *others = add_watchers(world, 3)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    specs = {spec.trigger_id: spec for spec in supervisor.created()}
+    failure = FinishedTrigger(fails, specs[fails].trigger_run_id, "failed", 0, error="no")
+    supervisor.core.receive(1, StateChanges(1, finished=(failure,)), world.now)
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.pass_time(1.0)
+    supervisor.start_runner()
+    syncs = [sync for sync in supervisor.sent(StateSync) if sync.to_create]
+    assert [sorted(spec.trigger_id for spec in sync.to_create) for sync in syncs] == [sorted([fails, *others])]
+    assert {row.id: row.failure_count for row in world.store.list_triggers()}[fails] == 1, "and it is counted"
+
+
+def test_a_claim_of_which_nobody_knows_whether_it_was_committed_orphans_no_trigger(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    claim = world.store.claim_triggers
+
+    def commit_and_vanish(*args: object, **kwargs: object) -> None:
+        claim(*args, **kwargs)  # type: ignore[arg-type]
+        raise DatabaseAway("db", "the connection broke at the commit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "claim_triggers", commit_and_vanish)
+        supervisor.settle()
+    supervisor.pass_time(2.0)
+    supervisor.start_runner()
+    assert [spec.trigger_id for spec in supervisor.created()] == [trigger_id]
+
+
+def test_a_database_that_does_not_answer_is_not_asked_again_for_every_question(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    asked = []
+
+    def away(*_: object) -> None:
+        asked.append(world.now)
+        raise DatabaseAway("db", "no answer within 5 s")
+
+    monkeypatch.setattr(world.store, "last_event", away)
+    for number in range(100):
+        supervisor.say(Request(number + 1, LastEvent(trigger_id)))
+    responses = supervisor.sent(Response)
+    assert len(responses) == 100
+    assert all(response.error for response in responses)
+    assert len(asked) == 1

@@ -243,3 +243,11 @@ def test_cutting_keeps_everything_in_order_and_within_the_limit(
     assert tuple(item for piece in pieces for item in piece.finished) == changes.finished
     assert all(len(piece) <= slice_events_max for piece in pieces)
     assert [piece.ends_round for piece in pieces] == [False] * (len(pieces) - 1) + [not more]
+
+
+def test_a_report_from_beside_takes_nothing_from_a_round_in_several_frames(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0),), more=True))
+    intake.add(0, StateChanges(0, finished=(FinishedTrigger(9, "", "failed", 0, error="its kwargs cannot be read"),)))
+    intake.add(1, StateChanges(1, (event(1),)))
+    assert run_dry(intake) == [StateSync(0), StateSync(1, persisted=(100, 101))]

@@ -31,6 +31,7 @@ PROTOCOL_VERSION = 1
 # The limits of the wire. Both sides hold them; the supervisor's settings reach the runner in `Welcome`.
 FRAME_BYTES_MAX = 16 * 1024 * 1024  # one frame: what either side may have to hold in memory at once
 EVENT_BYTES_MAX = 1024 * 1024  # one encoded payload: 16 of them still fit a frame
+KWARGS_BYTES_MAX = 1024 * 1024  # the encoded kwargs of one trigger, for the same reason
 KEY_CHARS_MAX = 512  # an event key: 2,048 bytes of UTF-8 at most, which fits an index row everywhere
 ERROR_CHARS_MAX = 16 * 1024  # an error or a traceback that is reported, kept and shown
 REFUSED_HEAD_BYTES_MAX = 4096  # how much of a payload that was refused is kept for whoever looks for it

@@ -30,12 +30,9 @@ import secrets
 import stat
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-
-if TYPE_CHECKING:
-    pass
 
 LINE_BYTES_MAX = 1024 * 1024  # as EVENT_BYTES_MAX of the protocol: a longer line could not become an event anyway
 READ_BYTES_MAX = 64 * 1024  # one ordinary read: some hundred lines, so that one thread hop serves them all

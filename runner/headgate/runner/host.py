@@ -148,8 +148,8 @@ class Host:
             self._cancel(run, reason)
 
     async def wait_all_ended(self) -> None:
-        """Wait until no trigger runs."""
-        while self._runs:
+        """Wait until no trigger runs, except those of which nobody knows whether they will ever end."""
+        while not all(run.is_stuck for run in self._runs.values()):
             await self._waiting_for_end.park()
 
     # --- the beginning of a run -------------------------------------------------------------------
@@ -192,7 +192,8 @@ class Host:
         Where the whole stream ended, the filter first gets what it has waiting, and then the error.
         """
         run.forced = error
-        self._streams.keep_seat(trigger_id=run.spec.trigger_id, key=run.key)
+        if run.cancel_reason is None:
+            self._streams.keep_seat(trigger_id=run.spec.trigger_id, key=run.key)
         if not isinstance(error, PollTerminated):
             self._interrupt(run)
 
@@ -213,6 +214,7 @@ class Host:
             return
         if not run.is_stuck:
             run.is_stuck = True
+            self._waiting_for_end.unpark_all()
             log.error("a trigger does not end", within_s=within_s, **_names(run.spec))
             self._outbox.report_stuck(run.spec.trigger_id)
 
@@ -237,8 +239,13 @@ class Host:
         self._report(run.spec, ending, events=run.events)
         del self._runs[run.spec.trigger_id]
         run.ended.set()
-        if not self._runs:
-            self._waiting_for_end.unpark_all()
+        self._waiting_for_end.unpark_all()
+        if ending.outcome == "failed" and run.subscription is not None:
+            self._nursery.start_soon(self._start_seat_clock, run.spec.trigger_id)
+
+    async def _start_seat_clock(self, trigger_id: int) -> None:
+        await self._outbox.wait_stored()
+        self._streams.start_seat_clock(trigger_id)
 
     async def _drive(self, run: TriggerRun) -> None:
         """Iterate the trigger. One task does all of it, and awaits nothing between two events but room."""

@@ -19,7 +19,8 @@ from types import MappingProxyType
 
 import structlog
 
-RECORDS_WAITING_MAX = 10_000  # records waiting for the socket: some megabytes
+RECORDS_WAITING_MAX = 10_000  # records waiting for the socket
+RECORDS_BYTES_MAX = 16 * 1024 * 1024  # bytes of these records: what a supervisor that does not read may cost
 RECORD_BYTES_MAX = 60_000  # a longer record is cut, so that the reader's line limit is never met
 FIELD_CHARS_MAX = 2000  # of each field of a record that is cut; both ends are kept
 # Of each field when that was not enough and only the known ones are kept: JSON may need 12 bytes a character.
@@ -49,6 +50,7 @@ class LogChannel:
         self._socket = sock
         self._records: deque[bytes] = deque()
         self._dropped = 0
+        self._bytes = 0
         self._wake = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._write, name="headgate log channel", daemon=True)
@@ -57,11 +59,12 @@ class LogChannel:
     def put(self, record: bytes) -> None:
         """Queue one record (a JSON object, without line end); drop it when the queue is full."""
         with self._wake:
-            if len(self._records) >= RECORDS_WAITING_MAX:
+            if len(self._records) >= RECORDS_WAITING_MAX or self._bytes >= RECORDS_BYTES_MAX:
                 self._dropped += 1
                 return
             self._note_dropped()
             self._records.append(record)
+            self._bytes += len(record)
             self._wake.notify()
 
     def close(self) -> None:
@@ -85,6 +88,7 @@ class LogChannel:
                     self._wake.wait()
                 batch = list(self._records)
                 self._records.clear()
+                self._bytes = 0
             if not batch:
                 return
             try:

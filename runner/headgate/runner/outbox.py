@@ -30,6 +30,8 @@ class Outbox:
         self._stuck: list[int] = []
         self._not_empty = trio.Event()
         self._room = trio.lowlevel.ParkingLot()
+        self._put_total = self._taken_total = self._stored_total = 0
+        self._stored = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -42,6 +44,7 @@ class Outbox:
     def put(self, item: Item) -> None:
         """Append. Synchronous, so that nothing comes between the binding of an event and its place here."""
         self._items.append(item)
+        self._put_total += 1
         self._bytes += _bytes_of(item)
         self._not_empty.set()
 
@@ -79,6 +82,7 @@ class Outbox:
                     refused.append(item)
                 case FinishedTrigger():
                     finished.append(item)
+        self._taken_total += taken
         self._bytes -= round_bytes
         stuck, self._stuck = tuple(self._stuck), []
         if not self._items:
@@ -86,6 +90,17 @@ class Outbox:
         if not self.is_full:
             self._room.unpark_all()
         return StateChanges(number, tuple(events), tuple(refused), tuple(finished), stuck)
+
+    def note_stored(self) -> None:
+        """Note that every round taken so far has been answered: what was in it is stored."""
+        self._stored_total = self._taken_total
+        self._stored.unpark_all()
+
+    async def wait_stored(self) -> None:
+        """Wait until everything that is in here now is stored."""
+        put_total = self._put_total
+        while self._stored_total < put_total:
+            await self._stored.park()
 
 
 def _bytes_of(item: Item) -> int:

@@ -182,6 +182,8 @@ class Session:
         self._streams.confirm_persisted([*sync.persisted, *kept])
         self._streams.confirm_refused(lost_here)
         self._link.note_answer(sync)
+        if sync.round and not sync.more:
+            self._outbox.note_stored()
 
     async def _drain_within(self, deadline_s: float, whole: trio.CancelScope) -> None:
         log.info("draining", deadline_s=deadline_s, triggers=len(self._host))

@@ -57,7 +57,9 @@ class DateTimeTrigger(BaseTrigger):
 class TimeDeltaTrigger(DateTimeTrigger):
     """Fires once, ``delta`` after it was constructed.
 
-    It is serialized as a `DateTimeTrigger` with the moment it arrived at, so that a restart does not make it wait anew.
+    It is serialized as a `DateTimeTrigger` with the moment it arrived at, so that a task that defers to it does not
+    wait anew after a restart. A watcher's kwargs are stored as they were given: a watcher of this class waits anew
+    whenever its runner is replaced, and one that must not names the moment (`DateTimeTrigger`).
     Raises TypeError for what is not a timedelta, ValueError for a negative one or one that leads past year 9999.
     """
 

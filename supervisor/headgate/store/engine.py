@@ -133,14 +133,14 @@ _CONNECT_ARGS = {
 }
 
 # Fencing relies on READ COMMITTED: whoever waited for a row sees it as it is then, not as it was (I10).
-# A role or a database may have turned synchronous_commit off, which would break I1.
+# A role or a database may have set synchronous_commit to less than on, which would break I1; more is fine.
 _SESSION = f"""
 SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false),
        set_config('statement_timeout', '{STATEMENT_TIMEOUT_S}s', false),
        set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MAX_S}s', false),
        set_config('default_transaction_isolation', 'read committed', false),
        set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-                  WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)
+                  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
 """
 
 

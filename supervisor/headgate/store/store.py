@@ -8,22 +8,25 @@ when nobody knows whether its commit arrived: a slice stored twice is stored onc
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
+from headgate.protocol.messages import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
 from headgate.protocol.values import encode_value
 from headgate.store import dead_letters, driver_errors, leases, reading, watchers
 from headgate.store import events as event_log
-from headgate.store.engine import READS_ONLY, database_name, is_in_memory
+from headgate.store.deadline import Deadline
+from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
 from headgate.store.errors import NoSuchWatcher, RowsRefused
 from headgate.store.leases import ClaimedTrigger, Clock, Poll, TriggererRow
 from headgate.store.secrets import Secrets
 
-KWARGS_BYTES_MAX = 1024 * 1024  # of one trigger: as long as an event may be, so that it fits a frame of the link
+# A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S: one
+# that takes longer than both is with a server, or behind a network, that has stopped answering.
+ANSWER_MAX_S = STATEMENT_TIMEOUT_S + 5.0
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 LIST_LIMIT = 100  # rows of a list that grows for ever, where the caller does not say
 
@@ -41,6 +44,7 @@ class Store:
         self._secrets = secrets
         self._clock = clock
         self._connection: Connection | None = None
+        self._deadline = Deadline(ANSWER_MAX_S)
 
     def __enter__(self) -> Store:
         return self
@@ -68,7 +72,7 @@ class Store:
         capacity: int,
         queues: Sequence[str],
     ) -> int:
-        """Begin a lease and return its epoch. ``process_started`` is in seconds since 1970. Raises `BadName`."""
+        """Begin a lease and return its epoch. ``process_started`` is in clock ticks since boot. Raises `BadName`."""
         for queue in queues:
             watchers.check_queue(queue)
         with self._writing() as connection:
@@ -262,13 +266,19 @@ class Store:
             if self._connection is None:
                 self._connection = self._engine.connect()
             connection = self._connection.execution_options(**{READS_ONLY: reads_only})
-            with connection.begin():
+            with self._within_deadline(connection), connection.begin():
                 yield connection
         except driver_errors.TRANSLATED as error:
             told = driver_errors.translate(error, database=database_name(self._engine))
             if not isinstance(told, RowsRefused):
                 self._drop_connection()
             raise told from error
+
+    def _within_deadline(self, connection: Connection) -> AbstractContextManager[None]:
+        """A server must answer in time; SQLite has no one to wait for but its lock, which has a limit of its own."""
+        if connection.dialect.name != "postgresql":
+            return nullcontext()
+        return self._deadline.watching(connection.connection.dbapi_connection.fileno())  # type: ignore[union-attr]
 
     def _drop_connection(self) -> None:
         """Throw the connection away; nobody knows what state it is in. One in memory is the database, and stays."""

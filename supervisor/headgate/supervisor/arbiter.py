@@ -87,7 +87,12 @@ class Arbiter:
 
     def _handle_spawn(self, command: Spawn) -> None:
         assert self._child is None, "one runner at a time"
-        self._child = child = self._spawn(command.incarnation)
+        try:
+            self._child = child = self._spawn(command.incarnation)
+        except OSError as exc:
+            # No memory, no descriptors: what killed the last runner may be what keeps the next one from coming.
+            self._core.runner_ended(command.incarnation, f"could not be started: {exc}", time.monotonic())
+            return
         log.info("started a runner", pid=child.pid, incarnation=child.incarnation)
         self._selector.register(child.link, selectors.EVENT_READ, self._on_frames)
         self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
@@ -125,7 +130,7 @@ class Arbiter:
         for line in child.records.read():
             try:
                 relay(_decode_record(line) | {"incarnation": child.incarnation})
-            except msgspec.DecodeError:
+            except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, as is bad UTF-8
                 log.warning("output of the runner", line=child.note_output(line), incarnation=child.incarnation)
         if child.records.is_ended:
             self._selector.unregister(child.records)

@@ -65,8 +65,10 @@ class Assignments:
         return sum(assigned.state is AssignmentState.RUNNING for assigned in self._assigned.values())
 
     def assign(self, triggers: Iterable[ClaimedTrigger], now: float) -> None:
-        """Take newly claimed triggers; they are due at once."""
+        """Take newly claimed triggers; they are due at once. One that is owned already stays as it is."""
         for trigger in triggers:
+            if trigger.id in self._assigned:
+                continue
             backoff = Backoff(self._retry_wait_s, self._retry_wait_max_s)
             self._assigned[trigger.id] = Assignment(trigger, backoff, start_at=now)
             self._waiting.add(trigger.id)
@@ -115,15 +117,19 @@ class Assignments:
         assigned = self._assigned.get(finished.trigger_id)
         if assigned is None or assigned.trigger_run_id != finished.trigger_run_id:
             return None
-        if finished.outcome != "failed" or assigned.state is AssignmentState.CANCELLING:
+        if finished.outcome == "returned" or assigned.state is AssignmentState.CANCELLING:
             self._forget(finished.trigger_id)
+            return None
+        if finished.outcome == "cancelled":
+            # Not by our wish for this trigger, so with its whole runner: it goes on in the next one.
+            self._wait(assigned, now)
             return None
         if now - assigned.started_at >= self._healthy_s:
             assigned.backoff.succeed()
         wait_s = assigned.backoff.fail()
-        assigned.state = AssignmentState.WAITING
-        assigned.start_at = now + wait_s
-        self._waiting.add(finished.trigger_id)
+        if assigned.state is AssignmentState.WAITING:
+            wait_s = 0.0  # its runner died meanwhile, and it begins again with all the others (see hand_over)
+        self._wait(assigned, now + wait_s)
         return wait_s
 
     def hand_over(self, now: float) -> None:
@@ -136,14 +142,17 @@ class Assignments:
                 # or the stream would go on without the one that waits. The respawn has a backoff of its own.
                 # The run keeps its name until the next start: a report of its end may still be on its way
                 # through the intake, and a trigger that returned must not run again.
-                assigned.state = AssignmentState.WAITING
-                assigned.start_at = now
-                self._waiting.add(trigger_id)
+                self._wait(assigned, now)
 
     def cancel_all(self, reason: CancelReason) -> tuple[CancelTrigger, ...]:
         """Cancel everything that runs and forget the rest."""
         cancels = (self.cancel(trigger_id, reason) for trigger_id in list(self._assigned))
         return tuple(cancel for cancel in cancels if cancel is not None)
+
+    def _wait(self, assigned: Assignment, start_at: float) -> None:
+        assigned.state = AssignmentState.WAITING
+        assigned.start_at = start_at
+        self._waiting.add(assigned.trigger.id)
 
     def _forget(self, trigger_id: int) -> None:
         del self._assigned[trigger_id]

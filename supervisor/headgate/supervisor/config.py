@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from headgate.protocol.messages import EVENT_BYTES_MAX, FRAME_BYTES_MAX, RunnerSettings
+from headgate.protocol.messages import EVENT_BYTES_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX, RunnerSettings
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
@@ -430,3 +430,10 @@ def _check_pairs(settings: Settings, sources: Mapping[str, str]) -> None:
                 sources[at_fault],
                 f"{low} must be {words} {high}, but they are {low_value:g} and {high_value:g}",
             )
+    if settings.frame_bytes_max < KWARGS_BYTES_MAX + EVENT_ROOM_BYTES:
+        raise ConfigError(
+            "frame_bytes_max",
+            sources["frame_bytes_max"],
+            f"frame_bytes_max must be at least {KWARGS_BYTES_MAX + EVENT_ROOM_BYTES:,}: "
+            f"the kwargs of one trigger, and its names, go into one frame",
+        )

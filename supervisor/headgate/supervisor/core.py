@@ -131,6 +131,10 @@ class SupervisorCore:
         self._exit: Exit | None = None  # what to leave with, once the runner is gone
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
+        # For what is asked of the database beside the intake and the leases: one that does not answer holds up
+        # the loop at each question, so it is not asked again at once.
+        self._questions = self._database_backoff()
+        self._ask_at = 0.0
 
     def _database_backoff(self) -> Backoff:
         return Backoff(self._settings.database_retry_wait_s, self._settings.database_retry_wait_max_s)
@@ -155,7 +159,7 @@ class SupervisorCore:
                     self._recycle(message.stuck, now)
             case Request():
                 if incarnation == self.incarnation:
-                    self._out.append(Send(self._answer(message)))
+                    self._out.append(Send(self._answer(message, now)))
             case _:
                 assert_never(message)
 
@@ -242,7 +246,7 @@ class SupervisorCore:
             log.info("claimed triggers", triggers=len(news.claimed))
             self.assignments.assign((trigger for trigger in news.claimed if trigger.kwargs is not None), now)
             for trigger in news.claimed:
-                if trigger.kwargs is None:
+                if trigger.kwargs is None and trigger.id not in self._unreadable:
                     self._report_unreadable(trigger)
         cancels = []
         for trigger_id in news.removed:
@@ -253,15 +257,17 @@ class SupervisorCore:
                 self._to_release.add(trigger_id)
         if cancels and self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=tuple(cancels))))
-        self._release_removed()
+        self._release_removed(now)
 
-    def _release_removed(self) -> None:
-        if not self._to_release or not self.leases.is_held:
+    def _release_removed(self, now: float) -> None:
+        if not self._to_release or not self.leases.is_held or now < self._ask_at:
             return
         try:
             self._store.release_triggers(self.leases.epoch, sorted(self._to_release))
         except DATABASE_UNUSABLE:
-            return  # they stay in the set, and the next step tries again
+            self._ask_at = now + self._questions.fail()
+            return  # they stay in the set, and a later step tries again
+        self._questions.succeed()
         self._unreadable -= self._to_release
         self._to_release.clear()
 
@@ -309,11 +315,16 @@ class SupervisorCore:
                 retry_in_s=round(wait_s, 3),
             )
 
-    def _answer(self, request: Request) -> Response:
+    def _answer(self, request: Request, now: float) -> Response:
+        if now < self._ask_at:
+            return Response(request.id, error="the database did not answer a moment ago; try again later")
         try:
-            return Response(request.id, answer=self._store.last_event(request.question.trigger_id))
+            answer = self._store.last_event(request.question.trigger_id)
         except DATABASE_UNUSABLE as exc:
+            self._ask_at = now + self._questions.fail()
             return Response(request.id, error=str(exc))
+        self._questions.succeed()
+        return Response(request.id, answer=answer)
 
     # --- the runner -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -125,6 +125,13 @@ class Stored(msgspec.Struct, frozen=True):
     failure_counts: dict[int, int]
 
 
+class Tally(NamedTuple):
+    """What the answer to a round will say, as far as its slices are stored."""
+
+    persisted: list[int]
+    refused: list[Refusal]
+
+
 class Intake:
     """The queue of slices that wait for the database. One `step` is one transaction."""
 
@@ -134,11 +141,9 @@ class Intake:
         self._backoff = backoff
         self._waiting: deque[Slice] = deque()
         self._retry_at = 0.0
-        # The round whose slices are being stored, and what its answer will say. A round whose runner died
-        # before its last frame is never answered, and nothing of it may stay for the next one (I6).
-        self._open_round = (0, 0)
-        self._persisted: list[int] = []
-        self._refused: list[Refusal] = []
+        # What the answers of the rounds being stored will say, by incarnation and round. A round whose runner
+        # died before its last frame is never answered, and nothing of it may get into another's (I6).
+        self._tallies: dict[tuple[int, int], Tally] = {}
 
     def add(self, incarnation: int, changes: StateChanges) -> None:
         """Take one frame of a round. Raises `RemoteProtocolError` when rounds come without waiting for answers."""
@@ -162,6 +167,7 @@ class Intake:
     def discard(self) -> None:
         """Forget what waits: the lease is lost, and nothing more may be written."""
         self._waiting.clear()
+        self._tallies.clear()
 
     def wake_at(self) -> float | None:
         """When the next `step` has something to do; None while nothing waits."""
@@ -175,9 +181,7 @@ class Intake:
         if not self._waiting or now < self._retry_at:
             return None
         piece = self._waiting[0]
-        if (piece.incarnation, piece.round) != self._open_round:
-            self._open_round = (piece.incarnation, piece.round)
-            self._persisted, self._refused = [], []
+        tally = self._tally_of(piece)
         failure_counts: dict[int, int] = {}
         try:
             if len(piece):
@@ -186,26 +190,34 @@ class Intake:
                 )
                 failure_counts = stored.failure_counts
             # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
-            self._persisted += [event.seq for event in piece.events if event.seq]
-            self._refused += [
+            tally.persisted.extend([event.seq for event in piece.events if event.seq])
+            tally.refused.extend(
                 Refusal(event.seq, event.trigger_id, event.reason, payload_kept=False) for event in piece.refused
-            ]
+            )
         except RowsRefused as exc:
-            if not self._split_or_bury(epoch, piece, exc, now):
+            if not self._split_or_bury(epoch, piece, tally, exc, now):
                 return None
         except DATABASE_UNUSABLE as exc:
             self._wait_for_database(exc, now)
             return None
         self._backoff.succeed()
         self._waiting.popleft()
-        return Stored(piece.incarnation, self._answer(piece), piece.finished, failure_counts)
+        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts)
 
-    def _answer(self, piece: Slice) -> StateSync | None:
+    def _tally_of(self, piece: Slice) -> Tally:
+        if piece.incarnation:
+            dead = [key for key in self._tallies if 0 < key[0] < piece.incarnation]
+            for key in dead:
+                del self._tallies[key]
+        return self._tallies.setdefault((piece.incarnation, piece.round), Tally([], []))
+
+    def _answer(self, piece: Slice, tally: Tally) -> StateSync | None:
         if not piece.ends_round:
             return None
-        return StateSync(round=piece.round, persisted=tuple(self._persisted), refused=tuple(self._refused))
+        del self._tallies[piece.incarnation, piece.round]
+        return StateSync(round=piece.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
 
-    def _split_or_bury(self, epoch: int, piece: Slice, error: RowsRefused, now: float) -> bool:
+    def _split_or_bury(self, epoch: int, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
         """Halve a refused slice, or bury its single element. True when the element has been dealt with."""
         if len(piece) > 1:
             self._waiting.popleft()
@@ -214,9 +226,9 @@ class Intake:
         if not piece.events:
             # A report about an event or a run, not an event: what it reports stands in the log instead.
             log.error("the database refuses a report of the runner", report=repr(piece)[:2000], error=str(error))
-            self._refused += [
+            tally.refused.extend(
                 Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in piece.refused
-            ]
+            )
             return True
         event = piece.events[0]
         try:
@@ -232,7 +244,7 @@ class Intake:
             error=str(error),
         )
         # The dead letter holds all of it, so for the broker it is handled, like a stored one.
-        self._refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
+        tally.refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
         return True
 
     def _wait_for_database(self, error: Exception, now: float) -> None:

@@ -43,6 +43,7 @@ class LeaseStore(Protocol):
     def fence_triggerers(self, epoch: int, *, silence_max_s: float, dead: Sequence[int]) -> list[int]: ...
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll: ...
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]: ...
+    def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]: ...
     def release_triggers(self, epoch: int, ids: Sequence[int]) -> None: ...
     def release_triggerer(self, epoch: int) -> None: ...
 
@@ -65,7 +66,7 @@ class LeaseTimes(msgspec.Struct, frozen=True):
 
 
 class LeaseNews(msgspec.Struct, frozen=True):
-    """What one step found: triggers that are now owned, and owned triggers that a user removed."""
+    """What one step found: triggers that are now owned, maybe known as such, and owned ones that a user removed."""
 
     claimed: list[ClaimedTrigger]
     removed: list[int]
@@ -98,6 +99,7 @@ class Leases:
         self._epoch: int | None = None
         self._heartbeat_at = self._look_around_at = self._poll_at = 0.0
         self._is_claiming = False
+        self._claim_is_unknown = False
 
     @property
     def epoch(self) -> int:
@@ -172,11 +174,19 @@ class Leases:
                 log.warning("took over from supervisors that are gone", epochs=fenced)
 
     def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
+        if self._claim_is_unknown:
+            # The last claim did not return, so nobody knows whether it was committed: what it took would be
+            # owned by us and run by nobody.
+            owned_triggers = self._store.claimed_triggers(epoch)
+            self._claim_is_unknown = False
+            return LeaseNews(owned_triggers, [])
         poll = self._store.poll(epoch, self._queues)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
         claimed: list[ClaimedTrigger] = []
         if poll.claimable and claiming and room > 0:
+            self._claim_is_unknown = True
             claimed = self._store.claim_triggers(epoch, limit=room, queues=self._queues)
+            self._claim_is_unknown = False
         # A full claim means there may be more: look again at once, after the other duties.
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s

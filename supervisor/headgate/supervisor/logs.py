@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import structlog
 
 from headgate.supervisor.config import Settings
+from headgate.supervisor.log_writer import LogWriter
 
 # What stands first in every JSON line, so that lines can be read by eye too.
 _FIRST = ("timestamp", "level", "event", "logger")
@@ -37,6 +39,7 @@ class _Sink:
 
     def __init__(self, stream: TextIO | None, log_format: str, level: int) -> None:
         self._stream = stream
+        self._writer: LogWriter | None = None
         self.level = level
         terminal = self._target().isatty()
         self._human: structlog.dev.ConsoleRenderer | None = None
@@ -56,6 +59,25 @@ class _Sink:
         return _json_line(record)
 
     def write(self, line: str) -> None:
+        if self._writer is None:
+            self._write_now(line)
+        else:
+            self._writer.put(line)
+
+    @contextmanager
+    def in_background(self) -> Generator[None]:
+        self._writer = writer = LogWriter(self._write_now, self._tell_dropped)
+        try:
+            yield
+        finally:
+            self._writer = None
+            writer.close()
+
+    def _tell_dropped(self, lines: int) -> str:
+        fields = {"timestamp": _text_of_time(None), "level": "warning", "event": "log lines were dropped"}
+        return self.render({**fields, "logger": __name__, "lines": lines})
+
+    def _write_now(self, line: str) -> None:
         target = self._target()
         try:
             target.write(line + "\n")
@@ -133,6 +155,11 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     root.addHandler(_FromLogging(sink))
     root.setLevel(max(level, logging.WARNING))
     logging.captureWarnings(True)
+
+
+def in_background() -> AbstractContextManager[None]:
+    """While this lasts, a thread writes the log, so that a log nobody reads delays nobody."""
+    return nullcontext() if _sink is None else _sink.in_background()
 
 
 def relay(record: Record) -> None:

@@ -8,7 +8,6 @@ import random
 import socket
 from pathlib import Path
 
-import psutil
 import structlog
 
 from headgate.protocol.connection import Connection
@@ -19,6 +18,7 @@ from headgate.store.leases import TriggererRow
 from headgate.store.schema import require_current
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
+from headgate.supervisor import logs
 from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.capture import Capture
 from headgate.supervisor.child import Child, scrub
@@ -28,8 +28,6 @@ from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.link import Link
 
 log = structlog.get_logger(__name__)
-
-PROCESS_STARTED_TOLERANCE_S = 2.0  # psutil computes it from clock ticks and the time of boot
 
 
 def machine_identity() -> str:
@@ -46,13 +44,26 @@ def machine_identity() -> str:
     return f"{boot} {namespace}"
 
 
+def start_of_process(pid: int) -> float:
+    """Return when a process was started, in clock ticks since the boot: no step of the wall clock changes it.
+
+    Raises `FileNotFoundError` where there is no such process, or only what its parent has not yet collected.
+    """
+    # proc(5): the command's name stands in parentheses and may hold anything; the third field follows it.
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    state, start = fields[0], fields[19]
+    if state in (b"Z", b"X"):
+        raise FileNotFoundError(f"process {pid} has ended")
+    return float(start)
+
+
 def this_process() -> Identity:
     """The identity of this process."""
     return Identity(
         hostname=socket.gethostname(),
         pid=os.getpid(),
         machine=machine_identity(),
-        process_started=psutil.Process().create_time(),
+        process_started=start_of_process(os.getpid()),
     )
 
 
@@ -61,12 +72,11 @@ def is_gone(row: TriggererRow, here: Identity) -> bool:
     if row.machine != here.machine:
         return False
     try:
-        started = psutil.Process(row.pid).create_time()
-    except psutil.NoSuchProcess:
+        return start_of_process(row.pid) != row.process_started
+    except FileNotFoundError:
         return True
-    except psutil.Error:
+    except OSError:
         return False
-    return bool(abs(started - row.process_started) > PROCESS_STARTED_TOLERANCE_S)
 
 
 def core_settings(settings: Settings) -> CoreSettings:
@@ -123,7 +133,8 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
         secrets=(settings.database_url, engine.url.password or "", *(settings.fernet_keys or "").split(",")),
     )
     try:
-        return Arbiter(core, lambda incarnation: Child(incarnation, environment=environment, link_of=link_of)).run()
+        with logs.in_background():
+            return Arbiter(core, lambda incarnation: Child(incarnation, environment=environment, link_of=link_of)).run()
     finally:
         store.close()
         engine.dispose()

@@ -177,16 +177,23 @@ class SharedStreamManager:
         await trio.lowlevel.checkpoint()
 
     def keep_seat(self, *, trigger_id: int, key: Hashable) -> None:
-        """Expect a subscriber that failed to be back: until then, for ``rejoin_wait`` at most, nothing is broadcast.
+        """Expect a subscriber that failed to be back; until then nothing is broadcast (see `start_seat_clock`).
 
         Ours, not of seed 000: the audience of an event is frozen when it is broadcast, so without this a
         subscriber that is restarted would miss, and the broker forget, what comes meanwhile.
         """
         self._seats.keep(key, trigger_id)
 
+    def start_seat_clock(self, trigger_id: int) -> None:
+        """From now on wait ``rejoin_wait`` seconds for this trigger: it can be started again."""
+        self._wake_polls(self._seats.start_clock(trigger_id))
+
     def give_up_seat(self, trigger_id: int) -> None:
         """Wait for this trigger no longer: it is back, or will not come."""
-        for key in self._seats.give_up(trigger_id):
+        self._wake_polls(self._seats.give_up(trigger_id))
+
+    def _wake_polls(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
             group = self._groups.get(key)
             if group is not None:
                 group.wake_poll()

@@ -4,10 +4,14 @@ The audience of an event is frozen when it is broadcast (seed 000), so a subscri
 is broadcast meanwhile, and the broker forgets it. A trigger that failed is started again in a moment; until
 it has rejoined, or has been away for too long, the stream it left pulls nothing. So one failure costs the
 others a pause, and costs the one that failed no event.
+
+The time of a seat begins to run when the supervisor has stored that the trigger failed: before that nobody
+can start it again, however long the database is away.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 
 import structlog
@@ -25,9 +29,16 @@ class Seats:
         self._kept: dict[Hashable, dict[int, float]] = {}
 
     def keep(self, key: Hashable, trigger_id: int) -> None:
-        """Keep a seat for a subscriber that failed."""
+        """Keep a seat for a subscriber that failed, for as long as its time does not run."""
         if self._rejoin_wait_s > 0:
-            self._kept.setdefault(key, {})[trigger_id] = self._now() + self._rejoin_wait_s
+            self._kept.setdefault(key, {}).setdefault(trigger_id, math.inf)
+
+    def start_clock(self, trigger_id: int) -> set[Hashable]:
+        """The failure is stored, and the trigger can be started again; return the streams concerned."""
+        keys = {key for key, absent in self._kept.items() if trigger_id in absent}
+        for key in keys:
+            self._kept[key][trigger_id] = self._now() + self._rejoin_wait_s
+        return keys
 
     def give_up(self, trigger_id: int) -> set[Hashable]:
         """Give up a trigger's seats, because it has come back or will not; return the streams concerned."""
