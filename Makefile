@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint lock clean
+.PHONY: demo test crash fuzz check lint lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
 
 test: $(READY)  ## all tests: make test ARGS="-k streams"
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+crash: $(READY)  ## kills at every mark, and at random; writes docs/proof.md: make crash ARGS="--minutes 10"
+	$(VENV)/bin/python -m tests.crash $(ARGS)
+
+fuzz: $(READY)  ## longer than in the tests: make fuzz ARGS="--minutes 10 --target core"
+	$(VENV)/bin/python tests/fuzz $(ARGS)
 
 check: lint test  ## what CI runs
 

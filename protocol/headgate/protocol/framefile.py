@@ -41,6 +41,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from headgate.protocol import marks
 from headgate.protocol.errors import FrameLogError
 from headgate.protocol.messages import StateSync, TriggerSpec
 from headgate.protocol.session import Direction
@@ -134,7 +135,8 @@ class FrameLogWriter:
         try:
             if self._file_bytes > _FILE_HEADER_BYTES and self._file_bytes + len(record) > self._file_bytes_max:
                 self._rotate()
-            self._write(record)
+            for part in marks.in_halves("capture.half_written", record):
+                self._write(part)
         except OSError as error:
             self.close()
             raise FrameLogError(f"no more frames are recorded in {self._folder}: {error}") from error

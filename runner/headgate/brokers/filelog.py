@@ -49,6 +49,7 @@ from headgate.brokers.filelog_storage import (
     RejectedLine,
 )
 from headgate.brokers.filelog_writer import FileLogWriter
+from headgate.protocol import marks
 from headgate.triggers.base import BaseEventTrigger, TriggerEvent
 from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
@@ -153,6 +154,7 @@ class FileLogProducer(SharedStreamProducer):
                     if isinstance(line, BadLine):
                         partition.pass_over(line.end_offset)
                     else:
+                        marks.reach("filelog.handed_out")
                         yield line.value, partition.hand_out(line.offset, line.end_offset)
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:

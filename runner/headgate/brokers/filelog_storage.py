@@ -34,6 +34,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from headgate.protocol import marks
+
 LINE_BYTES_MAX = 1024 * 1024  # as EVENT_BYTES_MAX of the protocol: a longer line could not become an event anyway
 READ_BYTES_MAX = 64 * 1024  # one ordinary read: some hundred lines, so that one thread hop serves them all
 READ_LINES_MAX = 1000  # lines of one read: bounds what a rewind throws away, and the time the parser holds the GIL
@@ -224,7 +226,9 @@ def store_offsets(folder: str, group: str, log_id: str, offsets: dict[str, int])
     path = group_path(folder, group, ".json")
     draft = path + ".tmp"
     _write_synced(draft, msgspec.json.encode(_OffsetsFile(log_id, offsets), order="sorted") + b"\n")
+    marks.reach("filelog.draft_written")
     os.replace(draft, path)
+    marks.reach("filelog.renamed")
     sync_folder(os.path.dirname(path))
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import structlog
 import trio
 
+from headgate.protocol import marks
 from headgate.protocol.errors import ValueNotSerializable, ValueTooLong
 from headgate.protocol.messages import (
     ERROR_CHARS_MAX,
@@ -240,7 +241,7 @@ class Host:
         del self._runs[run.spec.trigger_id]
         run.ended.set()
         self._waiting_for_end.unpark_all()
-        if ending.outcome == "failed" and run.subscription is not None:
+        if ending.outcome == "failed" and run.subscription is not None and self._settings.rejoin_wait_s > 0:
             self._nursery.start_soon(self._start_seat_clock, run.spec.trigger_id)
 
     async def _start_seat_clock(self, trigger_id: int) -> None:
@@ -316,7 +317,9 @@ class Host:
                 RefusedEvent(*envelope, problem, payload_bytes, payload, None if key is None else _shown(key), position)
             )
         else:
+            marks.reach("host.event_bound")
             self._outbox.put(FiredEvent(*envelope, payload, key, position, kind, kind != "event"))
+            marks.reach("host.event_queued")
         return kind
 
     # --- its end ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import trio
 
+from headgate.protocol import marks
 from headgate.protocol.connection import Connection, split_round
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages import (
@@ -50,7 +51,11 @@ class Link:
     async def send(self, message: FromRunner) -> None:
         """Send one message; whole frames only, whoever else sends."""
         async with self._sending:
-            await self._stream.send_all(self._connection.send(message))
+            frame = self._connection.send(message)
+            marks.reach("runner.frame_encoded")
+            for part in marks.in_halves("runner.frame_half_sent", frame):
+                await self._stream.send_all(part)
+            marks.reach("runner.frame_sent")
 
     async def receive(self) -> FromSupervisor:
         """Wait for the next message. Raises `SupervisorGone` at the end of the stream, and `RemoteProtocolError`."""

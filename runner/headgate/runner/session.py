@@ -20,6 +20,7 @@ from typing import assert_never
 import structlog
 import trio
 
+from headgate.protocol import marks
 from headgate.protocol.connection import Connection
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages import (
@@ -85,6 +86,7 @@ async def shake_hands(link: Link, incarnation: int) -> RunnerSettings:
     await link.send(Hello(PROTOCOL_VERSION, incarnation, os.getpid(), importlib.metadata.version("headgate")))
     welcome = await link.receive()
     assert isinstance(welcome, Welcome), "the session lets nothing else through"
+    marks.reach("session.greeted")
     return welcome.settings
 
 
@@ -160,6 +162,7 @@ class Session:
 
     async def _sync(self, sync: StateSync) -> None:
         """Confirm first, since a broker waits for it; then cancel; then start."""
+        marks.reach("session.answer_read")
         self._confirm(sync)
         for cancel in sync.to_cancel:
             self._host.cancel(cancel)
@@ -170,6 +173,7 @@ class Session:
             self._is_assembling = True
         await self._host.start(sync.to_create)
         if self._is_assembling and not sync.more:
+            marks.reach("session.started")
             self._streams.release()
             self._is_assembling = False
 
@@ -181,6 +185,7 @@ class Session:
         # This is where stored events come back, and the only way by which a broker is ever advanced (I1).
         self._streams.confirm_persisted([*sync.persisted, *kept])
         self._streams.confirm_refused(lost_here)
+        marks.reach("session.confirmed")
         self._link.note_answer(sync)
         if sync.round and not sync.more:
             self._outbox.note_stored()

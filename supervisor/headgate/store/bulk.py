@@ -7,10 +7,12 @@ on the text of such a statement than the server on its rows; there every column 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy import Column, ColumnElement, Connection, Table, column, func, literal, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import TableValuedAlias
 
 ROWS_PER_STATEMENT_MAX = 500  # times 12 columns: far below the 32,766 parameters that SQLite takes
@@ -40,16 +42,22 @@ def insert_new(
     """
     inserted: list[tuple[Any, ...]] = []
     for some in chunks(rows, ROWS_PER_STATEMENT_MAX):
-        statement = insert_into(connection, table)
         if connection.dialect.name == "sqlite":
-            result = connection.execute(statement.on_conflict_do_nothing().returning(*returning), some)
+            result = connection.execute(_insert_new_sqlite(table, tuple(returning)), some)
         else:
+            statement = insert_into(connection, table)
             columns = [table.c[name] for name in some[0]]
             source = _unnested(columns, [tuple(row.values()) for row in some])
             statement = statement.from_select([c.name for c in columns], select(source))
             result = connection.execute(statement.on_conflict_do_nothing().returning(*returning))
         inserted += [tuple(row) for row in result]
     return inserted
+
+
+@cache
+def _insert_new_sqlite(table: Table, returning: tuple[Column[Any], ...]) -> ReturningInsert[tuple[Any, ...]]:
+    """Return the one statement there is for these, built once: building takes longer than inserting a few rows."""
+    return sqlite.insert(table).on_conflict_do_nothing().returning(*returning)
 
 
 def insert_or_add(connection: Connection, table: Table, rows: Sequence[dict[str, Any]], *, add: Column[Any]) -> None:

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Executable,
     Row,
     Select,
     and_,
+    bindparam,
     exists,
     insert,
     null,
@@ -98,13 +101,16 @@ def _alive() -> ColumnElement[bool]:
     return and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
 
 
+# Built once: every transaction begins with it, and building it took four times as long as running it.
+_HOLD = select(DatabaseNow()).where(triggerer.c.id == bindparam("epoch"), _alive()).with_for_update(read=True)
+
+
 def hold(connection: Connection, epoch: int, clock: Clock | None) -> datetime:
     """Keep ``epoch`` from being fenced until the transaction ends; return the time. Raises `LeaseLost`.
 
     The lock is FOR SHARE, which the UPDATE of a fencing has to respect; FOR KEY SHARE it would not.
     """
-    statement = select(DatabaseNow()).where(triggerer.c.id == epoch, _alive()).with_for_update(read=True)
-    now = connection.execute(statement).scalar_one_or_none()
+    now = connection.execute(_HOLD, {"epoch": epoch}).scalar_one_or_none()
     if now is None:
         raise LeaseLost(epoch)
     assert isinstance(now, datetime)
@@ -261,11 +267,16 @@ def decrypted(row: Row[Any], secrets: Secrets) -> ClaimedTrigger:
     return ClaimedTrigger(**fields)
 
 
+@cache
+def _look_statement(queues: tuple[str, ...]) -> Executable:
+    mine = trigger.c.triggerer_id == bindparam("epoch")
+    removed = select(trigger.c.id).where(mine, trigger.c.removed_at.is_not(None))
+    return union_all(removed, select(null()).where(exists(select(trigger.c.id).where(_claimable(queues)))))
+
+
 def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
     """Return what changed for ``epoch``, in one statement: every supervisor asks once a second."""
-    removed = select(trigger.c.id).where(trigger.c.triggerer_id == epoch, trigger.c.removed_at.is_not(None))
-    claimable = select(null()).where(exists(select(trigger.c.id).where(_claimable(queues))))
-    ids = list(connection.execute(union_all(removed, claimable)).scalars())
+    ids = list(connection.execute(_look_statement(tuple(queues)), {"epoch": epoch}).scalars())
     return Poll(removed=sorted(id_ for id_ in ids if id_ is not None), claimable=None in ids)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
+from headgate.protocol import marks
 from headgate.protocol.messages import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
 from headgate.protocol.values import encode_value
 from headgate.store import dead_letters, driver_errors, leases, reading, watchers
@@ -153,9 +154,13 @@ class Store:
         """
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
+            marks.reach("store.begun")
             stored, redelivered = event_log.insert_events(connection, now, events)
+            marks.reach("store.rows_inserted")
             dead_letters.bury_refused(connection, now, refused)
             failure_counts = event_log.finish(connection, epoch, now, finished)
+            marks.reach("store.before_commit")
+        marks.reach("store.committed")
         return event_log.StoredSlice(stored=stored, redelivered=redelivered, failure_counts=failure_counts)
 
     def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:

@@ -18,6 +18,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.supervisor.child import Child
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
@@ -87,12 +88,14 @@ class Arbiter:
 
     def _handle_spawn(self, command: Spawn) -> None:
         assert self._child is None, "one runner at a time"
+        marks.reach("arbiter.before_spawn")
         try:
             self._child = child = self._spawn(command.incarnation)
         except OSError as exc:
             # No memory, no descriptors: what killed the last runner may be what keeps the next one from coming.
             self._core.runner_ended(command.incarnation, f"could not be started: {exc}", time.monotonic())
             return
+        marks.reach("arbiter.spawned")
         log.info("started a runner", pid=child.pid, incarnation=child.incarnation)
         self._selector.register(child.link, selectors.EVENT_READ, self._on_frames)
         self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
@@ -108,9 +111,12 @@ class Arbiter:
         try:
             for message in child.link.receive():
                 self._core.receive(child.incarnation, message, time.monotonic())
-        except RemoteProtocolError as exc:
+            error = child.link.error
+        except RemoteProtocolError as exc:  # the core's own opinion of a message
+            error = exc
+        if error is not None:
             child.link.is_ended = True
-            self._core.protocol_failed(exc)
+            self._core.protocol_failed(error)
         if child.link.is_ended:
             self._selector.unregister(child.link)
 
@@ -156,6 +162,7 @@ class Arbiter:
         child.close()
         self._child = None
         self._writing = False
+        marks.reach("arbiter.reaped")
         self._core.runner_ended(child.incarnation, explanation, time.monotonic())
 
     def _watch_child(self) -> None:

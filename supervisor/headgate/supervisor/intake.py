@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
+from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages import (
     FinishedTrigger,
@@ -147,6 +148,7 @@ class Intake:
 
     def add(self, incarnation: int, changes: StateChanges) -> None:
         """Take one frame of a round. Raises `RemoteProtocolError` when rounds come without waiting for answers."""
+        marks.reach("intake.round_read")
         if len({(piece.incarnation, piece.round) for piece in self._waiting}) >= ROUNDS_WAITING_MAX:
             raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
         self._waiting.extend(cut(incarnation, changes, self._slice_events_max))

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from headgate.protocol import marks
 from headgate.store.leases import ClaimedTrigger, Poll, TriggererRow
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.intake import DATABASE_UNUSABLE
@@ -161,6 +162,7 @@ class Leases:
             capacity=self._capacity,
             queues=self._queues,
         )
+        marks.reach("leases.registered")
         self._heartbeat_at = now + self._times.heartbeat_s
         log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
 
@@ -187,6 +189,7 @@ class Leases:
             self._claim_is_unknown = True
             claimed = self._store.claim_triggers(epoch, limit=room, queues=self._queues)
             self._claim_is_unknown = False
+            marks.reach("leases.claim_written")
         # A full claim means there may be more: look again at once, after the other duties.
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s

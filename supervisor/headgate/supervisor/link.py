@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 
+from headgate.protocol import marks
 from headgate.protocol.connection import Connection, split_sync
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages import FromRunner, FromSupervisor, StateSync
@@ -16,7 +17,7 @@ UNSENT_BYTES_MAX = 256 * 1024 * 1024  # a runner that lets so much pile up does 
 class Link:
     """Messages to and from one runner. `receive` and `flush` never block.
 
-    Raises `RemoteProtocolError` when the runner breaks the protocol, be it by not reading any more.
+    `send` raises `RemoteProtocolError` when the runner has broken the protocol, be it by not reading any more.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Link:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self.is_ended = False
+        self.error: RemoteProtocolError | None = None
 
     def fileno(self) -> int:
         """The socket's descriptor, for the selector."""
@@ -40,7 +42,11 @@ class Link:
         return bool(self._unsent)
 
     def receive(self) -> list[FromRunner]:
-        """Read what there is, at most `READ_BYTES_MAX`; return the messages that are complete."""
+        """Read what there is, at most `READ_BYTES_MAX`; return the messages that are complete.
+
+        Sets `error` when the runner broke the protocol. What came before that is whole, and a round among it
+        may still be stored.
+        """
         try:
             data = self._socket.recv(READ_BYTES_MAX)
         except BlockingIOError:
@@ -50,10 +56,13 @@ class Link:
         if not data:
             self.is_ended = True
             return []
-        self._connection.receive_data(data)
-        messages = []
-        while (message := self._connection.next_message()) is not None:
-            messages.append(message)
+        messages: list[FromRunner] = []
+        try:
+            self._connection.receive_data(data)
+            while (message := self._connection.next_message()) is not None:
+                messages.append(message)
+        except RemoteProtocolError as error:
+            self.error = error
         return messages
 
     def send(self, message: FromSupervisor) -> None:
@@ -63,11 +72,14 @@ class Link:
         pieces = split_sync(message, self._frame_bytes_max) if isinstance(message, StateSync) else [message]
         for piece in pieces:
             data = self._connection.send(piece)
-            self._unsent.append(memoryview(data))
-            self._unsent_bytes += len(data)
+            marks.reach("supervisor.frame_encoded")
+            for part in marks.in_halves("supervisor.frame_half_sent", data):
+                self._unsent.append(memoryview(part))
+                self._unsent_bytes += len(part)
+                self.flush()
         if self._unsent_bytes > UNSENT_BYTES_MAX:
             raise RemoteProtocolError(f"the runner reads nothing: {self._unsent_bytes:,} bytes wait for it")
-        self.flush()
+        marks.reach("supervisor.frame_sent")
 
     def flush(self) -> None:
         """Write what the socket takes now."""

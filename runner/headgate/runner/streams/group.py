@@ -18,6 +18,7 @@ from typing import Any, Literal
 import structlog
 import trio
 
+from headgate.protocol import marks
 from headgate.protocol.messages import KEY_CHARS_MAX
 from headgate.runner.streams import checks
 from headgate.runner.streams.contract import (
@@ -424,7 +425,9 @@ class Group:
         """Hand over one batch. Where that fails the group ends, and nothing more may be advanced."""
         assert self._producer is not None
         try:
+            marks.reach("group.before_advance")
             await self._producer.advance(batch)
+            marks.reach("group.after_advance")
             await trio.lowlevel.checkpoint()  # an advance need not await anything
         except BaseException as raised:
             failure, cancelled = checks.split_cancelled(raised)

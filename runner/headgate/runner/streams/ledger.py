@@ -156,8 +156,9 @@ class Ledger:
         self._on_ready = on_ready
         self._lanes: dict[Hashable, Lane] = {}
         self._ready: deque[Lane] = deque()
-        self._departed: set[Account] = set()  # gone, but something they fired is not confirmed yet
-        self._online: set[Account] = set()
+        # Dicts for their order: a set's would differ from run to run, and with it the order of the advances.
+        self._departed: dict[Account, None] = {}  # gone, but something they fired is not confirmed yet
+        self._online: dict[Account, None] = {}
         self._is_closed = False
         self.outstanding = 0  # events broadcast and not yet taken for an advance
 
@@ -171,7 +172,7 @@ class Ledger:
     def join(self) -> Account:
         """Open an account; the subscriber has a share in every event broadcast from now on."""
         account = Account(self)
-        self._online.add(account)
+        self._online[account] = None
         return account
 
     def leave(self, account: Account, *, cut_short: bool) -> None:
@@ -180,7 +181,7 @@ class Ledger:
         What it moved past still waits for its confirmations, what it never pulled fails, and the event it
         sits on counts as moved past, unless it was ``cut_short`` (I13): then that one fails too.
         """
-        self._online.discard(account)
+        self._online.pop(account, None)
         account.is_online = False
         for share in list(account.shares):
             if share.state is QUEUED or (cut_short and share.state is OPEN):
@@ -188,12 +189,12 @@ class Ledger:
             elif share.state is OPEN:
                 self.move_past(share)
         if account.shares:
-            self._departed.add(account)
+            self._departed[account] = None
 
     def fail(self, account: Account) -> None:
         """Give up on a subscriber: every share it still owes fails, and it gets no more."""
-        self._online.discard(account)
-        self._departed.discard(account)
+        self._online.pop(account, None)
+        self._departed.pop(account, None)
         account.is_online = False
         for share in list(account.shares):
             self._resolve(share, FAILED)
@@ -312,7 +313,7 @@ class Ledger:
         account = share.account
         del account.shares[share]
         if not account.shares and not account.is_online:
-            self._departed.discard(account)
+            self._departed.pop(account, None)
         if share.unconfirmed:
             self._seqs.drop(share.unconfirmed)
             share.unconfirmed = None

@@ -92,7 +92,7 @@ class SharedStreamManager:
             seqs=self._seqs,
         )
         self._groups: dict[Hashable, Group] = {}
-        self._running: set[Group] = set()  # the groups of the table and those that drain and close
+        self._running: dict[Group, None] = {}  # in order; the groups of the table and those that drain and close
         self._nursery_manager: AbstractAsyncContextManager[trio.Nursery, bool | None] = trio.open_nursery()
         self._nursery: trio.Nursery | None = None
         self._is_closed = False
@@ -156,7 +156,7 @@ class SharedStreamManager:
                 on_progress=self._progress.unpark_all,
             )
             self._groups[key] = group
-            self._running.add(group)
+            self._running[group] = None
             self._nursery.start_soon(self._run_group, group, name=f"shared stream {key!r}")
         subscription = group.join(trigger_id)
         self.give_up_seat(trigger_id)
@@ -271,7 +271,7 @@ class SharedStreamManager:
         try:
             await group.run()
         finally:
-            self._running.discard(group)
+            self._running.pop(group, None)
             self._progress.unpark_all()
 
     async def _scan_ack_timeouts(self) -> None:

@@ -1,0 +1,95 @@
+"""Marks: the points of the production code at which a kill would be interesting.
+
+``marks.reach("store.committed")`` does nothing, at the cost of one global read, unless something has armed the
+marks of this process with a callback. Nothing here reads the environment or does any I/O; arming is a call, and
+only tests make it (architecture, "Marks"). The callback runs where the mark stands: it may kill the process, stop
+it, or hold it there for as long as something is done to its surroundings. It may be called in any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Literal, NamedTuple
+
+Side = Literal["runner", "supervisor"]
+
+# When a mark is reached: with every round of events, when a runner is replaced, when a supervisor begins.
+When = Literal["flow", "respawn", "start"]
+
+
+class Mark(NamedTuple):
+    """One mark: in whose process it stands, when it is reached, and what is true there."""
+
+    side: Side
+    when: When
+    meaning: str
+
+
+MARKS: Final[dict[str, Mark]] = {
+    # --- the way of an event out of the runner
+    "filelog.handed_out": Mark("runner", "flow", "a line is about to be given to the stream"),
+    "host.event_bound": Mark("runner", "flow", "an event is bound to its message, and not yet in the outbox"),
+    "host.event_queued": Mark("runner", "flow", "the event is in the outbox"),
+    "runner.frame_encoded": Mark("runner", "flow", "a frame is encoded, and nothing of it is sent"),
+    "runner.frame_half_sent": Mark("runner", "flow", "half of the bytes of a frame are sent"),
+    "runner.frame_sent": Mark("runner", "flow", "the whole frame is with the kernel"),
+    # --- through the supervisor
+    "intake.round_read": Mark("supervisor", "flow", "a round has been read, and nothing is done about it"),
+    "capture.half_written": Mark("supervisor", "flow", "half of a record of the frame log is written"),
+    "store.begun": Mark("supervisor", "flow", "the transaction is begun, and the epoch is held"),
+    "store.rows_inserted": Mark("supervisor", "flow", "the rows of the events are in the open transaction"),
+    "store.before_commit": Mark("supervisor", "flow", "everything is written but the commit"),
+    "store.committed": Mark("supervisor", "flow", "the commit is durable, and no answer exists"),
+    "supervisor.frame_encoded": Mark("supervisor", "flow", "the answer is encoded, and nothing of it is sent"),
+    "supervisor.frame_half_sent": Mark("supervisor", "flow", "half of the bytes of the answer are sent"),
+    "supervisor.frame_sent": Mark("supervisor", "flow", "the whole answer is with the kernel, if the socket took it"),
+    # --- back in the runner, and on to the broker
+    "session.answer_read": Mark("runner", "flow", "an answer has been read, and nothing is confirmed"),
+    "session.confirmed": Mark("runner", "flow", "the stream knows what is stored, the link not that it is answered"),
+    "group.before_advance": Mark("runner", "flow", "a batch is resolved, and advance has not been called"),
+    "filelog.draft_written": Mark("runner", "flow", "the new offsets are written beside the old ones"),
+    "filelog.renamed": Mark("runner", "flow", "the new offsets are in place; the commit has not returned"),
+    "group.after_advance": Mark("runner", "flow", "advance has returned"),
+    # --- births and deaths
+    "arbiter.reaped": Mark("supervisor", "respawn", "a dead runner is reaped, and the core does not know"),
+    "arbiter.before_spawn": Mark("supervisor", "respawn", "a runner is about to be started; there is none"),
+    "arbiter.spawned": Mark("supervisor", "respawn", "a runner is started, and its descriptors are not yet watched"),
+    "session.greeted": Mark("runner", "respawn", "the handshake is done, and no trigger is known"),
+    "session.started": Mark("runner", "respawn", "the triggers are started, and the streams are still held"),
+    "leases.registered": Mark("supervisor", "start", "the epoch is in the database, and nothing is claimed"),
+    "leases.claim_written": Mark("supervisor", "start", "the claim is in the database, and nobody has acted on it"),
+}
+
+Callback = Callable[[str], object]
+
+_callback: Callback | None = None
+
+
+def reach(name: str) -> None:
+    """Say that a mark is reached."""
+    if _callback is not None:
+        _callback(name)
+
+
+def in_halves(name: str, data: bytes) -> Iterable[bytes]:
+    """Return what to write in place of ``data``: all of it, or, while armed, two halves with the mark between."""
+    return (data,) if _callback is None else _halves(name, data)
+
+
+def _halves(name: str, data: bytes) -> Iterator[bytes]:
+    middle = len(data) // 2
+    yield data[:middle]
+    reach(name)
+    yield data[middle:]
+
+
+def arm(callback: Callback) -> None:
+    """Have ``callback`` called with the name of every mark that is reached in this process from now on."""
+    global _callback
+    _callback = callback
+
+
+def disarm() -> None:
+    """Let marks be nothing again."""
+    global _callback
+    _callback = None

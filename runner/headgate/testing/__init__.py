@@ -1,0 +1,70 @@
+"""What authors prove their triggers and producers with; see ``docs/testing.md``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headgate.testing.brokers import Broker, FileLogBroker
+    from headgate.testing.crash import crash_test
+    from headgate.testing.failures import (
+        LeftBehind,
+        LoopBlocked,
+        Misbehaved,
+        RoundTripFailed,
+        TooFewEvents,
+        TriggerFailed,
+    )
+    from headgate.testing.pair import Pair, PairFailed
+    from headgate.testing.report import CrashReport, CrashTestFailed
+    from headgate.testing.running import run_trigger
+    from headgate.testing.scripted import Message, SharedStream, shared_stream
+
+# Loaded when asked for: the checker, and pytest, which loads the plugin for everybody, need none of it.
+_HOMES = {
+    "Broker": "brokers",
+    "CrashReport": "report",
+    "CrashTestFailed": "report",
+    "FileLogBroker": "brokers",
+    "LeftBehind": "failures",
+    "LoopBlocked": "failures",
+    "Message": "scripted",
+    "Misbehaved": "failures",
+    "Pair": "pair",
+    "PairFailed": "pair",
+    "RoundTripFailed": "failures",
+    "SharedStream": "scripted",
+    "TooFewEvents": "failures",
+    "TriggerFailed": "failures",
+    "crash_test": "crash",
+    "run_trigger": "running",
+    "shared_stream": "scripted",
+}
+
+__all__ = [
+    "Broker",
+    "CrashReport",
+    "CrashTestFailed",
+    "FileLogBroker",
+    "LeftBehind",
+    "LoopBlocked",
+    "Message",
+    "Misbehaved",
+    "Pair",
+    "PairFailed",
+    "RoundTripFailed",
+    "SharedStream",
+    "TooFewEvents",
+    "TriggerFailed",
+    "crash_test",
+    "run_trigger",
+    "shared_stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for. Raises AttributeError for what is not here."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

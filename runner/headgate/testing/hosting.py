@@ -1,0 +1,207 @@
+"""The runner's own host and shared streams, with a supervisor and a database that are a few dicts.
+
+What a trigger fires is stored and confirmed as the real pair does it, round by round: deduplicated by key and position
+(I2), and confirmed to its shared stream only after it is stored (I1).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, nullcontext
+
+import trio
+import trio.testing
+
+from headgate.protocol.messages import (
+    CancelTrigger,
+    EventKind,
+    FinishedTrigger,
+    FiredEvent,
+    RunnerSettings,
+    StateChanges,
+    StoredEvent,
+    TriggerSpec,
+)
+from headgate.protocol.values import decode_value, encode_value
+from headgate.runner.host import Ending, Host
+from headgate.runner.outbox import Outbox
+from headgate.runner.streams.manager import SharedStreamManager
+from headgate.testing.clock import SkippingClock, wait_nothing_but_time
+from headgate.testing.failures import Misbehaved
+from headgate.testing.leftovers import Snapshot
+from headgate.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+
+# How long, in skipped seconds, a cancelled trigger and its hooks may take in all: more than all their own limits.
+END_S_MAX = 120.0
+_ENDS_OF_TASK = {"success": TaskSuccessEvent, "failed": TaskFailedEvent, "skipped": TaskSkippedEvent}
+
+
+class _TellingHost(Host):
+    """A host that keeps the exceptions themselves, where the real one keeps what can be stored of them."""
+
+    errors: dict[int, BaseException | None]
+
+    def _report(self, spec: TriggerSpec, ending: Ending, *, events: int) -> None:
+        self.errors[spec.trigger_id] = ending.error
+        super()._report(spec, ending, events=events)
+
+
+class HostedTriggers:
+    """Triggers that run, what they have fired, and how they ended. ``is_held``: nothing is confirmed for now."""
+
+    def __init__(self, *, clock: SkippingClock, host: _TellingHost, streams: SharedStreamManager, outbox: Outbox):
+        self.clock = clock
+        self.is_held = False
+        self.finished: dict[int, FinishedTrigger] = {}
+        self.fired: defaultdict[int, list[FiredEvent]] = defaultdict(list)  # and stored: never twice
+        self.redelivered = 0
+        self.restarts = 0
+        self.progress = trio.lowlevel.ParkingLot()
+        self._host = host
+        self._streams = streams
+        self._outbox = outbox
+        self.main = trio.lowlevel.current_task()
+        self._known: set[tuple[int, str, int]] = set()
+        self._unconfirmed: list[int] = []
+        self._runs: defaultdict[int, int] = defaultdict(int)
+        self._snapshot = Snapshot()
+
+    @property
+    def errors(self) -> dict[int, BaseException | None]:
+        """What each trigger that has ended raised."""
+        return self._host.errors
+
+    async def start(self, specs: tuple[TriggerSpec, ...]) -> None:
+        """Start triggers as one assignment; those that share a stream begin together."""
+        self._streams.hold()
+        await self._host.start(specs)
+        self._streams.release()
+
+    def cancel(self, trigger_id: int) -> None:
+        """Cancel a trigger as its user would."""
+        self._host.cancel(CancelTrigger(trigger_id, "user"))
+
+    def events(self, trigger_id: int) -> list[TriggerEvent]:
+        """Return what a trigger has fired, as the database would give it back."""
+        return [event_of(event) for event in self.fired[trigger_id]]
+
+    def last_event(self, trigger_id: int) -> StoredEvent | None:
+        """Return the newest stored event of a trigger."""
+        fired = self.fired[trigger_id]
+        if not fired:
+            return None
+        last = fired[-1]
+        return StoredEvent(last.trigger_run_id, last.sequence_index, last.payload, last.key)
+
+    def confirm(self) -> None:
+        """Confirm everything that is stored and not yet confirmed."""
+        waiting, self._unconfirmed = self._unconfirmed, []
+        self._streams.confirm_persisted(waiting)
+
+    async def settle(self) -> None:
+        """Wait until nothing happens any more but time that would have to pass."""
+        await wait_nothing_but_time(self.main)
+
+    async def skip(self, seconds: float) -> None:
+        """Let so much time pass, wait by wait."""
+        await self.clock.skip_waits(trio.current_time() + seconds, of=self.main)
+        await self.settle()
+
+    async def end(self) -> list[str]:
+        """Cancel what still runs and wait for it; return in words what is left behind.
+
+        Raises `Misbehaved` for a trigger that does not end: there is no way to go on then, not even to the end.
+        """
+        self._host.cancel_all("shutdown")
+        # It may still be on its way out, through its hooks, for as long as these may take.
+        async with trio.open_nursery() as nursery:
+            until = trio.current_time() + END_S_MAX
+            nursery.start_soon(self._skip_until_ended, nursery.cancel_scope, until)
+            await self._host.wait_all_ended()
+            nursery.cancel_scope.cancel()
+        if len(self._host):
+            raise Misbehaved(f"a trigger does not end when it is cancelled: not within {END_S_MAX:g} s")
+        await self._streams.stop_all()
+        await self.settle()
+        return self._snapshot.left_behind()
+
+    async def _skip_until_ended(self, waiting: trio.CancelScope, until: float) -> None:
+        await self.clock.skip_waits(until, of=self.main)
+        waiting.cancel()
+
+    async def serve(self) -> None:
+        """Store round by round, for ever."""
+        number = 0
+        while True:
+            await self._outbox.wait_not_empty()
+            number += 1
+            self._take(self._outbox.take_round(number))
+            if not self.is_held:
+                self.confirm()
+            self.progress.unpark_all()
+
+    def _take(self, changes: StateChanges) -> None:
+        for event in changes.events:
+            name = None if event.key is None else (event.trigger_id, event.key, event.position)
+            if name is not None and name in self._known:
+                self.redelivered += 1
+            else:
+                self.fired[event.trigger_id].append(event)
+            if name is not None:
+                self._known.add(name)
+            if event.seq:
+                self._unconfirmed.append(event.seq)
+        self._streams.confirm_refused([refused.seq for refused in changes.refused if refused.seq])
+        for finished in changes.finished:
+            self.finished[finished.trigger_id] = finished
+
+
+@asynccontextmanager
+async def hosted_triggers(
+    clock: SkippingClock, settings: RunnerSettings, last_events: dict[int, TriggerEvent], *, has_streams: bool
+) -> AsyncGenerator[HostedTriggers]:
+    """Open a host. ``last_events``: what is stored of a trigger before it begins.
+
+    Without ``has_streams`` nothing looks for ack timeouts, which would cut every wait into seconds.
+    """
+    outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
+    hosted: HostedTriggers
+
+    async def ask_last_event(trigger_id: int) -> StoredEvent | None:
+        await trio.lowlevel.checkpoint()
+        stored = hosted.last_event(trigger_id)
+        if stored is None and trigger_id in last_events:
+            before = last_events[trigger_id]
+            stored = StoredEvent("an earlier run", 0, encode_value(before.payload, where="payload"), before.key)
+        return stored
+
+    streams = SharedStreamManager(
+        max_subscriber_queue=settings.subscriber_queue_max,
+        ack_timeout=settings.ack_timeout_s,
+        rejoin_wait=settings.rejoin_wait_s,
+        overflow="pause",
+    )
+    async with streams if has_streams else nullcontext(), trio.open_nursery() as nursery:
+        host = _TellingHost(
+            settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask_last_event
+        )
+        host.errors = {}
+        hosted = HostedTriggers(clock=clock, host=host, streams=streams, outbox=outbox)
+        nursery.start_soon(hosted.serve)
+        await trio.testing.wait_all_tasks_blocked()
+        hosted._snapshot = Snapshot()
+        try:
+            yield hosted
+        finally:
+            host.cancel_all("shutdown")
+            nursery.cancel_scope.cancel()
+
+
+def event_of(event: FiredEvent) -> TriggerEvent:
+    """Return the event that a stored one is, its payload decoded."""
+    payload = decode_value(event.payload)
+    kind: EventKind = event.kind
+    if kind == "event":
+        return TriggerEvent(payload, key=event.key)
+    return _ENDS_OF_TASK[kind](xcoms=None if payload is None else payload["xcoms"], key=event.key)

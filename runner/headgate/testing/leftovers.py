@@ -1,0 +1,78 @@
+"""What is still there after a trigger has ended: tasks, descriptors, and what Python warns of."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import trio
+
+from headgate.testing.clock import tasks_below
+
+# Opened once and kept by Python or by a library, for the process.
+_KEPT = ("/dev/",)
+# What says that something was dropped instead of closed.
+_TELLING = (ResourceWarning, RuntimeWarning)
+
+
+class Snapshot:
+    """The tasks of this run of trio and the descriptors of this process, at one moment."""
+
+    def __init__(self) -> None:
+        self._tasks = set(_tasks())
+        self._descriptors = _descriptors()
+
+    def left_behind(self) -> list[str]:
+        """Return in words what is there now and was not then."""
+        found = [f"the task {task.name}" for task in _tasks() if task not in self._tasks]
+        for number, target in _descriptors().items():
+            if self._descriptors.get(number) != target and not target.startswith(_KEPT):
+                found.append(f"the descriptor {number} ({_named(target)})")
+        return found
+
+
+@contextmanager
+def telling_warnings() -> Generator[list[str]]:
+    """Collect in words what Python warns of meanwhile: a socket that was dropped, a coroutine never awaited.
+
+    Other warnings are given again afterwards.
+    """
+    found: list[str] = []
+    gc.collect()  # what was dropped before is nobody's fault here
+    with warnings.catch_warnings(record=True) as caught:
+        for category in _TELLING:
+            warnings.simplefilter("always", category)
+        try:
+            yield found
+        finally:
+            gc.collect()
+    for warning in caught:
+        if issubclass(warning.category, _TELLING):
+            found.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def _tasks() -> list[trio.lowlevel.Task]:
+    root = trio.lowlevel.current_root_task()
+    assert root is not None
+    return list(tasks_below(root))
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    # The one by which the folder was listed is closed by now.
+    return {number: target for number, target in found.items() if "/fd" not in target or "/proc/" not in target}
+
+
+def _named(target: str) -> str:
+    for prefix, words in (("socket:", "a socket"), ("pipe:", "a pipe"), ("anon_inode:", "of the kernel: ")):
+        if target.startswith(prefix):
+            return words if not words.endswith(" ") else words + target.removeprefix(prefix)
+    return target

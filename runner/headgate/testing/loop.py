@@ -1,0 +1,163 @@
+"""A trio loop in a thread of its own, told step by step what to do, so that a loop that is blocked fails its test."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
+
+import structlog
+import trio
+
+from headgate.runner.watchdog import Watchdog
+from headgate.testing.clock import SkippingClock
+from headgate.testing.failures import LoopBlocked
+
+REAL_S_MAX = 60.0  # what one step of a test may take; skipped time costs next to nothing
+BLOCKED_S_MAX = 3.0  # a loop still blocked after this is given up, thread and all
+ABANDONED_WAIT_S = 0.5  # for a loop that may be blocked, or full of triggers that do not end
+LOOK_INTERVAL_S = 0.05  # between two looks whether the loop is blocked
+
+_T = TypeVar("_T")
+_State = TypeVar("_State")
+
+Records = list[dict[str, Any]]
+
+
+class TrialLoop(Generic[_State]):
+    """Runs one async context manager in a loop of its own, and functions on what it gives.
+
+    Not to be used from several threads. ``records`` is where the log of the loop is collected.
+    """
+
+    def __init__(
+        self, open_state: Callable[[], Any], *, clock: SkippingClock, blocked_after_s: float, records: Records
+    ):
+        self._open_state = open_state
+        self._clock = clock
+        self._blocked_after_s = blocked_after_s
+        self._records = records
+        self._jobs_in: trio.MemorySendChannel[_Job[_State]]
+        self._token: trio.lowlevel.TrioToken
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._job: _Job[_State] | None = None
+        # A daemon: one that is blocked for ever must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="headgate trial loop", daemon=True)
+
+    def start(self) -> None:
+        """Start the loop; return when it is ready. Raises what opening the context raises."""
+        self._thread.start()
+        self._wait(self._ready)
+
+    def call(self, function: Callable[[_State], Awaitable[_T]]) -> _T:
+        """Run a function in the loop and return what it returns.
+
+        Raises what it raises, and `LoopBlocked` where some task held the loop for longer than ``blocked_after_s``.
+        """
+        job: _Job[_State] = _Job(function)
+        self._job = job
+        self._token.run_sync_soon(self._jobs_in.send_nowait, job)
+        result: _T = self._wait(job.done)
+        return result
+
+    def close(self) -> None:
+        """Leave the context and end the loop. Raises `LoopBlocked`, or what leaving raises."""
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._job = _Job(None, ended)
+        self._token.run_sync_soon(self._jobs_in.close)
+        self._wait(ended)
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """End the loop if it still can be ended, and do not wait long: a failure is being reported."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._jobs_in.close)
+        self._thread.join(ABANDONED_WAIT_S)
+
+    # --- in the caller's thread -------------------------------------------------------------------
+
+    def _wait(self, future: concurrent.futures.Future[Any]) -> Any:
+        deadline = time.monotonic() + REAL_S_MAX
+        while True:
+            # Read before waiting, so that a short block that is over by now is still found.
+            finished = concurrent.futures.wait((future,), timeout=LOOK_INTERVAL_S).done
+            blocked = self._blocked()
+            if blocked is not None and (finished or blocked["since"] + BLOCKED_S_MAX < time.monotonic()):
+                raise LoopBlocked(_words(blocked))
+            if finished:
+                return future.result()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"this step of the test has not ended after {REAL_S_MAX:g} s of real time")
+
+    def _blocked(self) -> dict[str, Any] | None:
+        """The report of the first step that held the loop too long."""
+        for record in self._records:
+            if record.get("event") in ("a trigger blocks the loop", "the loop is blocked"):
+                return record
+        return None
+
+    # --- in the loop's thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            trio.run(self._main, clock=self._clock, strict_exception_groups=True)
+        except BaseException as exc:  # handed over to whoever waits
+            error = exc
+        for future in (self._ready, None if self._job is None else self._job.done):
+            if future is not None and not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._jobs_in, jobs = trio.open_memory_channel[_Job[_State]](1)
+        with Watchdog(blocked_after_s=self._blocked_after_s):
+            async with self._open_state() as state:
+                self._ready.set_result(None)
+                async for job in jobs:
+                    assert job.function is not None
+                    try:
+                        result = await job.function(state)
+                    except Exception as error:
+                        job.done.set_exception(error)
+                    else:
+                        job.done.set_result(result)
+
+
+class _Job(Generic[_State]):
+    def __init__(
+        self,
+        function: Callable[[_State], Awaitable[Any]] | None,
+        done: concurrent.futures.Future[Any] | None = None,
+    ) -> None:
+        self.function = function
+        self.done: concurrent.futures.Future[Any] = done or concurrent.futures.Future()
+
+
+@contextmanager
+def collected_log() -> Generator[Records]:
+    """Collect what is logged through structlog meanwhile, instead of printing it."""
+    records: Records = []
+
+    def collect(_logger: object, method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        records.append({**record, "log_level": method, "since": time.monotonic() - record.get("blocked_s", 0.0)})
+        raise structlog.DropEvent
+
+    # In place: loggers that were made before keep this very list.
+    processors = structlog.get_config()["processors"]
+    before = list(processors)
+    processors[:] = [structlog.processors.format_exc_info, collect]
+    try:
+        yield records
+    finally:
+        processors[:] = before
+
+
+def _words(record: dict[str, Any]) -> str:
+    return f"{record['event']} ({record['blocked_s']:g} s): {record['at']}\n    {record['line']}\n{record['stack']}"

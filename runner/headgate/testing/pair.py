@@ -1,0 +1,256 @@
+"""The real pair for tests: a supervisor and its runner, as processes, on a database of their own.
+
+Everything is done as a user does it, with the command line; nothing here knows the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from headgate.protocol.values import encode_value
+from headgate.triggers.base import BaseTrigger
+
+WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
+LOOK_INTERVAL_S = 0.01  # between two looks at a condition in another process that tells nobody when it comes true
+LOG_TAIL_LINES = 30  # of the supervisor's log, shown when something fails
+# Waits are short, so that many deaths take little time; what makes events durable stays as it is by default.
+SETTINGS = {
+    "log_format": "human",
+    "poll_interval_s": "0.2",
+    "respawn_wait_s": "0.02",
+    "respawn_wait_max_s": "0.2",
+    "retry_wait_s": "0.1",
+    "retry_wait_max_s": "1",
+}
+
+
+class PairFailed(AssertionError):
+    """The pair, or the command line, did not do what a test counts on; the text says what, with the log's end."""
+
+
+class Pair:
+    """``headgate triggerer`` on a new SQLite database in ``folder``; a context manager that leaves nothing behind.
+
+    ``import_paths``: folders of the modules of the triggers, beside those that `add` finds out by itself.
+    ``settings``: headgate's settings by name, such as ``ack_timeout_s="5"``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        import_paths: Sequence[str | os.PathLike[str]] = (),
+        python_path: Sequence[str | os.PathLike[str]] = (),
+        settings: Mapping[str, str] = SETTINGS,
+    ) -> None:
+        self.folder = folder
+        self.log_path = folder / "supervisor.log"
+        self._import_paths = [os.fspath(path) for path in import_paths]
+        self._python_path = [os.fspath(path) for path in python_path]
+        self._settings = {**SETTINGS, **settings}
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._command("db", "upgrade")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what a user does -------------------------------------------------------------------------
+
+    def add(self, trigger: BaseTrigger, name: str) -> None:
+        """Add a watcher that runs the trigger. Call it before `start`, or its module may not be found."""
+        classpath, kwargs = trigger.serialize()
+        encoded = encode_value(kwargs, where="kwargs").decode()
+        folder = folder_of(type(trigger))
+        if folder not in self._import_paths:
+            self._import_paths.append(folder)
+        self._command("watchers", "add", name, classpath, "--kwargs", encoded)
+
+    def remove(self, name: str) -> None:
+        """Remove a watcher."""
+        self._command("watchers", "remove", name)
+
+    def start(self) -> None:
+        """Start the supervisor, which starts its runner."""
+        assert self._process is None or self._process.poll() is not None, "it runs already"
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "headgate.cli", "triggerer"],
+                cwd=self.folder,
+                env=self._environment(os.pathsep.join(self._python_path)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the tests, which then end their processes in order.
+                start_new_session=True,
+            )
+
+    def stop(self) -> int:
+        """Ask it to drain; return its exit code. Raises `PairFailed` when it does not leave."""
+        assert self._process is not None, "it was not started"
+        self._process.terminate()
+        try:
+            return self._process.wait(WITHIN_S)
+        except subprocess.TimeoutExpired:
+            raise self.failure(f"the supervisor did not leave within {WITHIN_S:g} s of SIGTERM") from None
+
+    def close(self) -> None:
+        """Leave nothing behind, however the test ended. The runner dies with its supervisor."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    # --- what is seen -----------------------------------------------------------------------------
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the stored events, of one watcher or of all, the oldest first, as ``headgate events list`` does."""
+        watcher = () if name is None else ("--watcher", name)
+        return [json.loads(line) for line in self._command("events", "list", "--json", *watcher).splitlines()]
+
+    def payloads(self, name: str | None = None) -> list[Any]:
+        """Return the payloads of the stored events."""
+        return [row["payload"] for row in self.events(name)]
+
+    def wait_events(self, count: int, name: str | None = None, *, within_s: float = WITHIN_S) -> list[dict[str, Any]]:
+        """Wait until so many events are stored, and return them all."""
+        rows: list[dict[str, Any]] = []
+
+        def are_there() -> bool:
+            rows[:] = self.events(name)
+            return len(rows) >= count
+
+        self.wait_until(are_there, f"{count:,} events are stored", within_s=within_s)
+        return rows
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the supervisor runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def runners(self) -> list[psutil.Process]:
+        """Return the runner, or nothing while there is none."""
+        assert self._process is not None, "it was not started"
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._process.pid).children():
+                # Between fork and exec a child still looks like the supervisor; a dead one has no command line.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "headgate.runner" in child.cmdline():
+                        found.append(child)
+        return found
+
+    def wait_until(self, condition: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
+        """Wait until something is so. Raises `PairFailed` after ``within_s`` seconds."""
+        deadline, pause = time.monotonic() + within_s, threading.Event()
+        while not condition():
+            if time.monotonic() > deadline:
+                raise self.failure(f"not within {within_s:g} s: {what}")
+            pause.wait(LOOK_INTERVAL_S)
+
+    # --- deaths -----------------------------------------------------------------------------------
+
+    def kill_runner(self) -> None:
+        """SIGKILL to the runner; the supervisor starts the next one by itself."""
+        victims: list[psutil.Process] = []
+
+        def found() -> bool:
+            if not self.is_running:
+                raise self.failure("the supervisor has left by itself")
+            victims[:] = self.runners()
+            return bool(victims)
+
+        self.wait_until(found, "there is a runner to kill")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victims[0].kill()
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL to the supervisor; returns when its runner is gone too (I7). `start` starts the next one."""
+        assert self._process is not None, "it was not started"
+        runners = self.runners()
+        self._process.kill()
+        self.wait_dead(runners)
+
+    def wait_dead(self, runners: Sequence[psutil.Process] = ()) -> None:
+        """Wait until the supervisor and its runners are gone."""
+        assert self._process is not None, "it was not started"
+        self._process.wait(WITHIN_S)
+        self.wait_until(lambda: not any(map(_is_alive, runners)), "the runner is gone with its supervisor")
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def failure(self, text: str) -> PairFailed:
+        """Return an error that shows the end of the supervisor's log."""
+        if not self.log_path.exists():
+            return PairFailed(text)
+        lines = self.log_path.read_text(errors="backslashreplace").splitlines()[-LOG_TAIL_LINES:]
+        return PairFailed("\n".join([text, f"the end of {self.log_path}:", *lines]))
+
+    def _environment(self, python_path: str = "") -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        environment |= {
+            "HEADGATE_HOME": str(self.folder),
+            "HEADGATE_DATABASE_URL": f"sqlite:///{self.folder}/headgate.db",
+            "HEADGATE_IMPORT_PATHS": ",".join(self._import_paths) or ".",
+        }
+        environment |= {f"HEADGATE_{name.upper()}": value for name, value in self._settings.items()}
+        if python_path:
+            inherited = environment.get("PYTHONPATH")
+            environment["PYTHONPATH"] = python_path + (os.pathsep + inherited if inherited else "")
+        return environment
+
+    def _command(self, *arguments: str) -> str:
+        called = subprocess.run(
+            [sys.executable, "-P", "-m", "headgate.cli", *arguments],
+            cwd=self.folder,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+        )
+        if called.returncode != 0:
+            raise PairFailed(f"headgate {' '.join(arguments[:2])} failed: {called.stderr.strip()}")
+        return called.stdout
+
+
+def folder_of(cls: type[object]) -> str:
+    """Return the folder that must be searched for modules to find a class by its classpath.
+
+    Raises `PairFailed` for a class that no other process can import.
+    """
+    classpath = f"{cls.__module__}.{cls.__qualname__}"
+    if "<locals>" in classpath:
+        raise PairFailed(f"{classpath} is defined inside a function; the runner can import a class of a module only")
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None or cls.__module__ == "__main__":
+        raise PairFailed(f"{classpath} is not in a module that the runner could import")
+    path = Path(file).resolve()
+    names = cls.__module__.split(".")
+    parts = list(path.with_suffix("").parts if path.name != "__init__.py" else path.parent.parts)
+    if parts[-len(names) :] != names:
+        raise PairFailed(f"the runner cannot import {cls.__module__}: it would not find {path} by that name")
+    return str(Path(*parts[: -len(names)]))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

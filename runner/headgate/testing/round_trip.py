@@ -1,0 +1,87 @@
+"""From a trigger to the trigger that a runner makes of it, by the runner's own way, and whether the two are equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.messages import TriggerSpec
+from headgate.protocol.values import decode_value, encode_value
+from headgate.runner.loading import TriggerNotLoaded, load_trigger
+from headgate.testing.failures import RoundTripFailed
+from headgate.triggers.base import BaseTrigger
+
+SHOWN_CHARS_MAX = 200  # of a value in a failure
+
+
+def spec_of(trigger: BaseTrigger, trigger_id: int) -> TriggerSpec:
+    """Return what the supervisor would store of the trigger. Raises `RoundTripFailed`."""
+    name = type(trigger).__name__
+    said: object = trigger.serialize()
+    if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], str) and isinstance(said[1], dict)):
+        raise RoundTripFailed(f"{name}.serialize() must return (classpath, kwargs), not {said!r:.{SHOWN_CHARS_MAX}}")
+    classpath, kwargs = said
+    if "<locals>" in classpath:
+        raise RoundTripFailed(f"{classpath} is defined inside a function, where no runner can find it")
+    try:
+        encoded = encode_value(kwargs, where="kwargs")
+    except ProtocolError as error:
+        raise RoundTripFailed(f"{name} cannot be stored: {error}") from error
+    return TriggerSpec(trigger_id, f"run-of-{trigger_id}", name, classpath, encoded)
+
+
+def check_round_trip(trigger: BaseTrigger) -> TriggerSpec:
+    """Return the spec of a trigger that can be stored and made again. Raises `RoundTripFailed`, which says why not."""
+    spec = spec_of(trigger, 1)
+    name = type(trigger).__name__
+    try:
+        again = load_trigger(spec)
+    except TriggerNotLoaded as error:
+        raise RoundTripFailed(f"{name} cannot be made again: {error}") from error
+    except Exception as error:
+        kwargs = ", ".join(decode_value(spec.kwargs))
+        problem = f"{name} cannot be made again from its kwargs ({kwargs}): {type(error).__name__}: {error}"
+        raise RoundTripFailed(problem) from error
+    classpath, kwargs_again = again.serialize()
+    if classpath != spec.classpath:
+        raise RoundTripFailed(f"{name} says it is a {spec.classpath}, and that one says it is a {classpath}")
+    _compare_kwargs(name, decode_value(spec.kwargs), kwargs_again)
+    if type(again) is type(trigger):
+        _compare_attributes(name, vars(trigger), vars(again))
+    return spec
+
+
+def _compare_kwargs(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    for key in before.keys() | after.keys():
+        if key not in before or key not in after or not _are_equal(before[key], after[key]):
+            was, is_ = _shown(before, key), _shown(after, key)
+            raise RoundTripFailed(f"kwargs[{key!r}] of {name} does not survive the round trip: {was} becomes {is_}")
+
+
+def _compare_attributes(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Find what `serialize` leaves out. What has no form on the wire, or is private, is the author's affair."""
+    for key in before:
+        if key.startswith("_") or not _is_value(before[key]):
+            continue
+        if key not in after or not _are_equal(before[key], after[key]):
+            was, is_ = _shown(before, key), _shown(after, key)
+            raise RoundTripFailed(
+                f"{name}.{key} does not survive the round trip: {was} becomes {is_}; does serialize() leave it out?"
+            )
+
+
+def _is_value(value: object) -> bool:
+    try:
+        encode_value(value, where="value")
+    except ProtocolError:
+        return False
+    return True
+
+
+def _are_equal(one: object, other: object) -> bool:
+    # The encoding tells apart what == does not, such as 1 and True, and finds a nan equal to itself.
+    return _is_value(other) and encode_value(one, where="value") == encode_value(other, where="value")
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    return f"{values[key]!r:.{SHOWN_CHARS_MAX}}" if key in values else "nothing"

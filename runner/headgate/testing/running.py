@@ -1,0 +1,134 @@
+"""`run_trigger`: one trigger, from `serialize` to its last event, without its waits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import trio
+
+from headgate.protocol.messages import RunnerSettings
+from headgate.testing.clock import SkippingClock, skipped_wall_clock
+from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
+from headgate.testing.hosting import HostedTriggers, hosted_triggers
+from headgate.testing.leftovers import telling_warnings
+from headgate.testing.loop import Records, TrialLoop, collected_log
+from headgate.testing.round_trip import check_round_trip
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+
+WITHIN = timedelta(days=1)
+BLOCKED_AFTER = timedelta(milliseconds=250)  # as in the runner: the default of blocked_after_s
+EVENTS_MAX = 10_000  # a test that wants more has forgotten to say when it has enough
+
+# What the runner logs as an error, and a trigger's test should fail for.
+_MISBEHAVIOUR = (
+    "a hook failed",
+    "a hook took too long",
+    "an event is refused",
+    "a trigger does not end",
+    "a trigger could not leave its shared stream",
+)
+_TRIGGER_ID = 1
+
+
+def run_trigger(
+    trigger: BaseTrigger,
+    *,
+    events: int | None = None,
+    within: timedelta = WITHIN,
+    last_event: TriggerEvent | None = None,
+    blocked_after: timedelta = BLOCKED_AFTER,
+) -> list[TriggerEvent]:
+    """Run a trigger until it returns, has fired ``events`` events, or ``within`` has passed; return its events.
+
+    The trigger is serialized, its kwargs are encoded and decoded, and the runner's own code makes it again and runs
+    it. Time is skipped: a wait of an hour takes a millisecond. ``datetime.now()`` and ``time.time()`` skip along in the
+    modules that define the trigger's class. ``last_event`` is what `BaseTrigger.last_event` answers at first.
+
+    Raises `RoundTripFailed`, `TriggerFailed` (what the trigger raised is the cause), `TooFewEvents`, `LoopBlocked`,
+    `Misbehaved` and `LeftBehind`, which are all assertions.
+    """
+    spec = check_round_trip(trigger)
+    clock = SkippingClock()
+    wanted = EVENTS_MAX if events is None else events
+
+    async def run(hosted: HostedTriggers) -> list[str]:
+        await hosted.start((spec,))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_when, hosted, wanted, nursery.cancel_scope)
+            await clock.skip_waits(within.total_seconds(), of=hosted.main)
+            nursery.cancel_scope.cancel()
+        hosted.cancel(_TRIGGER_ID)
+        return await hosted.end()
+
+    last_events = {} if last_event is None else {_TRIGGER_ID: last_event}
+    has_streams = isinstance(trigger, BaseEventTrigger) and trigger.shared_stream_key() is not None
+    open_state = functools.partial(hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams)
+    with (
+        skipped_wall_clock(type(trigger), clock),
+        trial(open_state, clock, blocked_after.total_seconds()) as (loop, records, told),
+    ):
+        left = loop.call(run)
+        hosted = loop.call(_itself)
+        loop.close()
+    _judge(hosted, records, trigger)
+    fired = hosted.events(_TRIGGER_ID)
+    if events is None and len(fired) >= EVENTS_MAX:
+        raise AssertionError(
+            f"{spec.name} fires on and on, {EVENTS_MAX:,} events by now: say how many are wanted (events=), "
+            f"or for how long (within=)"
+        )
+    if len(fired) < (1 if events is None else events):
+        raise TooFewEvents(
+            f"{spec.name} fired {len(fired)} of {events or 'at least 1'} events within {within}; time is skipped for "
+            f"trio, and for datetime.now() and time.time() in the module of the class, and for nothing else",
+            fired,
+        )
+    if left or told:
+        raise LeftBehind(f"{spec.name} left behind: {'; '.join([*left, *told])}")
+    return fired[:events]
+
+
+async def _itself(hosted: HostedTriggers) -> HostedTriggers:
+    return hosted
+
+
+async def _stop_when(hosted: HostedTriggers, wanted: int, scope: trio.CancelScope) -> None:
+    while len(hosted.fired[_TRIGGER_ID]) < wanted and _TRIGGER_ID not in hosted.finished:
+        await hosted.progress.park()
+    scope.cancel()
+
+
+@contextmanager
+def trial(
+    open_state: Callable[[], object], clock: SkippingClock, blocked_after_s: float
+) -> Generator[tuple[TrialLoop[HostedTriggers], Records, list[str]]]:
+    """Give a loop that runs, what is logged meanwhile, and, afterwards, what Python has warned of."""
+    with telling_warnings() as told, collected_log() as records:
+        loop: TrialLoop[HostedTriggers] = TrialLoop(
+            open_state, clock=clock, blocked_after_s=blocked_after_s, records=records
+        )
+        loop.start()
+        try:
+            yield loop, records, told
+        except BaseException:
+            loop.abandon()
+            raise
+
+
+def _judge(hosted: HostedTriggers, records: Records, trigger: BaseTrigger) -> None:
+    """Raise what is to be said of how the trigger ended."""
+    finished, error = hosted.finished.get(_TRIGGER_ID), hosted.errors.get(_TRIGGER_ID)
+    if finished is not None and finished.outcome == "failed":
+        raise TriggerFailed(finished.error, hosted.events(_TRIGGER_ID)) from error
+    check_log(records)
+
+
+def check_log(records: Records) -> None:
+    """Raise `Misbehaved` for what would be an error in the runner's log."""
+    for record in records:
+        if record.get("event") in _MISBEHAVIOUR:
+            shown = {name: record[name] for name in ("hook", "timeout_s", "within_s", "reason") if name in record}
+            raise Misbehaved(f"{record['event']}: {shown}\n{record.get('exception', '')}".rstrip())

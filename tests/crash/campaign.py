@@ -1,0 +1,371 @@
+"""One pair, one database, one log: cells of the matrix and random kills, one after another, each with its judgement."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from cryptography.fernet import Fernet
+from tests.crash.processes import LOOK_INTERVAL_S, CellFailed, Control, Supervisor, is_alive, send, wait_until
+from tests.crash.truth import Log, Truth
+
+from headgate.protocol.marks import MARKS
+from headgate.store.engine import open_engine
+from headgate.store.secrets import Secrets
+from headgate.store.store import Store
+from headgate.testing.history import KINDS, Finding, Report
+
+Fault = Literal["kill runner", "kill supervisor", "kill both", "stop", "drop connection", "database away"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
+KILLS: dict[Fault, int] = {"kill runner": 1, "kill supervisor": 1, "kill both": 2}  # processes that we kill
+
+HERE = Path(__file__).parent
+GROUP = "g"
+PARTITIONS = 2
+APPENDED_AT_ONCE = 3  # lines a partition: rounds stay short, so that there are many of them
+APPEND_INTERVAL_S = 0.01
+SKIPS_MAX = 20  # marks of the flow are passed up to so many times first, so that cells meet different moments
+COMPLETE_S_MAX = 60.0  # after a fault everything is stored and acknowledged within this time, or never will be
+FENCED_S_MAX = 15.0  # more than IDLE_IN_TRANSACTION_MAX_S, after which PostgreSQL takes a stopped one's locks away
+FENCED_S_MAX_SQLITE = 4.0  # a supervisor that is stopped in a transaction holds SQLite's one lock for as long
+EXIT_LEASE_LOST = 3
+# A database that only loses a connection is asked again in milliseconds, and a confirmation that left too early is
+# true by then. While it stays away, such a confirmation has the time to become an advance that somebody can see.
+AWAY_S = 1.0
+
+# Short times, so that every limit that a fault has to wait for is passed in seconds. The runner's silence is the
+# longest of them: a runner that starts on a busy machine must not be taken for one that stands still.
+SETTINGS = {
+    "heartbeat_s": "0.2",
+    "lease_silence_max_s": "1.5",
+    "poll_interval_s": "0.05",
+    "runner_heartbeat_s": "0.3",
+    "runner_silence_max_s": "3",
+    "respawn_wait_s": "0.01",
+    "respawn_wait_max_s": "0.05",
+    "retry_wait_s": "0.05",
+    "retry_wait_max_s": "0.2",
+    "database_retry_wait_s": "0.02",
+    "database_retry_wait_max_s": "0.1",
+    "drain_s": "3",
+    "log_format": "json",
+    "import_paths": str(HERE / "users"),
+    "pass_env": "CRASH_CONTROL",
+}
+
+
+def is_possible(mark: str, fault: Fault, dialect: str) -> bool:
+    """Whether a cell exists: SQLite has no connection to drop, and some marks are reached while there is no runner."""
+    if fault in ("drop connection", "database away"):
+        return dialect == "postgresql"
+    if fault in ("kill runner", "kill both"):
+        return mark not in ("arbiter.reaped", "arbiter.before_spawn", "leases.registered")
+    return True
+
+
+@dataclass
+class Result:
+    """What came of one cell, or of one stretch of random kills (``mark`` is ``random`` then)."""
+
+    mark: str
+    fault: str
+    subscribers: int
+    dialect: str
+    kills: int = 0
+    events: int = 0
+    redelivered: int = 0
+    took_s: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    error: str = ""  # why the cell could not show anything, an unreached mark above all
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the cell ran, and nothing was found."""
+        return not self.error and not self.findings
+
+    def count(self, kind: str) -> int:
+        """How many findings there are of one kind."""
+        return sum(finding.kind == kind for finding in self.findings)
+
+    def __str__(self) -> str:
+        head = f"{self.mark} x {self.fault}, {self.subscribers} subscribers, {self.dialect}"
+        return "\n".join([f"{head}: {self.error or 'ran'}", *map(str, self.findings[:5])])
+
+
+class Campaign:
+    """A pair in a folder of its own; ``with`` it. ``url`` is an empty, migrated database.
+
+    ``trigger`` is the class in ``users/crash_triggers.py`` that all subscribers are of. A cell fails that takes
+    longer than ``complete_s_max`` to come to its mark, or to rest after its fault.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *,
+        subscribers: int,
+        seed: int,
+        trigger: str = "CrashTrigger",
+        complete_s_max: float = COMPLETE_S_MAX,
+    ) -> None:
+        self._folder = folder
+        self._url = url
+        self._subscribers = subscribers
+        self._random = random.Random(seed)
+        self._complete_s_max = complete_s_max
+        self._dialect = url.partition(":")[0]
+        self._keys = Fernet.generate_key().decode()
+        journals = folder / "journals"
+        journals.mkdir()
+        log = Log(folder / "log", PARTITIONS)
+        engine = open_engine(url)
+        with Store(engine, secrets=Secrets([self._keys], source="the tests")) as store:
+            kwargs = {"path": str(log.folder), "group": GROUP, "journal": str(journals)}
+            for number in range(subscribers):
+                store.add_watcher(f"s{number}", f"crash_triggers.{trigger}", kwargs)
+        engine.dispose()
+        self.truth = Truth(log, GROUP, journals, url)
+        self._control = Control(folder / "control")
+        self._supervisors: list[Supervisor] = []
+        self._known: set[tuple[str, str, str]] = set()  # findings that an earlier cell has reported
+        self._redelivered = 0
+
+    def __enter__(self) -> Campaign:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for supervisor in self._supervisors:
+            supervisor.end()
+        self.truth.close()
+
+    # --- one cell ---------------------------------------------------------------------------------
+
+    def run_cell(self, mark: str, fault: Fault) -> Result:
+        """Let events flow, hold a process at the mark, do the fault, let everything settle, judge."""
+        result = Result(mark, fault, self._subscribers, self._dialect)
+        started_at, events_before = time.monotonic(), self.truth.events
+        try:
+            self._begin_flow()
+            held = self._reach(mark)
+            # Everything stands still, at the very point: what is acknowledged by now must be stored by now.
+            self.truth.look(f"held at {mark}")
+            self._do(fault, held)
+            result.kills = KILLS.get(fault, 0)
+            self.truth.append(APPENDED_AT_ONCE)
+            self._settle()
+        except CellFailed as error:
+            result.error = str(error)
+        finally:
+            self._control.release()
+        self._judge(result, self.truth.look("at rest", at_rest=True))
+        result.events = self.truth.events - events_before
+        result.took_s = time.monotonic() - started_at
+        return result
+
+    def finish(self) -> Result | None:
+        """Drain the pair; return a result only where that went wrong."""
+        result = Result("drain", "SIGTERM", self._subscribers, self._dialect)
+        try:
+            codes = [supervisor.drain() for supervisor in self._supervisors if supervisor.exit_code() is None]
+            if any(codes):
+                result.error = f"exit codes {codes} after a drain"
+        except CellFailed as error:
+            result.error = str(error)
+        self._judge(result, self.truth.look("after the drain", at_rest=True))
+        return None if result.is_good else result
+
+    def _judge(self, result: Result, report: Report) -> None:
+        """Give the cell what is new: the history of a campaign goes on from cell to cell."""
+        result.redelivered = report.redelivered - self._redelivered
+        self._redelivered = report.redelivered
+        for finding in report.findings:
+            name = (finding.kind, finding.event, finding.subscriber)
+            if name not in self._known:
+                self._known.add(name)
+                result.findings.append(finding)
+        if not result.error and self.truth.dead_letters():
+            result.error = "events were put aside as dead letters"
+        if not result.is_good:
+            self.truth.write_history(self._folder / "history.jsonl")
+
+    # --- the flow ---------------------------------------------------------------------------------
+
+    @property
+    def _main(self) -> Supervisor:
+        return self._supervisors[-1]
+
+    def _start(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        environment |= {f"HEADGATE_{name.upper()}": value for name, value in SETTINGS.items()}
+        environment |= {
+            "HEADGATE_HOME": str(self._folder),
+            "HEADGATE_DATABASE_URL": self._url,
+            "HEADGATE_FERNET_KEYS": self._keys,
+            "HEADGATE_CAPTURE": str(self._folder / "capture"),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]),
+            "CRASH_CONTROL": str(self._control.folder),
+        }
+        self._supervisors.append(Supervisor(environment, self._folder))
+
+    def _begin_flow(self) -> None:
+        """Have events stored, so that what follows meets a pair at work."""
+        if not self._supervisors or self._main.exit_code() is not None:
+            self._start()
+        rows = self.truth.rows()
+        self.truth.append(APPENDED_AT_ONCE)
+        wait_until(lambda: self.truth.rows() > rows, "the flow of events")
+
+    def _reach(self, mark: str) -> int:
+        """Arm the mark, make the pair come by, write events until it does; return the pid held there."""
+        when = MARKS[mark].when
+        self._control.arm(mark, skip=self._random.randrange(SKIPS_MAX) if when == "flow" else 0)
+        if when == "respawn":
+            self._kill_runner()
+        elif when == "start":
+            self._main.kill()
+            self._start()
+        appended_at = 0.0
+
+        def is_reached() -> bool:
+            nonlocal appended_at
+            if time.monotonic() - appended_at >= APPEND_INTERVAL_S and when == "flow":
+                self.truth.append(APPENDED_AT_ONCE)
+                appended_at = time.monotonic()
+            return self._control.held() is not None
+
+        wait_until(is_reached, f"the mark {mark}", self._complete_s_max)
+        held = self._control.held()
+        assert held is not None
+        return held
+
+    def _kill_runner(self) -> None:
+        runner: int | None = None
+
+        def is_found() -> bool:
+            nonlocal runner
+            runner = self._main.runner()
+            return runner is not None
+
+        wait_until(is_found, "a runner to kill")
+        assert runner is not None
+        send(runner, signal.SIGKILL)
+
+    def _settle(self) -> None:
+        """Wait until everything is stored for everybody, and acknowledged."""
+        if self._main.exit_code() is not None:
+            raise CellFailed(f"the supervisor left by itself with exit code {self._main.exit_code()}")
+        wait_until(self.truth.is_complete, "everything is stored and acknowledged", self._complete_s_max)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def _do(self, fault: Fault, held: int) -> None:
+        match fault:
+            case "kill runner":
+                self._kill_runner()
+                self._control.release()
+            case "kill supervisor" | "kill both":
+                self._main.kill(with_runner=fault == "kill both")
+                self._control.release()
+                self._start()
+            case "stop" if held == self._main.pid:
+                self._stop_supervisor()
+            case "stop":
+                self._stop_runner(held)
+            case "drop connection":
+                if not self.truth.drop_connections():
+                    raise CellFailed("there was no connection to drop")
+                self._control.release()
+            case "database away":
+                with self.truth.away():
+                    self._control.release()
+                    time.sleep(AWAY_S)
+                    self.truth.look("while the database is away")
+
+    def _stop_runner(self, pid: int) -> None:
+        """A runner that stands still for longer than its limit is replaced."""
+        send(pid, signal.SIGSTOP)
+        self._control.release()
+        try:
+            wait_until(lambda: not is_alive(pid), "a runner that stands still is replaced")
+        finally:
+            send(pid, signal.SIGCONT)
+
+    def _stop_supervisor(self) -> None:
+        """A supervisor that stands still for longer than its lease is fenced by a neighbour, and leaves when it wakes.
+
+        Where it stands in a transaction of SQLite, nobody can write, the neighbour included: then it goes on.
+        """
+        stopped = self._main
+        send(stopped.pid, signal.SIGSTOP)
+        self._control.release()
+        try:
+            self._start()
+            within_s = FENCED_S_MAX if self._dialect == "postgresql" else FENCED_S_MAX_SQLITE
+            deadline = time.monotonic() + within_s
+            while not (fenced := self.truth.is_fenced(stopped.pid)) and time.monotonic() < deadline:
+                time.sleep(LOOK_INTERVAL_S)
+        finally:
+            send(stopped.pid, signal.SIGCONT)
+        if not fenced and self._dialect == "postgresql":
+            raise CellFailed("a supervisor that stood still was not fenced")
+        if not fenced:
+            # It may still be, in the moment before its next heartbeat; then both leave.
+            if code := self._supervisors.pop().drain():
+                raise CellFailed(f"a neighbour with nothing to do left with exit code {code}")
+            if not self.truth.is_fenced(stopped.pid):
+                return
+            self._start()
+        if (code := stopped.leave()) != EXIT_LEASE_LOST:
+            raise CellFailed(f"a fenced supervisor left with exit code {code}")
+
+    # --- random kills -----------------------------------------------------------------------------
+
+    def run_random(self, kills: int) -> Result:
+        """Kill at random moments while events flow, the runner mostly, then let everything settle, and judge."""
+        result = Result("random", "kills", self._subscribers, self._dialect)
+        started_at, events_before = time.monotonic(), self.truth.events
+        try:
+            self._begin_flow()
+            while result.kills < kills:
+                rows, pause_s = self.truth.rows(), self._random.expovariate(10)
+                until = time.monotonic() + pause_s
+
+                def has_moved(rows: int = rows, until: float = until) -> bool:
+                    self.truth.append(1)
+                    return time.monotonic() >= until and self.truth.rows() > rows
+
+                # Some kills wait for rows of the new incarnation, the others catch it while it begins.
+                if self._random.random() < 0.7:
+                    wait_until(has_moved, "rows after a kill")
+                else:
+                    time.sleep(pause_s)
+                result.kills += self._kill_somebody()
+                self.truth.look(f"after kill {result.kills}")
+            self._settle()
+        except CellFailed as error:
+            result.error = str(error)
+        self._judge(result, self.truth.look("at rest", at_rest=True))
+        result.events = self.truth.events - events_before
+        result.took_s = time.monotonic() - started_at
+        return result
+
+    def _kill_somebody(self) -> int:
+        target = self._random.random()
+        if target < 0.6:
+            self._kill_runner()
+            return 1
+        both = target > 0.8
+        self._main.kill(with_runner=both)
+        self._start()
+        return 1 + both
+
+
+def counts(results: list[Result]) -> dict[str, int]:
+    """Sum up findings by kind."""
+    return {kind: sum(result.count(kind) for result in results) for kind in KINDS}

@@ -1,0 +1,140 @@
+"""A supervisor and its runner as real processes: found, held at marks, killed, stopped, cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
+ORPHAN_S_MAX = 5.0  # I7 says one second; a busy machine gets a little more
+LOOK_INTERVAL_S = 0.005  # between two looks at what another process does
+
+
+class CellFailed(Exception):
+    """A cell of the matrix could not show what it is to show; the text says why."""
+
+
+def wait_until(condition: Callable[[], object], what: str, within_s: float = WITHIN_S) -> None:
+    """Return as soon as ``condition`` is true. Raises `CellFailed` when it does not become so in time."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise CellFailed(f"{what}: not within {within_s:g} s")
+        pause.wait(LOOK_INTERVAL_S)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process can still do anything; one that nobody has reaped yet cannot."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class Supervisor:
+    """``headgate triggerer`` in a process of its own."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        with (folder / "supervisor.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "headgate.cli", "triggerer"],
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self._process.poll()
+
+    def runner(self) -> int | None:
+        """The pid of its runner, if it has one now."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children():
+                # Between fork and exec a child still looks like the supervisor; a dead one has no command line.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "headgate.runner" in child.cmdline():
+                        return int(child.pid)
+        return None
+
+    def kill(self, *, with_runner: bool = False) -> None:
+        """SIGKILL. Raises `CellFailed` when its runner goes on without it (I7)."""
+        runner = self.runner()
+        self._process.kill()
+        if with_runner and runner is not None:
+            send(runner, signal.SIGKILL)
+        self._process.wait()
+        if runner is not None:
+            wait_until(lambda: not is_alive(runner), "the end of a runner whose supervisor is dead", ORPHAN_S_MAX)
+
+    def drain(self) -> int:
+        """SIGTERM; return the exit code."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        return self.leave()
+
+    def leave(self) -> int:
+        """Wait until it has left; return the exit code."""
+        try:
+            return self._process.wait(WITHIN_S)
+        except subprocess.TimeoutExpired:
+            raise CellFailed("a supervisor does not leave") from None
+
+    def end(self) -> None:
+        """Leave nothing behind. The runner dies with its supervisor, even where both stand still."""
+        if self._process.poll() is None:
+            runner = self.runner()
+            self._process.kill()
+            self._process.wait()
+            if runner is not None:
+                send(runner, signal.SIGKILL)
+
+
+class Control:
+    """The folder by which the marks of a pair are armed; see ``armed/sitecustomize.py``."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self._tokens = itertools.count(1)
+        self._token = 0
+
+    def arm(self, mark: str, *, skip: int = 0) -> None:
+        """Hold the first process that reaches the mark after passing it ``skip`` times."""
+        self._token = next(self._tokens)
+        draft = self.folder / "armed.draft"
+        draft.write_text(f"{self._token} {mark} {skip}")
+        draft.rename(self.folder / "armed")
+
+    def held(self) -> int | None:
+        """The pid of the process that stands at the mark."""
+        try:
+            return int((self.folder / f"reached.{self._token}").read_text())
+        except FileNotFoundError:
+            return None
+
+    def release(self) -> None:
+        """Let it go on, and hold nobody any more."""
+        (self.folder / "armed").unlink(missing_ok=True)
+        (self.folder / f"released.{self._token}").touch()

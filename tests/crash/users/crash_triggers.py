@@ -1,0 +1,89 @@
+"""A user's trigger on the file log whose producer keeps a journal of what it hands out and of what it advances.
+
+The journal is written before the act, line by line, each with one write: what stands in it survives a SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from headgate.brokers import filelog_storage as storage
+from headgate.brokers.filelog import FileLogPosition, FileLogProducer, FileLogTrigger
+from headgate.brokers.filelog_partition import Partition
+from headgate.testing.history import Advanced, AdvancedItem, HandedOut, Record, encode
+from headgate.triggers.shared_stream import AdvanceItem
+
+
+def event_of(position: FileLogPosition) -> str:
+    """The name of an event: where its line stands."""
+    return f"{position.partition}:{position.offset}"
+
+
+class JournallingProducer(FileLogProducer):
+    """The file log's producer, and a file that says what it did."""
+
+    def __init__(self, path: str, group: str, *, journal: str) -> None:
+        super().__init__(path, group)
+        self._reader = f"{os.getpid()}-{time.monotonic_ns()}"
+        self._fd = os.open(os.path.join(journal, f"{self._reader}.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def open_stream(self) -> AsyncGenerator[tuple[Any, FileLogPosition], None]:
+        async for value, position in super().open_stream():
+            self._note(HandedOut(event_of(position), position.partition, self._reader, at=f"{time.time():.6f}"))
+            yield value, position
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        items = tuple(
+            AdvancedItem(event_of(position), outcome.acked, outcome.failed, outcome.rejected)
+            for position, outcome in batch
+        )
+        lane = batch[0].broker_payload.partition
+        self._note(Advanced(lane, self._reader, items, at=f"{time.time():.6f}"))
+        await super().advance(batch)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        os.close(self._fd)
+
+    def _note(self, record: Record) -> None:
+        os.write(self._fd, encode(record))
+
+
+class CrashTrigger(FileLogTrigger):
+    """Fires every line of the log."""
+
+    def __init__(self, *, journal: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.journal = journal
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        classpath, kwargs = super().serialize()
+        return classpath, kwargs | {"journal": self.journal}
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> FileLogProducer:
+        return JournallingProducer(kwargs["path"], kwargs["group"], journal=kwargs["journal"])
+
+
+class HastyProducer(JournallingProducer):
+    """What so many consumers do: it commits what it hands out, and leaves nothing to advance."""
+
+    async def open_stream(self) -> AsyncGenerator[tuple[Any, FileLogPosition], None]:
+        async for value, position in super().open_stream():
+            self._offsets = {**self._offsets, position.partition: position.end_offset}
+            storage.store_offsets(self._folder, self._group, self._log_id, self._offsets)
+            yield value, position
+
+    async def _commit(self, partition: Partition, offset: int) -> None:
+        partition.commit(offset)
+
+
+class HastyTrigger(CrashTrigger):
+    """Fires every line of the log; its producer loses some of them when it is killed."""
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> FileLogProducer:
+        return HastyProducer(kwargs["path"], kwargs["group"], journal=kwargs["journal"])

@@ -1,0 +1,187 @@
+"""crash_test finds what is wrong with a producer, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from headgate.brokers.filelog import FileLogTrigger
+from headgate.testing import CrashReport, CrashTestFailed, FileLogBroker, PairFailed, crash, crash_test
+from headgate.testing.deaths import plan_deaths
+from headgate.testing.history import Report
+from headgate.testing.journal import ProducerTrigger
+from headgate.triggers.base import BaseTrigger
+
+sys.path.append(str(Path(__file__).parent / "users"))
+
+import faulty_inboxes
+
+
+class FolderBroker:
+    """The files of a folder as a broker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def publish(self, messages: Sequence[str]) -> None:
+        for message in messages:
+            draft = self.folder / f"{message}.draft"
+            draft.write_text(json.dumps(message))
+            draft.rename(draft.with_suffix(".json"))
+
+    def pending(self) -> list[str]:
+        return [path.name for path in self.folder.glob("*.json")]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> FolderBroker:
+    return FolderBroker(tmp_path / "inbox")
+
+
+@pytest.fixture(autouse=True)
+def _of_these_tests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash, "reports", [])
+    monkeypatch.setattr(crash, "overrides", {})
+    # Where something is lost, nothing will ever come; a few looks without news are enough to know it.
+    monkeypatch.setattr(crash, "SETTLED_AFTER_S", 5.0)
+
+
+def seed_of(first_mark: str, trigger: BaseTrigger) -> int:
+    """A seed whose first death is at this mark."""
+    return next(seed for seed in count() if plan_deaths(1, trigger, seed)[0].mark == first_mark)
+
+
+def crash_producer(producer: type[faulty_inboxes.Inbox], broker: FolderBroker, place: Path, mark: str) -> None:
+    trigger = ProducerTrigger(f"faulty_inboxes.{producer.__name__}", {"folder": str(broker.folder)})
+    crash_test(
+        producer,
+        broker,
+        kwargs={"folder": str(broker.folder)},
+        messages=60,
+        kills=1,
+        seed=seed_of(mark, trigger),
+        folder=place,
+    )
+
+
+def kinds(failed: CrashTestFailed) -> set[str]:
+    return {finding.kind for finding in failed.report.checked.findings}
+
+
+def test_a_log_of_files_survives_with_three_subscribers_whoever_dies(tmp_path: Path) -> None:
+    report = crash_test(
+        FileLogTrigger(tmp_path / "log", "g"),
+        FileLogBroker(tmp_path / "log", "g"),
+        messages=200,
+        kills=2,
+        subscribers=3,
+        folder=tmp_path / "place",
+    )
+    assert report.faults() == []
+    assert report.checked.stored == 600
+    assert report.checked.advances > 0, "the journal was written"
+    assert report.kills == 2
+    assert all(reached for _, reached in report.deaths)
+
+
+def test_a_producer_that_forgets_too_early_loses_events(broker: FolderBroker, tmp_path: Path) -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_producer(faulty_inboxes.Forgetful, broker, tmp_path / "place", "host.event_bound")
+    assert "lost" in kinds(failed.value)
+    text = str(failed.value)
+    assert "the broker forgot it" in text, "with its story"
+    assert "handed out by reader" in text
+    assert "runner, host.event_bound" in text, "with what was done"
+    again = [sys.executable, "-m", "headgate.testing.history", failed.value.report.history_path]
+    read = subprocess.run(again, capture_output=True, text=True)
+    assert read.returncode == 1, "the history that is kept shows it again"
+    assert "lost" in read.stdout
+
+
+def test_a_producer_without_event_keys_stores_twice(broker: FolderBroker, tmp_path: Path) -> None:
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_producer(faulty_inboxes.Nameless, broker, tmp_path / "place", "group.before_advance")
+    assert kinds(failed.value) == {"stored twice"}
+
+
+def test_a_producer_that_forgets_what_failed_is_found_without_any_kill(broker: FolderBroker, tmp_path: Path) -> None:
+    trigger = faulty_inboxes.FailsOnce(str(broker.folder), "message-000007")
+    with pytest.raises(CrashTestFailed) as failed:
+        crash_test(trigger, broker, messages=20, kills=0, subscribers=2, folder=tmp_path / "place")
+    assert {"lost", "commit past a failed offset"} <= kinds(failed.value)
+    # Those behind it may have been broadcast by then, and failed with it; those before it were stored.
+    assert min(finding.event for finding in failed.value.report.checked.findings) == "message-000007"
+
+
+def test_what_is_never_acknowledged_and_what_names_no_message_is_a_fault() -> None:
+    nothing = Report((), published=20, stored=20, redelivered=0, advances=0, looks=3)
+    report = CrashReport(
+        subject="a.B",
+        checked=nothing,
+        deaths=(("runner, host.event_bound", False),),
+        subscribers=1,
+        has_producer=True,
+        pending=20,
+        strange_rows=2,
+        exit_code=1,
+        seed=7,
+        seconds=1.0,
+        history_path="history.jsonl",
+    )
+    pending, strange, exit_code = report.faults()
+    assert pending == "20 messages are never acknowledged at the broker"
+    assert strange == "2 stored events name no message in their payload"
+    assert "exit code 1" in exit_code
+    assert "runner, host.event_bound: not reached" in str(report)
+    assert replace(report, pending=0, strange_rows=0, exit_code=0).faults() == []
+    assert replace(report, has_producer=False, strange_rows=0, exit_code=0).faults() == []
+
+
+def test_a_trigger_without_a_producer_survives_by_its_keys(broker: FolderBroker, tmp_path: Path) -> None:
+    trigger = faulty_inboxes.Poller(str(broker.folder))
+    report = crash_test(trigger, broker, messages=40, kills=1, folder=tmp_path / "place")
+    assert report.checked.stored == 40
+    assert "no producer" in str(report)
+
+
+def test_a_class_that_no_other_process_can_import_is_refused_at_once(broker: FolderBroker) -> None:
+    class Local(faulty_inboxes.Inbox):
+        pass
+
+    with pytest.raises(PairFailed, match="defined inside a function"):
+        crash_test(Local, broker, kwargs={"folder": str(broker.folder)})
+
+
+def test_a_publish_that_fails_fails_the_test(broker: FolderBroker, tmp_path: Path) -> None:
+    class Full(FolderBroker):
+        def __init__(self) -> None:
+            self.folder = broker.folder
+
+        def publish(self, messages: Sequence[str]) -> None:
+            raise OSError("full")
+
+    with pytest.raises(AssertionError, match="publish") as failed:
+        crash_test(
+            faulty_inboxes.Inbox, Full(), kwargs={"folder": str(broker.folder)}, kills=1, folder=tmp_path / "place"
+        )
+    assert isinstance(failed.value.__cause__, OSError)
+
+
+def test_one_seed_draws_one_plan_and_all_marks_come_before_any_comes_again() -> None:
+    trigger = FileLogTrigger("log", "g")
+    plan = plan_deaths(200, trigger, 7)
+    assert plan == plan_deaths(200, trigger, 7)
+    assert plan != plan_deaths(200, trigger, 8)
+    at_marks = [death.mark for death in plan if death.mark]
+    different = len(set(at_marks))
+    assert different >= 14
+    assert len(set(at_marks[:different])) == different
+    assert {death.victim for death in plan} == {"runner", "supervisor"}

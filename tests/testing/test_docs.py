@@ -1,0 +1,49 @@
+"""The examples of docs/testing.md, run as they stand there, by a pytest of their own in a folder of their own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
+BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PLUGIN = "headgate.testing.plugin"
+WITHIN_S = 110.0  # a crash test and a pair take half of it on a busy machine
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    """A folder with the files of the document."""
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    for name, source in BLOCK.findall(DOCUMENT.read_text()):
+        (folder / name).write_text(source)
+    return folder
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *arguments]
+    if not any(entry.value == PLUGIN for entry in importlib.metadata.entry_points(group="pytest11")):
+        command += ["-p", PLUGIN]  # an installation made before the entry point was
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S)
+
+
+def test_every_python_block_of_the_document_is_a_file() -> None:
+    text = DOCUMENT.read_text()
+    assert len(BLOCK.findall(text)) == text.count("```python\n") > 0
+
+
+def test_the_examples_do_what_the_document_says(examples: Path) -> None:
+    ran = run_pytest(examples, "--headgate-kills", "4")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert " passed" in ran.stdout
+    for path in examples.glob("test_*.py"):
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE):
+            assert f"PASSED {path.name}::{name}" in ran.stdout
+    assert re.search(r"SIGKILLs.*│ +4 │", ran.stdout), "the table is part of the summary"
+    assert re.search(r"│ lost +│ +0 │", ran.stdout)
