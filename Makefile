@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test crash fuzz check lint lock clean
+.PHONY: demo test crash simulate fuzz check lint lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -13,6 +13,10 @@ test: $(READY)  ## all tests: make test ARGS="-k streams"
 
 crash: $(READY)  ## kills at every mark, and at random; writes docs/proof.md: make crash ARGS="--minutes 10"
 	$(VENV)/bin/python -m tests.crash $(ARGS)
+
+SEEDS ?= 2000
+simulate: $(READY)  ## both halves in one process, on a clock and a broker of the simulation's: make simulate SEEDS=100000
+	$(VENV)/bin/python -m tests.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 fuzz: $(READY)  ## longer than in the tests: make fuzz ARGS="--minutes 10 --target core"
 	$(VENV)/bin/python tests/fuzz $(ARGS)

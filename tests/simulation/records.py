@@ -1,0 +1,314 @@
+"""What a history is made of: one record for each thing that happened, in the order in which it happened.
+
+All times in simulated seconds. A *handout* is one delivery of one message by one reader (one poll of the broker), a
+*position* counts the events that one trigger derives from one message. The history says what the surroundings saw:
+the broker, the users' filters, the wire and the database; nothing in it comes from inside the pair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+
+class _Record(msgspec.Struct, frozen=True, tag=True, gc=False):
+    at: float
+
+
+# --- processes and faults --------------------------------------------------------------------------
+
+
+class Faulted(_Record, frozen=True, gc=False):
+    """A fault was injected."""
+
+    fault: str
+
+
+class SupervisorStarted(_Record, frozen=True, gc=False):
+    """A supervisor began."""
+
+    supervisor: int
+
+
+class SupervisorEnded(_Record, frozen=True, gc=False):
+    """A supervisor is gone."""
+
+    supervisor: int
+    how: str
+
+
+class RunnerStarted(_Record, frozen=True, gc=False):
+    """A runner began."""
+
+    runner: int
+    supervisor: int
+    incarnation: int
+
+
+class RunnerEnded(_Record, frozen=True, gc=False):
+    """A runner is gone."""
+
+    runner: int
+    how: str
+
+
+class Broke(_Record, frozen=True, gc=False):
+    """Something escaped that should not have, in the named half."""
+
+    where: str
+    error: str
+
+
+# --- users -----------------------------------------------------------------------------------------
+
+
+class Added(_Record, frozen=True, gc=False):
+    """A trigger is in the database."""
+
+    trigger: str
+
+
+class Removed(_Record, frozen=True, gc=False):
+    """A user removed a trigger."""
+
+    trigger: str
+
+
+class Began(_Record, frozen=True, gc=False):
+    """A run of a trigger is joining the stream, now."""
+
+    trigger: str
+    runner: int
+
+
+class Pulled(_Record, frozen=True, gc=False):
+    """A filter has got a message."""
+
+    trigger: str
+    handout: int
+    runner: int
+
+
+class Fired(_Record, frozen=True, gc=False):
+    """A filter fires an event that derives from this handout."""
+
+    trigger: str
+    handout: int
+    position: int
+
+
+class Refused(_Record, frozen=True, gc=False):
+    """A filter has rejected this handout."""
+
+    trigger: str
+    handout: int
+
+
+class Returned(_Record, frozen=True, gc=False):
+    """A filter has returned: the trigger wants no more."""
+
+    trigger: str
+
+
+class Hung(_Record, frozen=True, gc=False):
+    """A filter that hung on this handout was cancelled."""
+
+    trigger: str
+    handout: int
+
+
+# --- the broker ------------------------------------------------------------------------------------
+
+
+class Published(_Record, frozen=True, gc=False):
+    """A message is at the broker."""
+
+    lane: int
+    offset: int
+
+
+class Opened(_Record, frozen=True, gc=False):
+    """A reader has the broker's attention; the one before it has lost it."""
+
+    reader: int
+    runner: int
+
+
+class HandedOut(_Record, frozen=True, gc=False):
+    """A reader gives a message to its stream."""
+
+    reader: int
+    handout: int
+    lane: int
+    offset: int
+
+
+class AdvancedItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One message of an advance, and how its audience resolved it."""
+
+    handout: int
+    acked: int
+    failed: int
+    rejected: int
+
+
+class AdvanceBegan(_Record, frozen=True, gc=False):
+    """The pump calls advance."""
+
+    reader: int
+    items: tuple[AdvancedItem, ...]
+
+
+class AdvanceEnded(_Record, frozen=True, gc=False):
+    """A call of advance is over."""
+
+    reader: int
+    failed: bool
+
+
+class Committed(_Record, frozen=True, gc=False):
+    """The broker has forgotten every message of the lane before this offset."""
+
+    reader: int
+    lane: int
+    before: int
+
+
+class Closed(_Record, frozen=True, gc=False):
+    """A reader's aclose was called."""
+
+    reader: int
+
+
+# --- the wire --------------------------------------------------------------------------------------
+
+
+class Framed(_Record, frozen=True, gc=False):
+    """A frame was sent or received by the supervisor: the CRC of its body, so that histories differ where bytes do."""
+
+    runner: int
+    is_up: bool
+    crc: int
+
+
+class Reported(_Record, frozen=True, gc=False):
+    """The supervisor has got an event of a runner: its persist seq, and the names it is stored by."""
+
+    runner: int
+    seq: int
+    trigger: str
+    run_id: str
+    index: int
+    key: str | None
+    position: int
+
+
+class Finished(_Record, frozen=True, gc=False):
+    """The supervisor has got the report that a run ended."""
+
+    runner: int
+    trigger: str
+    outcome: str
+    error: str
+
+
+class Confirmed(_Record, frozen=True, gc=False):
+    """The supervisor sends a confirmation of these seqs to a runner."""
+
+    runner: int
+    seqs: tuple[int, ...]
+    refused: tuple[int, ...]
+
+
+# --- the database ----------------------------------------------------------------------------------
+
+
+class Fenced(_Record, frozen=True, gc=False):
+    """An epoch was fenced, or has signed off."""
+
+    epoch: int
+
+
+class Wrote(_Record, frozen=True, gc=False):
+    """A verb that writes for an epoch has committed."""
+
+    epoch: int
+    verb: str
+
+
+class Stored(_Record, frozen=True, gc=False):
+    """A row of the event log, seen for the first time. ``said`` and ``handout`` are what its payload says."""
+
+    row: int
+    trigger: str
+    run_id: str
+    index: int
+    key: str | None
+    position: int
+    said: str
+    handout: int
+
+
+class Buried(_Record, frozen=True, gc=False):
+    """A dead letter, seen for the first time."""
+
+    row: int
+    trigger: str
+    run_id: str
+    index: int
+    key: str | None
+    position: int
+
+
+class Rested(_Record, frozen=True, gc=False):
+    """The end: everything published is committed (``in_time``), or the time to come to rest is over."""
+
+    in_time: bool
+
+
+Record = (
+    Faulted
+    | SupervisorStarted
+    | SupervisorEnded
+    | RunnerStarted
+    | RunnerEnded
+    | Broke
+    | Added
+    | Removed
+    | Began
+    | Pulled
+    | Fired
+    | Refused
+    | Returned
+    | Hung
+    | Published
+    | Opened
+    | HandedOut
+    | AdvanceBegan
+    | AdvanceEnded
+    | Committed
+    | Closed
+    | Framed
+    | Reported
+    | Finished
+    | Confirmed
+    | Fenced
+    | Wrote
+    | Stored
+    | Buried
+    | Rested
+)
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_lines(history: Iterable[Record]) -> bytes:
+    """Return the history as JSON lines."""
+    return _encoder.encode_lines(list(history))
+
+
+def digest(history: Iterable[Record]) -> str:
+    """Return what two histories have in common only when they are the same, byte for byte."""
+    return hashlib.sha256(encode_lines(history)).hexdigest()
