@@ -31,12 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--digest", action="store_true", help="of the one seed, a digest of its history")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the pair on purpose")
     chosen = parser.parse_args(arguments)
+    jobs = 1 if chosen.mutant else chosen.jobs  # another process would run the pair unbroken
     with ExitStack() as stack:
         if chosen.mutant is not None:
             stack.enter_context(MUTANTS[chosen.mutant].applied())
         if chosen.seed is not None:
             return _run_one(chosen.seed, chosen.faults, only_digest=chosen.digest)
-        return _run_many(range(chosen.start, chosen.start + chosen.seeds), chosen.jobs)
+        return _run_many(range(chosen.start, chosen.start + chosen.seeds), jobs)
 
 
 def _run_one(seed: int, faults: str | None, *, only_digest: bool) -> int:
@@ -60,15 +61,14 @@ def _run_one(seed: int, faults: str | None, *, only_digest: bool) -> int:
 
 def _run_many(seeds: range, jobs: int) -> int:
     console = Console(stderr=True)
-    failures: list[judging.Failure] = []
-    failed, began_at = 0, time.monotonic()
+    failed, shown, began_at = 0, 0, time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("seeds", total=len(seeds))
         for judged, some in judging.judge_many(seeds, jobs):
             failed += len(some)
-            failures += some[: FAILURES_SHOWN_MAX - len(failures)]
-            for failure in some[:FAILURES_SHOWN_MAX]:
+            for failure in some[: FAILURES_SHOWN_MAX - shown]:
+                shown += 1
                 progress.console.print(str(failure), highlight=False, markup=False, soft_wrap=True)
             progress.update(task, advance=judged, description=f"{failed} failed")
     took_s = time.monotonic() - began_at
