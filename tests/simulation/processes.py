@@ -172,7 +172,8 @@ class SupervisorProcess:
         while self._exit is None:
             wake_at = min(self.core.wake_at(), self._hear_at())
             await self.bell.wait_until(max(wake_at, self._frozen_until))
-            await trio.sleep_until(self._frozen_until)
+            if trio.current_time() < self._frozen_until:
+                await trio.sleep_until(self._frozen_until)
             turns = turns + 1 if turned_at == trio.current_time() else 0
             turned_at = trio.current_time()
             if turns > TURNS_AT_ONCE_MAX:

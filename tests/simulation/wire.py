@@ -146,9 +146,12 @@ class RunnerStream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Wait for bytes; ``b""`` at the end of the stream."""
+        has_waited = False
         while (data := self._down.read(max_bytes or BUFFER_BYTES_MAX)) is None:
             await self._data.wait_until(self._down.readable_at())
-        await trio.lowlevel.checkpoint()
+            has_waited = True
+        if not has_waited:
+            await trio.lowlevel.checkpoint()
         return data
 
     async def aclose(self) -> None:

@@ -383,7 +383,7 @@ def test_a_claim_passes_over_what_another_is_claiming_this_moment(postgres_url: 
         ids = add(one, "a", "b", "c")
         with one._writing() as connection:
             rows = leases.claim(connection, first, None, limit=2, queues=QUEUES)
-            assert [row.id for row in rows] == ids[:2]
+            assert [id_ for id_, *_ in rows] == ids[:2]
             assert claim_ids(two, second) == ids[2:]
         assert [claimed.id for claimed in one.claimed_triggers(first)] == ids[:2]
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, or_, update
+from sqlalchemy import BindParameter, Connection, and_, bindparam, or_, update
 
 from headgate.protocol.messages import (
     ERROR_CHARS_MAX,
@@ -21,8 +22,29 @@ from headgate.protocol.messages import (
     FiredEvent,
     RefusedEvent,
 )
-from headgate.store.bulk import insert_into, insert_new
+from headgate.store.bulk import Kind, insert_new
+from headgate.store.prepared import Prepared
 from headgate.store.tables import dead_letter
+from headgate.store.times import bound
+
+_NAMES = ("trigger_id", "trigger_run_id", "sequence_index", "key", "position")  # the fields of `Coordinates`
+_PAYLOAD = ("payload", "payload_head", "payload_bytes", "payload_kept", "reason")
+_LETTER = Kind(dead_letter, (*_NAMES, *_PAYLOAD, "stored_at"))
+
+_OF: dict[str, BindParameter[Any]] = {name: bindparam(f"of_{name}") for name in _NAMES}
+_TELL_PAYLOAD = Prepared(
+    update(dead_letter)
+    .where(
+        or_(
+            *(
+                and_(*(dead_letter.c[name] == _OF[name] for name in rule))
+                for rule in (("trigger_run_id", "sequence_index"), ("trigger_id", "key", "position"))
+            )
+        ),
+        dead_letter.c.payload_kept.is_(False),
+    )
+    .values({name: bindparam(name) for name in _PAYLOAD})
+)
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1  # what a BIGINT holds
 
@@ -73,42 +95,36 @@ def bury(connection: Connection, now: datetime, event: FiredEvent, reason: str) 
     A dead letter of the same event or the same message, of which only the head was known, gets the payload:
     the caller tells the broker that it is kept.
     """
-    payload = {
-        "payload": event.payload,
-        "payload_head": event.payload[:REFUSED_HEAD_BYTES_MAX],
-        "payload_bytes": len(event.payload),
-        "payload_kept": True,
-        "reason": storable_text(reason, ERROR_CHARS_MAX),
-    }
     names = coordinates(event)
-    row = {**msgspec.structs.asdict(names), **payload, "stored_at": now}
-    statement = insert_into(connection, dead_letter).values(row).on_conflict_do_nothing()
-    if connection.execute(statement.returning(dead_letter.c.id)).first() is not None:
+    payload = (
+        event.payload,
+        event.payload[:REFUSED_HEAD_BYTES_MAX],
+        len(event.payload),
+        True,
+        storable_text(reason, ERROR_CHARS_MAX),
+    )
+    row = (*msgspec.structs.astuple(names), *payload, bound(connection, now))
+    if insert_new(connection, _LETTER, [row], returning=("id",)):
         return
-    same_event = and_(
-        dead_letter.c.trigger_run_id == names.trigger_run_id, dead_letter.c.sequence_index == names.sequence_index
+    told = dict(zip(_PAYLOAD, payload, strict=True))
+    _TELL_PAYLOAD.run(
+        connection, **told, **{f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
     )
-    same_message = and_(
-        dead_letter.c.trigger_id == names.trigger_id,
-        dead_letter.c.key == names.key,
-        dead_letter.c.position == names.position,
-    )
-    only_head = dead_letter.c.payload_kept.is_(False)
-    connection.execute(update(dead_letter).where(or_(same_event, same_message), only_head).values(payload))
 
 
 def bury_refused(connection: Connection, now: datetime, events: Sequence[RefusedEvent]) -> None:
     """Record events that the runner refused, with the head of their payload. Doing it again changes nothing."""
+    stored_at = bound(connection, now)
     rows = [
-        {
-            **msgspec.structs.asdict(coordinates(event)),
-            "payload": None,
-            "payload_head": event.payload_head[:REFUSED_HEAD_BYTES_MAX],
-            "payload_bytes": _storable_number(event.payload_bytes),
-            "payload_kept": False,
-            "reason": storable_text(event.reason, ERROR_CHARS_MAX),
-            "stored_at": now,
-        }
+        (
+            *msgspec.structs.astuple(coordinates(event)),
+            None,
+            event.payload_head[:REFUSED_HEAD_BYTES_MAX],
+            _storable_number(event.payload_bytes),
+            False,
+            storable_text(event.reason, ERROR_CHARS_MAX),
+            stored_at,
+        )
         for event in events
     ]
-    insert_new(connection, dead_letter, rows, returning=[dead_letter.c.id])
+    insert_new(connection, _LETTER, rows, returning=("id",))

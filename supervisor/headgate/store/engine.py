@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from headgate.store.errors import DatabaseFault, UnsupportedDatabase
+from headgate.store.prepared import driver_of
 
 SQLITE_BUSY_TIMEOUT_S = 5.0  # waiting for another process's transaction; ours are all shorter by far
 SQLITE_RETRY_WAIT_S = 0.01  # between tries to switch to WAL, where SQLite does not wait by itself
@@ -89,7 +90,7 @@ def _open_sqlite(url: URL) -> Engine:
         # The driver would begin late and weakly. Taking the write lock at once means that a transaction that
         # has begun to write can always go on: a later upgrade of the lock may fail, and waiting does not help.
         reads_only = connection.get_execution_options().get(READS_ONLY, False)
-        connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+        driver_of(connection).execute("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
     return engine
 

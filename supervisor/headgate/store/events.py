@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, Connection, and_, bindparam, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, literal_column, null, or_, select, update
 
 from headgate.protocol.messages import (
     ERROR_CHARS_MAX,
@@ -23,14 +24,23 @@ from headgate.protocol.messages import (
     FiredEvent,
     StoredEvent,
 )
-from headgate.store.bulk import ROWS_PER_STATEMENT_MAX, chunks, insert_new, insert_or_add, is_one_of
+from headgate.store.bulk import Kind, find, insert_new, insert_or_add
 from headgate.store.dead_letters import storable_text
 from headgate.store.engine import database_name
 from headgate.store.errors import DatabaseFault, RowsRefused
+from headgate.store.prepared import Prepared
 from headgate.store.tables import redelivery, trigger, trigger_event
+from headgate.store.times import bound
 
 Identity = tuple[str, int]  # trigger_run_id, sequence_index
-Message = tuple[int, str, int]  # trigger_id, key, position
+
+_EVENT = Kind(
+    trigger_event,
+    ("trigger_id", "trigger_run_id", "sequence_index", "key", "position", "kind", "payload", "is_last", "stored_at"),
+)
+_IDENTITY = Kind(trigger_event, ("trigger_run_id", "sequence_index"))
+_MESSAGE = Kind(trigger_event, ("trigger_id", "key", "position"))
+_REDELIVERY = Kind(redelivery, ("trigger_event_id", "count", "last_at"))
 
 
 class StoredSlice(msgspec.Struct, frozen=True):
@@ -59,63 +69,45 @@ def insert_events(connection: Connection, now: datetime, events: Sequence[FiredE
         # PostgreSQL refuses NUL. SQLite takes it, but then measures and shows the text only up to there.
         if "\0" in event.trigger_run_id or (event.key is not None and "\0" in event.key):
             raise RowsRefused(f"the key or the run id of an event of trigger {event.trigger_id} contains NUL")
+    stored_at = bound(connection, now)
     rows = [
-        {
-            "trigger_id": event.trigger_id,
-            "trigger_run_id": event.trigger_run_id,
-            "sequence_index": event.sequence_index,
-            "key": event.key,
-            "position": event.position,
-            "kind": event.kind,
-            "payload": event.payload,
-            "is_last": event.is_last,
-            "stored_at": now,
-        }
+        (
+            event.trigger_id,
+            event.trigger_run_id,
+            event.sequence_index,
+            event.key,
+            event.position,
+            event.kind,
+            event.payload,
+            event.is_last,
+            stored_at,
+        )
         for event in events
     ]
-    identity = [trigger_event.c.trigger_run_id, trigger_event.c.sequence_index]
-    inserted = insert_new(connection, trigger_event, rows, returning=identity)
-    stored = {(run_id, index) for run_id, index in inserted}
+    stored = set(insert_new(connection, _EVENT, rows, returning=_IDENTITY.columns))
+    if len(stored) == len(events):
+        return len(stored), 0
     left = {_identity(event): event for event in events if _identity(event) not in stored}
-    return len(stored), _count_redeliveries(connection, now, left) if left else 0
+    return len(stored), _count_redeliveries(connection, stored_at, left) if left else 0
 
 
-def _count_redeliveries(connection: Connection, now: datetime, events: dict[Identity, FiredEvent]) -> int:
+def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Identity, FiredEvent]) -> int:
     """Account for events that met a row: the same event needs nothing, the same message is counted."""
-    known = _stored_identities(connection, list(events))
+    known = set(find(connection, _IDENTITY, list(events), returning=_IDENTITY.columns))
     again = Counter(
         (event.trigger_id, event.key, event.position) for name, event in events.items() if name not in known
     )
-    first = _stored_messages(connection, [(id_, key, position) for id_, key, position in again if key is not None])
+    keyed = [message for message in again if message[1] is not None]
+    rows = find(connection, _MESSAGE, keyed, returning=("id", *_MESSAGE.columns))
+    first = {(trigger_id, key, position): event_id for event_id, trigger_id, key, position in rows}
     unexplained = again.keys() - first.keys()
     if unexplained:
         # They met a row and yet there is none: they must not count as stored, whatever the reason is (I1).
         raise DatabaseFault(database_name(connection.engine), f"{len(unexplained)} events are neither new nor stored")
-    counts = [
-        {"trigger_event_id": event_id, "count": again[message], "last_at": now}
-        for message, event_id in sorted(first.items(), key=lambda item: item[1])
-    ]
-    insert_or_add(connection, redelivery, counts, add=redelivery.c["count"])
+    # By id: two supervisors that count the same events lock them in the same order.
+    counts = sorted((event_id, again[message], stored_at) for message, event_id in first.items())
+    insert_or_add(connection, _REDELIVERY, counts, add="count")
     return again.total()
-
-
-def _stored_identities(connection: Connection, identities: Sequence[Identity]) -> set[Identity]:
-    columns = (trigger_event.c.trigger_run_id, trigger_event.c.sequence_index)
-    found: set[Identity] = set()
-    for some in chunks(identities, ROWS_PER_STATEMENT_MAX):
-        rows = connection.execute(select(*columns).where(is_one_of(connection, columns, some)))
-        found.update((run_id, index) for run_id, index in rows)
-    return found
-
-
-def _stored_messages(connection: Connection, messages: Sequence[Message]) -> dict[Message, int]:
-    """Return the id of the stored event of each message that has one."""
-    columns = (trigger_event.c.trigger_id, trigger_event.c.key, trigger_event.c.position)
-    found: dict[Message, int] = {}
-    for some in chunks(messages, ROWS_PER_STATEMENT_MAX):
-        rows = connection.execute(select(trigger_event.c.id, *columns).where(is_one_of(connection, columns, some)))
-        found.update(((trigger_id, key, position), event_id) for event_id, trigger_id, key, position in rows)
-    return found
 
 
 def last(connection: Connection, trigger_id: int) -> StoredEvent | None:
@@ -150,51 +142,60 @@ def finish(connection: Connection, epoch: int, now: datetime, finished: Sequence
     return _record_failed(connection, epoch, now, failed) if failed else {}
 
 
-def _record_returned(connection: Connection, epoch: int, now: datetime, runs: Sequence[FinishedTrigger]) -> None:
-    last_event = and_(
+_MARK_LAST = Prepared(
+    update(trigger_event)
+    .where(
         trigger_event.c.trigger_run_id == bindparam("run_id"),
         trigger_event.c.sequence_index == bindparam("last_index"),
         trigger_event.c.trigger_id == bindparam("id_"),
     )
-    connection.execute(
-        update(trigger_event).where(last_event).values(is_last=True),
+    .values(is_last=True)
+)
+_MINE = and_(trigger.c.id == bindparam("id_"), trigger.c.triggerer_id == bindparam("epoch"))
+_RETURNED = Prepared(
+    update(trigger)
+    .where(_MINE, trigger.c.finished_at.is_(None))
+    .values(finished_at=bindparam("now"), triggerer_id=null())
+)
+_FAILED = Prepared(
+    update(trigger)
+    .where(_MINE, or_(trigger.c.last_failed_run_id.is_(None), trigger.c.last_failed_run_id != bindparam("run_id")))
+    .values(
+        failure_count=trigger.c.failure_count + literal_column("1"),
+        last_error=bindparam("error"),
+        last_failed_at=bindparam("now"),
+        last_failed_run_id=bindparam("run_id"),
+    )
+)
+_OWNED = Kind(trigger, ("id", "triggerer_id"))
+
+
+def _record_returned(connection: Connection, epoch: int, now: datetime, runs: Sequence[FinishedTrigger]) -> None:
+    _MARK_LAST.run_many(
+        connection,
         [{"run_id": run.trigger_run_id, "last_index": run.events - 1, "id_": run.trigger_id} for run in runs],
     )
-    mine = and_(trigger.c.id == bindparam("id_"), trigger.c.triggerer_id == epoch, trigger.c.finished_at.is_(None))
-    connection.execute(
-        update(trigger).where(mine).values(finished_at=now, triggerer_id=None),
-        [{"id_": run.trigger_id} for run in runs],
-    )
+    ended = bound(connection, now)
+    _RETURNED.run_many(connection, [{"id_": run.trigger_id, "epoch": epoch, "now": ended} for run in runs])
 
 
 def _record_failed(
     connection: Connection, epoch: int, now: datetime, runs: Sequence[FinishedTrigger]
 ) -> dict[int, int]:
-    run_id: BindParameter[str] = bindparam("run_id")
-    not_counted = or_(trigger.c.last_failed_run_id.is_(None), trigger.c.last_failed_run_id != run_id)
-    statement = (
-        update(trigger)
-        .where(trigger.c.id == bindparam("id_"), trigger.c.triggerer_id == epoch, not_counted)
-        .values(
-            failure_count=trigger.c.failure_count + 1,
-            last_error=bindparam("error"),
-            last_failed_at=now,
-            last_failed_run_id=run_id,
-        )
-    )
-    connection.execute(
-        statement,
-        [
-            {"id_": run.trigger_id, "run_id": storable_text(run.trigger_run_id, KEY_CHARS_MAX), "error": _error_of(run)}
-            for run in runs
-        ],
-    )
-    counts: dict[int, int] = {}
-    for ids in chunks(sorted({run.trigger_id for run in runs})):
-        mine = and_(trigger.c.id.in_(ids), trigger.c.triggerer_id == epoch)
-        rows = connection.execute(select(trigger.c.id, trigger.c.failure_count).where(mine))
-        counts.update((trigger_id, count) for trigger_id, count in rows)
-    return counts
+    failed_at = bound(connection, now)
+    rows = [
+        {
+            "id_": run.trigger_id,
+            "epoch": epoch,
+            "run_id": storable_text(run.trigger_run_id, KEY_CHARS_MAX),
+            "error": _error_of(run),
+            "now": failed_at,
+        }
+        for run in runs
+    ]
+    _FAILED.run_many(connection, rows)
+    mine = sorted({(run.trigger_id, epoch) for run in runs})
+    return dict(find(connection, _OWNED, mine, returning=("id", "failure_count")))
 
 
 def _error_of(run: FinishedTrigger) -> str:

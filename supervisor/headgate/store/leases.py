@@ -13,7 +13,7 @@ SQLite there is one writer at a time, and none of this can happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -22,12 +22,13 @@ import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Executable,
-    Row,
-    Select,
+    Integer,
+    Update,
     and_,
     bindparam,
     exists,
+    false,
+    func,
     insert,
     null,
     or_,
@@ -38,11 +39,13 @@ from sqlalchemy import (
 
 from headgate.store.bulk import chunks
 from headgate.store.errors import BadKey, LeaseLost
+from headgate.store.prepared import Prepared
 from headgate.store.secrets import Secrets
 from headgate.store.tables import asset_watcher, trigger, triggerer
-from headgate.store.times import DatabaseNow
+from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
 Clock = Callable[[], datetime]
+ToRun = tuple[int, str | None, str, str, str, int]  # id, watcher, classpath, kwargs, queue, failures so far
 
 
 class TriggererRow(msgspec.Struct, frozen=True):
@@ -85,13 +88,14 @@ class Poll(msgspec.Struct, frozen=True):
     claimable: bool
 
 
+_NOW = Prepared(select(DatabaseNow()))
+
+
 def read_clock(connection: Connection, clock: Clock | None) -> datetime:
     """Return the time of the database's clock, or of the one the store was given for a simulation."""
     if clock is not None:
         return clock().astimezone(UTC)
-    now = connection.execute(select(DatabaseNow())).scalar_one()
-    assert isinstance(now, datetime)
-    return now
+    return read(connection, _NOW.run(connection).fetchone()[0])
 
 
 # --- epochs --------------------------------------------------------------------------------------
@@ -101,8 +105,7 @@ def _alive() -> ColumnElement[bool]:
     return and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
 
 
-# Built once: every transaction begins with it, and building it took four times as long as running it.
-_HOLD = select(DatabaseNow()).where(triggerer.c.id == bindparam("epoch"), _alive()).with_for_update(read=True)
+_HOLD = Prepared(select(DatabaseNow()).where(triggerer.c.id == bindparam("epoch"), _alive()).with_for_update(read=True))
 
 
 def hold(connection: Connection, epoch: int, clock: Clock | None) -> datetime:
@@ -110,11 +113,25 @@ def hold(connection: Connection, epoch: int, clock: Clock | None) -> datetime:
 
     The lock is FOR SHARE, which the UPDATE of a fencing has to respect; FOR KEY SHARE it would not.
     """
-    now = connection.execute(_HOLD, {"epoch": epoch}).scalar_one_or_none()
-    if now is None:
+    row = _HOLD.run(connection, epoch=epoch).fetchone()
+    if row is None:
         raise LeaseLost(epoch)
-    assert isinstance(now, datetime)
-    return now if clock is None else clock().astimezone(UTC)
+    return read(connection, row[0]) if clock is None else clock().astimezone(UTC)
+
+
+_REGISTER = Prepared(
+    insert(triggerer)
+    .values(
+        {
+            name: bindparam(name)
+            for name in (
+                *("hostname", "pid", "machine", "process_started"),
+                *("capacity", "queues", "started_at", "latest_heartbeat"),
+            )
+        }
+    )
+    .returning(triggerer.c.id)
+)
 
 
 def register(
@@ -129,8 +146,9 @@ def register(
     queues: Sequence[str],
 ) -> int:
     """Begin a lease; return its epoch, which no other supervisor ever had or will have."""
-    now = read_clock(connection, clock)
-    statement = insert(triggerer).values(
+    now = bound(connection, read_clock(connection, clock))
+    row = _REGISTER.run(
+        connection,
         hostname=hostname,
         pid=pid,
         machine=machine,
@@ -139,15 +157,21 @@ def register(
         queues=",".join(queues),
         started_at=now,
         latest_heartbeat=now,
-    )
-    return int(connection.execute(statement.returning(triggerer.c.id)).scalar_one())
+    ).fetchone()
+    return int(row[0])
+
+
+_BEAT = Prepared(
+    update(triggerer)
+    .where(triggerer.c.id == bindparam("epoch"), _alive())
+    .values(latest_heartbeat=func.coalesce(bindparam("now", type_=UtcDateTime()), DatabaseNow()))
+)
 
 
 def beat(connection: Connection, epoch: int, clock: Clock | None) -> None:
     """Renew a lease. Raises `LeaseLost`. One statement: it is its own check."""
-    now = DatabaseNow() if clock is None else clock()
-    statement = update(triggerer).where(triggerer.c.id == epoch, _alive()).values(latest_heartbeat=now)
-    if connection.execute(statement).rowcount != 1:
+    now = None if clock is None else bound(connection, clock())
+    if _BEAT.run(connection, epoch=epoch, now=now).rowcount != 1:
         raise LeaseLost(epoch)
 
 
@@ -163,18 +187,25 @@ def end(connection: Connection, epoch: int, clock: Clock | None) -> None:
         raise LeaseLost(epoch)
 
 
+_LIVE = Prepared(select(*triggerer.c).where(_alive()).order_by(triggerer.c.id))
+
+
 def live(connection: Connection, clock: Clock | None) -> list[TriggererRow]:
     """Return the leases that are neither ended nor fenced, by epoch."""
     now = read_clock(connection, clock)
-    rows = connection.execute(select(triggerer).where(_alive()).order_by(triggerer.c.id))
+    rows = [dict(zip(triggerer.c.keys(), row, strict=True)) for row in _LIVE.run(connection).fetchall()]
+    for row in rows:  # of those that are alive the other times are null
+        row["started_at"] = read(connection, row["started_at"])
+        row["latest_heartbeat"] = read(connection, row["latest_heartbeat"])
     return [triggerer_row(row, now) for row in rows]
 
 
-def triggerer_row(row: Row[Any], now: datetime) -> TriggererRow:
+def triggerer_row(fields: Mapping[str, Any], now: datetime) -> TriggererRow:
     """Return a row of the table ``triggerer`` as seen at the time ``now`` of the same clock."""
-    fields = dict(row._mapping)
-    fields["queues"] = tuple(queue for queue in fields["queues"].split(",") if queue)
-    return TriggererRow(**fields, heartbeat_age_s=(now - fields["latest_heartbeat"]).total_seconds())
+    told: dict[str, Any] = dict(fields)
+    told["queues"] = tuple(queue for queue in told["queues"].split(",") if queue)
+    told["heartbeat_age_s"] = (now - told["latest_heartbeat"]).total_seconds()
+    return TriggererRow(**told)
 
 
 def fence(
@@ -210,73 +241,86 @@ def _claimable(queues: Sequence[str]) -> ColumnElement[bool]:
     return and_(
         trigger.c.finished_at.is_(None),
         trigger.c.removed_at.is_(None),
-        trigger.c.queue.in_(queues),
+        or_(false(), *[trigger.c.queue == queue for queue in queues]),
         or_(trigger.c.triggerer_id.is_(None), trigger.c.triggerer_id.in_(gone)),
     )
 
 
-def claim(
-    connection: Connection, epoch: int, clock: Clock | None, *, limit: int, queues: Sequence[str]
-) -> list[Row[Any]]:
-    """Take up to ``limit`` claimable triggers of these queues, the oldest first; return their rows."""
-    hold(connection, epoch, clock)
+def _claim_statement(queues: Sequence[str]) -> Update:
+    # In a WITH of its own PostgreSQL looks for the candidates once, whatever its plan is; within the UPDATE it might
+    # look again and again, and lock more than ``limit`` of them.
     candidates = (
         select(trigger.c.id)
         .where(_claimable(queues))
         .order_by(trigger.c.id)
-        .limit(limit)
+        .limit(bindparam("limit", type_=Integer()))
         .with_for_update(skip_locked=True, key_share=True, of=trigger)
+        .cte("candidates")
     )
-    ids = list(connection.execute(candidates).scalars())
-    rows: list[Row[Any]] = []
-    for some in chunks(ids):
-        connection.execute(update(trigger).where(trigger.c.id.in_(some)).values(triggerer_id=epoch))
-        rows += connection.execute(_to_run().where(trigger.c.id.in_(some))).all()
-    return rows
-
-
-def claimed(connection: Connection, epoch: int) -> list[Row[Any]]:
-    """Return the rows of the triggers ``epoch`` owns and should be running."""
-    mine = and_(trigger.c.triggerer_id == epoch, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
-    return list(connection.execute(_to_run().where(mine)).all())
-
-
-def _to_run() -> Select[*tuple[Any, ...]]:
-    return (
-        select(
-            trigger.c.id,
-            asset_watcher.c.name,
-            trigger.c.classpath,
-            trigger.c.kwargs,
-            trigger.c.queue,
-            trigger.c.failure_count,
-        )
-        .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
-        .order_by(trigger.c.id)
-    )
-
-
-def decrypted(row: Row[Any], secrets: Secrets) -> ClaimedTrigger:
-    """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
-    fields: dict[str, Any] = dict(row._mapping)
-    fields["name"] = fields["name"] or f"trigger-{fields['id']}"
-    try:
-        fields["kwargs"] = secrets.decrypt(fields["kwargs"])
-    except BadKey as error:
-        fields |= {"kwargs": None, "error": str(error)}
-    return ClaimedTrigger(**fields)
+    return update(trigger).where(trigger.c.id.in_(select(candidates.c.id))).values(triggerer_id=bindparam("epoch"))
 
 
 @cache
-def _look_statement(queues: tuple[str, ...]) -> Executable:
+def _claim(queues: tuple[str, ...]) -> Prepared:
+    return Prepared(_claim_statement(queues).returning(trigger.c.id))
+
+
+# The columns of `ToRun`. Not read by the RETURNING of the claim: there SQLite takes a subquery for a constant.
+_OWNED = (
+    select(
+        trigger.c.id,
+        asset_watcher.c.name,
+        trigger.c.classpath,
+        trigger.c.kwargs,
+        trigger.c.queue,
+        trigger.c.failure_count,
+    )
+    .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
+    .where(
+        trigger.c.triggerer_id == bindparam("epoch"), trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
+    )
+    .order_by(trigger.c.id)
+)
+_CLAIMED = Prepared(_OWNED)
+_CLAIMED_BETWEEN = Prepared(_OWNED.where(trigger.c.id.between(bindparam("first"), bindparam("last"))))
+
+
+def claim(connection: Connection, epoch: int, clock: Clock | None, *, limit: int, queues: Sequence[str]) -> list[ToRun]:
+    """Take up to ``limit`` claimable triggers of these queues, the oldest first; return their rows."""
+    hold(connection, epoch, clock)
+    ids = {id_ for (id_,) in _claim(tuple(queues)).run(connection, epoch=epoch, limit=limit).fetchall()}
+    if not ids:
+        return []
+    owned = _CLAIMED_BETWEEN.run(connection, epoch=epoch, first=min(ids), last=max(ids)).fetchall()
+    return [row for row in owned if row[0] in ids]
+
+
+def claimed(connection: Connection, epoch: int) -> list[ToRun]:
+    """Return the rows of the triggers ``epoch`` owns and should be running."""
+    return _CLAIMED.run(connection, epoch=epoch).fetchall()
+
+
+def decrypted(row: ToRun, secrets: Secrets) -> ClaimedTrigger:
+    """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
+    id_, name, classpath, encrypted, queue, failure_count = row
+    kwargs, reason = None, ""
+    try:
+        kwargs = secrets.decrypt(encrypted)
+    except BadKey as error:
+        reason = str(error)
+    return ClaimedTrigger(id_, name or f"trigger-{id_}", classpath, kwargs, queue, failure_count, reason)
+
+
+@cache
+def _look(queues: tuple[str, ...]) -> Prepared:
     mine = trigger.c.triggerer_id == bindparam("epoch")
     removed = select(trigger.c.id).where(mine, trigger.c.removed_at.is_not(None))
-    return union_all(removed, select(null()).where(exists(select(trigger.c.id).where(_claimable(queues)))))
+    return Prepared(union_all(removed, select(null()).where(exists(select(trigger.c.id).where(_claimable(queues))))))
 
 
 def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
     """Return what changed for ``epoch``, in one statement: every supervisor asks once a second."""
-    ids = list(connection.execute(_look_statement(tuple(queues)), {"epoch": epoch}).scalars())
+    ids = [id_ for (id_,) in _look(tuple(queues)).run(connection, epoch=epoch).fetchall()]
     return Poll(removed=sorted(id_ for id_ in ids if id_ is not None), claimable=None in ids)
 
 

@@ -136,7 +136,7 @@ def triggerers(connection: Connection, clock: Clock | None, limit: int) -> list[
     """Return the newest ``limit`` leases, living or not, newest first."""
     now = read_clock(connection, clock)
     rows = connection.execute(select(triggerer).order_by(triggerer.c.id.desc()).limit(limit))
-    return [triggerer_row(row, now) for row in rows]
+    return [triggerer_row(dict(row._mapping), now) for row in rows]
 
 
 def is_or_was_watcher(connection: Connection, name: str) -> bool:

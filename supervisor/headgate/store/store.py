@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, Engine
 
 from headgate.protocol import marks
@@ -23,6 +24,7 @@ from headgate.store.deadline import Deadline
 from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
 from headgate.store.errors import NoSuchWatcher, RowsRefused
 from headgate.store.leases import ClaimedTrigger, Clock, Poll, TriggererRow
+from headgate.store.prepared import driver_of
 from headgate.store.secrets import Secrets
 
 # A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S: one
@@ -272,7 +274,14 @@ class Store:
                 self._connection = self._engine.connect()
             connection = self._connection.execution_options(**{READS_ONLY: reads_only})
             with self._within_deadline(connection), connection.begin():
-                yield connection
+                try:
+                    yield connection
+                except psycopg.Error:
+                    # SQLAlchemy has not seen what a prepared statement raises; it would go on to roll back on a
+                    # connection that is not there any more, and its error would take the place of this one.
+                    if driver_of(connection).closed:
+                        connection.invalidate()
+                    raise
         except driver_errors.TRANSLATED as error:
             told = driver_errors.translate(error, database=database_name(self._engine))
             if not isinstance(told, RowsRefused):

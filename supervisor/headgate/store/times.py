@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Text
+from sqlalchemy import Connection, DateTime, Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -29,21 +29,35 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         """Raise `ValueError` for a naive datetime: nobody could say which moment it is."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError(f"{value!r} has no time zone")
-        value = value.astimezone(UTC)
-        return value.replace(tzinfo=None).isoformat(" ", "microseconds") if dialect.name == "sqlite" else value
+        return None if value is None else _bound(value, dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         """Return an aware datetime in UTC."""
-        if value is None:
-            return None
-        if dialect.name == "sqlite":
-            return datetime.fromisoformat(value).replace(tzinfo=UTC)
-        assert isinstance(value, datetime)
-        return value.astimezone(UTC)
+        return None if value is None else _read(value, dialect)
+
+
+def _bound(value: datetime, dialect: Dialect) -> Any:
+    if value.tzinfo is None:
+        raise ValueError(f"{value!r} has no time zone")
+    value = value.astimezone(UTC)
+    return value.replace(tzinfo=None).isoformat(" ", "microseconds") if dialect.name == "sqlite" else value
+
+
+def _read(value: Any, dialect: Dialect) -> datetime:
+    if dialect.name == "sqlite":
+        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    assert isinstance(value, datetime)
+    return value.astimezone(UTC)
+
+
+def bound(connection: Connection, value: datetime) -> Any:
+    """Return the time as the driver takes it, for a statement that is `prepared`. Raises `ValueError` as above."""
+    return _bound(value, connection.dialect)
+
+
+def read(connection: Connection, value: Any) -> datetime:
+    """Return the time that the driver gave, for a statement that is `prepared`: aware, in UTC."""
+    return _read(value, connection.dialect)
 
 
 class DatabaseNow(FunctionElement[datetime]):

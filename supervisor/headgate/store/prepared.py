@@ -1,0 +1,98 @@
+"""Statements that are compiled once, and from then on go to the driver as text.
+
+Between a call and a small statement on SQLite, SQLAlchemy takes some fifteen times as long as SQLite does: it finds
+the compiled form, and converts every parameter and every result. The store's hot verbs say the same few statements
+for ever, so they are still built with SQLAlchemy's expressions, from the one definition of the tables, but compiled
+only once. What goes in and what comes out is the driver's: times pass through `times.bound` and `times.read`.
+
+Errors are the driver's, too; `headgate.store.driver_errors` knows them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
+
+from sqlalchemy import ClauseElement, Connection, Executable
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql.compiler import SQLCompiler
+
+
+class Cursor(Protocol):
+    """What both drivers' cursors have."""
+
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class Driver(Protocol):
+    """What both drivers' connections have. ``closed``: psycopg's alone."""
+
+    @property
+    def closed(self) -> bool: ...
+    def execute(self, text: Any, parameters: Any = ..., /) -> Cursor: ...
+
+
+def driver_of(connection: Connection) -> Driver:
+    """Return the driver's connection under one of SQLAlchemy's, which must be in a transaction."""
+    return cast(Driver, connection.connection.driver_connection)
+
+
+class _Compiled:
+    """A statement in the form that one dialect's driver takes."""
+
+    def __init__(self, statement: Executable, dialect: Dialect) -> None:
+        assert isinstance(statement, ClauseElement)
+        compiled = statement.compile(dialect=dialect)
+        assert isinstance(compiled, SQLCompiler)
+        self.text = str(compiled)
+        self.names = None if compiled.positiontup is None else tuple(compiled.positiontup)
+        self.fixed = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
+
+    def arranged(self, parameters: dict[str, Any]) -> Any:
+        """Return the parameters as the driver takes them: by place, or by name."""
+        values = {**self.fixed, **parameters} if self.fixed else parameters
+        return values if self.names is None else tuple([values[name] for name in self.names])
+
+
+class Prepared:
+    """A statement with named parameters. A list in it (``IN``) would be another statement each time: not here."""
+
+    def __init__(self, statement: Executable) -> None:
+        self._statement = statement
+        self._compiled: dict[str, _Compiled] = {}
+
+    def run(self, connection: Connection, **parameters: Any) -> Cursor:
+        """Execute it. Every parameter that has no value in the statement itself must be given."""
+        compiled = self._for(connection.dialect)
+        return driver_of(connection).execute(compiled.text, compiled.arranged(parameters))
+
+    def run_many(self, connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
+        """Execute it for each row of parameters; it returns no rows."""
+        compiled = self._for(connection.dialect)
+        arranged = [compiled.arranged(row) for row in rows]
+        driver = connection.connection.driver_connection
+        if isinstance(driver, sqlite3.Connection):
+            driver.executemany(compiled.text, arranged)
+        elif driver is not None:
+            with driver.cursor() as cursor:
+                cursor.executemany(compiled.text, arranged)
+
+    def places(self, dialect: Dialect) -> Sequence[str]:
+        """Return the names of the parameters in the order of their places, where the dialect counts them."""
+        names = self._for(dialect).names
+        assert names is not None, f"{dialect.name} names its parameters"
+        return names
+
+    def text(self, dialect: Dialect) -> str:
+        """Return the statement as the driver takes it."""
+        return self._for(dialect).text
+
+    def _for(self, dialect: Dialect) -> _Compiled:
+        compiled = self._compiled.get(dialect.name)
+        if compiled is None:
+            compiled = self._compiled[dialect.name] = _Compiled(self._statement, dialect)
+        return compiled
