@@ -2,6 +2,7 @@
 
 ``--seed S [--faults 0,2|none]`` runs one, with only those of its faults, and tells its history; ``--digest`` prints
 a digest of the history instead. ``--mutant NAME`` breaks the pair first (see `tests.simulation.mutants`).
+``--proof`` looks for every mutant as well, and adds what was counted to ``docs/proof.md``.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tests import proof
 from tests.simulation import judging, records, scenario
-from tests.simulation.mutants import MUTANTS
+from tests.simulation import proof as counts
+from tests.simulation.mutants import MUTANTS, find
 
 FAILURES_SHOWN_MAX = 10
+WRITTEN_EVERY = 20_000  # seeds: a long run that is broken off has proven what it has written
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,14 +35,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--faults", help="keep only these of its faults, by number, or: none")
     parser.add_argument("--digest", action="store_true", help="of the one seed, a digest of its history")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the pair on purpose")
+    parser.add_argument("--proof", type=Path, nargs="?", const=proof.PATH, help="add what was counted to this document")
     chosen = parser.parse_args(arguments)
+    if chosen.proof is not None and (chosen.mutant is not None or chosen.seed is not None):
+        parser.error("--proof is of many seeds, and of the pair as it is")
     jobs = 1 if chosen.mutant else chosen.jobs  # another process would run the pair unbroken
     with ExitStack() as stack:
         if chosen.mutant is not None:
             stack.enter_context(MUTANTS[chosen.mutant].applied())
         if chosen.seed is not None:
             return _run_one(chosen.seed, chosen.faults, only_digest=chosen.digest)
-        return _run_many(range(chosen.start, chosen.start + chosen.seeds), jobs)
+        seeds = range(chosen.start, chosen.start + chosen.seeds)
+        return _run_many(seeds, jobs) if chosen.proof is None else _prove(seeds, jobs, chosen.proof)
 
 
 def _run_one(seed: int, faults: str | None, *, only_digest: bool) -> int:
@@ -60,20 +69,64 @@ def _run_one(seed: int, faults: str | None, *, only_digest: bool) -> int:
 
 
 def _run_many(seeds: range, jobs: int) -> int:
-    console = Console(stderr=True)
-    failed, shown, began_at = 0, 0, time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("seeds", total=len(seeds))
-        for judged, some in judging.judge_many(seeds, jobs):
-            failed += len(some)
-            for failure in some[: FAILURES_SHOWN_MAX - shown]:
-                shown += 1
-                progress.console.print(str(failure), highlight=False, markup=False, soft_wrap=True)
-            progress.update(task, advance=judged, description=f"{failed} failed")
-    took_s = time.monotonic() - began_at
-    print(f"{len(seeds):,} seeds from {seeds.start:,}: {failed:,} failed; {len(seeds) / took_s:,.0f} seeds a second")
-    return 1 if failed else 0
+    tally = Tally(seeds)
+    for _ in tally.judge(jobs):
+        pass
+    print(tally)
+    return 1 if tally.failed else 0
+
+
+def _prove(seeds: range, jobs: int, path: Path) -> int:
+    """Look for the mutants, then judge the seeds; tell the document of it all along."""
+    judging.prepare_process()
+    found = {name: find(mutant) for name, mutant in MUTANTS.items()}
+    commit, tally = proof.commit(), Tally(seeds)
+    for judged in tally.judge(jobs):
+        if judged % WRITTEN_EVERY == 0 or judged == len(seeds):
+            last = seeds.start + judged - 1
+            per_s = round(tally.seeds_per_s)
+            counts.write(counts.Run(seeds.start, last, tally.failed, per_s, proof.now(), commit), found, path)
+    survivors = [name for name, hit in found.items() if hit is None]
+    print(tally)
+    print(f"{len(found) - len(survivors)} of {len(found)} mutants found; written to {path}")
+    for name in survivors:
+        print(f"nobody noticed the mutant {name}")
+    return 1 if tally.failed or survivors else 0
+
+
+class Tally:
+    """Seeds being judged, and how many of them failed."""
+
+    def __init__(self, seeds: range) -> None:
+        self._seeds = seeds
+        self._judged = 0
+        self._began_at = time.monotonic()
+        self.failed = 0
+
+    def judge(self, jobs: int) -> Iterator[int]:
+        """Judge them all, and show where it stands; yield, in the order of the seeds, how many are judged."""
+        console = Console(stderr=True)
+        shown = 0
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("seeds", total=len(self._seeds))
+            for judged, some in judging.judge_many(self._seeds, jobs):
+                self._judged += judged
+                self.failed += len(some)
+                for failure in some[: FAILURES_SHOWN_MAX - shown]:
+                    shown += 1
+                    progress.console.print(str(failure), highlight=False, markup=False, soft_wrap=True)
+                progress.update(task, advance=judged, description=f"{self.failed} failed")
+                yield self._judged
+
+    @property
+    def seeds_per_s(self) -> float:
+        """How many a second, by all jobs together."""
+        return self._judged / (time.monotonic() - self._began_at)
+
+    def __str__(self) -> str:
+        first, per_s = self._seeds.start, self.seeds_per_s
+        return f"{self._judged:,} seeds from {first:,}: {self.failed:,} failed; {per_s:,.0f} seeds a second"
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def _judge_chunk(chunk: range) -> tuple[int, list[Failure]]:
 
 
 def judge_many(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
-    """Yield, chunk by chunk, how many seeds were judged and which failed."""
+    """Yield, chunk by chunk and in their order, how many seeds were judged and which failed."""
     chunks = [seeds[start : start + SEEDS_A_CHUNK] for start in range(0, len(seeds), SEEDS_A_CHUNK)]
     if jobs == 1:
         prepare_process()
@@ -141,4 +141,4 @@ def judge_many(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
         return
     # Started anew, not forked: a fork would inherit the parent's database.
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=prepare_process) as pool:
-        yield from pool.imap_unordered(_judge_chunk, chunks)
+        yield from pool.imap(_judge_chunk, chunks)

@@ -16,7 +16,7 @@ from headgate.protocol.marks import MARKS
 FAULTS_FROM_S = 0.0
 FAULTS_UNTIL_S = 6.0  # no fault begins later: what follows is the time to come to rest
 PUBLISH_UNTIL_S = 4.0
-MESSAGES_PER_LANE = (1, 1, 2, 2, 3, 4, 6)  # the canary not counted; many small seeds find more than few large ones
+MESSAGES_PER_LANE = (1, 1, 1, 2, 2, 3, 4)  # the canary not counted; many small seeds find more than few large ones
 CANARY_AT_S = 10.0  # one more message a lane, when all faults are over: a pair that only looks healthy does not take it
 FRAME_BYTES_SMALL = 40_000  # the report of a failure with its traceback fits; a few padded events do not
 PADDING_BYTES = 15_000
@@ -248,8 +248,8 @@ def _draw_topology(rng: random.Random) -> Topology:
     is_far = latency_s > 0.1
     frame_bytes_max = FRAME_BYTES_SMALL if rng.random() < 0.3 else 16 * 1024 * 1024
     return Topology(
-        triggers=rng.choice((1, 1, 2, 2, 3)),
-        lanes=rng.choice((1, 1, 2, 3)),
+        triggers=rng.choice((1, 1, 1, 2, 2, 3)),
+        lanes=rng.choice((1, 1, 1, 2, 3)),
         keyed=rng.random() < 0.85,
         overflow="fail" if overflows else "pause",
         subscriber_queue_max=rng.choice((4, 8)) if overflows else rng.choice((1, 2, 1024)),

@@ -1,0 +1,99 @@
+"""The section of ``docs/proof.md`` about the simulation: seeds judged, on which commit, and the mutants found.
+
+A million seeds take hours, so they may be judged in several runs, one after the other or on several days. A row stands
+for one run, and its commit with it; a run over the same seeds again takes the place of the earlier one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests import proof
+from tests.simulation.mutants import MUTANTS
+
+_ROW = re.compile(r"\| ([\d,]+) to ([\d,]+) \| ([\d,]+) \| (\d+) \| ([^|]+) \| `([^`]+)` \|")
+
+INTRODUCTION = """\
+Both halves in one process: the real stream manager, host, session, intake and store, with clock, link, processes and
+broker simulated. A seed decides the topology, the workload and the faults. Written by
+`make simulate SEEDS=N ARGS=--proof`.
+"""
+MUTANTS_INTRODUCTION = """\
+Each breaks one promise by a small patch of the real code. It has to be found among so many random seeds from 0 on, or,
+where only one order of events shows it, by a scenario of its own.
+"""
+
+
+class Run(NamedTuple):
+    """Some seeds, from ``first`` to ``last``, judged by one command."""
+
+    first: int
+    last: int
+    failed: int
+    seeds_per_s: int
+    ended: str
+    commit: str
+
+    def __str__(self) -> str:
+        judged = f"{self.first:,} to {self.last:,}"
+        return f"| {judged} | {self.failed:,} | {self.seeds_per_s} | {self.ended} | `{self.commit}` |"
+
+
+def runs_in(text: str) -> list[Run]:
+    """Return the runs that a document tells of."""
+    return [
+        Run(_number(first), _number(last), _number(failed), int(per_s), ended, commit)
+        for first, last, failed, per_s, ended, commit in _ROW.findall(text)
+    ]
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def with_run(runs: Iterable[Run], new: Run) -> list[Run]:
+    """Return the runs in the order of their seeds, without those of which ``new`` has judged seeds again."""
+    return sorted([new, *(run for run in runs if run.last < new.first or run.first > new.last)])
+
+
+def section(runs: Sequence[Run], found: Mapping[str, tuple[int, str] | None]) -> list[str]:
+    """Return the lines. ``found``: by the name of the mutant, after how many seeds and what it was, or None."""
+    seeds = sum(run.last - run.first + 1 for run in runs)
+    commits = {run.commit for run in runs}
+    return [
+        "## Simulation",
+        "",
+        INTRODUCTION,
+        f"- **{seeds:,} seeds, {sum(run.failed for run in runs):,} failed**, on {len(commits)} commit"
+        + ("s" if len(commits) > 1 else ""),
+        f"- **{sum(hit is not None for hit in found.values())} of {len(found)} deliberate bugs found**",
+        "",
+        "| seeds | failed | seeds a second | ended | commit |",
+        "|---|---|---|---|---|",
+        *map(str, runs),
+        "",
+        "### Deliberate bugs",
+        "",
+        MUTANTS_INTRODUCTION,
+        "| bug | breaks | found after | among at most |",
+        "|---|---|---|---|",
+        *(_mutant_row(name, hit) for name, hit in found.items()),
+    ]
+
+
+def _mutant_row(name: str, hit: tuple[int, str] | None) -> str:
+    mutant = MUTANTS[name]
+    limit = f"scenario `{mutant.directed}`" if mutant.directed else f"{mutant.seeds:,} seeds"
+    if hit is None:
+        return f"| {name} | {mutant.promise} | **not found** | {limit} |"
+    after = "its scenario" if mutant.directed else f"{hit[0]:,} seeds" if hit[0] > 1 else "1 seed"
+    return f"| {name} | {mutant.promise} | {after} | {limit} |"
+
+
+def write(run: Run, found: Mapping[str, tuple[int, str] | None], path: Path) -> None:
+    """Add a run to the document, with what is known of the mutants now."""
+    runs = runs_in(path.read_text()) if path.exists() else []
+    proof.write("simulation", section(with_run(runs, run), found), path)
