@@ -139,19 +139,20 @@ def _find_values(kind: Kind, returning: tuple[str, ...]) -> Prepared:
 @cache
 def _insert_new_arrays(kind: Kind, returning: tuple[str, ...]) -> Prepared:
     statement = postgresql.insert(kind.table).from_select(kind.columns, select(_unnested(kind)))
-    return Prepared(statement.on_conflict_do_nothing().returning(*[kind.table.c[name] for name in returning]))
+    statement = statement.on_conflict_do_nothing()
+    return Prepared(statement.returning(*[kind.table.c[name] for name in returning]), binary=True)
 
 
 @cache
 def _insert_or_add_arrays(kind: Kind, add: str) -> Prepared:
     statement = postgresql.insert(kind.table).from_select(kind.columns, select(_unnested(kind)))
-    return Prepared(_or_add(kind, statement, add))
+    return Prepared(_or_add(kind, statement, add), binary=True)
 
 
 @cache
 def _find_arrays(kind: Kind, returning: tuple[str, ...]) -> Prepared:
     wanted = tuple_(*kind.all_columns()).in_(select(_unnested(kind)))
-    return Prepared(select(*[kind.table.c[name] for name in returning]).where(wanted))
+    return Prepared(select(*[kind.table.c[name] for name in returning]).where(wanted), binary=True)
 
 
 def _unnested(kind: Kind) -> TableValuedAlias:

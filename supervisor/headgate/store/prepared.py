@@ -10,6 +10,7 @@ Errors are the driver's, too; `headgate.store.driver_errors` knows them.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
@@ -17,6 +18,9 @@ from typing import Any, Protocol, cast
 from sqlalchemy import ClauseElement, Connection, Executable
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.compiler import SQLCompiler
+
+
+_PSYCOPG_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Cursor(Protocol):
@@ -44,11 +48,13 @@ def driver_of(connection: Connection) -> Driver:
 class _Compiled:
     """A statement in the form that one dialect's driver takes."""
 
-    def __init__(self, statement: Executable, dialect: Dialect) -> None:
+    def __init__(self, statement: Executable, dialect: Dialect, *, binary: bool) -> None:
         assert isinstance(statement, ClauseElement)
         compiled = statement.compile(dialect=dialect)
         assert isinstance(compiled, SQLCompiler)
         self.text = str(compiled)
+        if binary:
+            self.text = _PSYCOPG_PARAMETER.sub(r"%(\1)b", self.text)
         self.names = None if compiled.positiontup is None else tuple(compiled.positiontup)
         self.fixed = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
 
@@ -59,10 +65,14 @@ class _Compiled:
 
 
 class Prepared:
-    """A statement with named parameters. A list in it (``IN``) would be another statement each time: not here."""
+    """A statement with named parameters. A list in it (``IN``) would be another statement each time: not here.
 
-    def __init__(self, statement: Executable) -> None:
+    ``binary``: psycopg is to send the parameters in PostgreSQL's own form, which for arrays is twice as fast as text.
+    """
+
+    def __init__(self, statement: Executable, *, binary: bool = False) -> None:
         self._statement = statement
+        self._binary = binary
         self._compiled: dict[str, _Compiled] = {}
 
     def run(self, connection: Connection, **parameters: Any) -> Cursor:
@@ -94,5 +104,5 @@ class Prepared:
     def _for(self, dialect: Dialect) -> _Compiled:
         compiled = self._compiled.get(dialect.name)
         if compiled is None:
-            compiled = self._compiled[dialect.name] = _Compiled(self._statement, dialect)
+            compiled = self._compiled[dialect.name] = _Compiled(self._statement, dialect, binary=self._binary)
         return compiled
