@@ -105,6 +105,7 @@ def test_neither_lost_nor_stored_twice_when_the_supervisor_is_killed(
         wait_until(lambda least=step * 200: len(payloads(users_store)) >= least, "some progress")
         pair.kill()
     pair = start_pair()
+    pair.wait_ready()  # the last one may have had everything stored: this one must be there to be asked to stop
     wait_all_stored(users_store, names, 2000)
     assert pair.stop() == 0
     assert_once_each(users_store, names, 2000)

@@ -181,6 +181,10 @@ class FailingStore:
             self._world.note(records.Fenced(trio.current_time(), other))
         return fenced
 
+    def has_news(self) -> bool:
+        """See `Store`."""
+        return self._store.has_news()
+
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
         """See `Store`."""
         return self._verb(lambda: self._store.poll(epoch, queues))

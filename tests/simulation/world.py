@@ -246,6 +246,7 @@ def core_settings(plan: Scenario) -> CoreSettings:
     topology = plan.topology
     # Looking for what users changed is the most expensive of the duties: it is done where they do change something.
     is_watched = any(isinstance(fault, scenario.AddWatcher | scenario.RemoveWatcher) for fault in plan.faults)
+    looks_s = 1.5 if is_watched else 30.0
     return CoreSettings(
         runner=RunnerSettings(
             heartbeat_s=6.0,
@@ -259,7 +260,7 @@ def core_settings(plan: Scenario) -> CoreSettings:
             cancel_grace_s=1.0,
             hook_timeout_s=1.0,
         ),
-        lease=LeaseTimes(heartbeat_s=10.0, silence_max_s=30.0, poll_interval_s=1.5 if is_watched else 30.0),
+        lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=looks_s, notice_interval_s=looks_s),
         capacity=10,
         runner_silence_max_s=15.0,
         respawn_wait_s=0.1,

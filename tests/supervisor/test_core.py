@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import Engine
@@ -44,7 +44,7 @@ from headgate.supervisor.leases import Identity, LeaseTimes
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 SETTINGS = CoreSettings(
     runner=RunnerSettings(),
-    lease=LeaseTimes(heartbeat_s=5.0, silence_max_s=30.0, poll_interval_s=1.0),
+    lease=LeaseTimes(heartbeat_s=5.0, silence_max_s=30.0, poll_interval_s=5.0),
     capacity=10,
     slice_events_max=5,
 )
@@ -647,18 +647,28 @@ def test_more_triggers_than_one_claim_takes_start_together(world: World, monkeyp
     assert [len(sync.to_create) for sync in syncs] == [5]
 
 
-def test_an_idle_supervisor_sleeps(world: World) -> None:
+def test_an_idle_supervisor_sleeps_and_asks_little(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     add_watchers(world, 3)
     supervisor = world.supervisor()
     supervisor.start_runner()
     supervisor.pass_time(2.0)
+    asked: list[str] = []
+    for verb in ("heartbeat", "live_triggerers", "poll", "claim_triggers", "claimed_triggers", "store_slice"):
+        original = getattr(Store, verb)
+
+        def ask(*args: Any, verb: str = verb, original: Any = original, **kwargs: Any) -> Any:
+            asked.append(verb)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(Store, verb, ask)
     steps = 0
-    end = world.now + 10.0
+    end = world.now + 20.0
     while world.now < end:
         supervisor.core.step(world.now)
         steps += 1
         world.now = max(supervisor.core.wake_at(), world.now + 1e-6)
-    assert steps < 10 * 2.5, "one poll a second, two heartbeats' worth of duties in between"
+    assert steps < 20 * 6, "a look for notices every 0.2 s, and the duties in between"
+    assert 0 < len(asked) <= 20, "a question a second at most"
 
 
 def test_replacing_the_runner_for_one_stuck_trigger_stops_none_of_the_others(world: World) -> None:

@@ -187,17 +187,18 @@ def end(connection: Connection, epoch: int, clock: Clock | None) -> None:
         raise LeaseLost(epoch)
 
 
-_LIVE = Prepared(select(*triggerer.c).where(_alive()).order_by(triggerer.c.id))
+_LIVE = Prepared(select(DatabaseNow(), *triggerer.c).where(_alive()).order_by(triggerer.c.id))
 
 
 def live(connection: Connection, clock: Clock | None) -> list[TriggererRow]:
-    """Return the leases that are neither ended nor fenced, by epoch."""
-    now = read_clock(connection, clock)
-    rows = [dict(zip(triggerer.c.keys(), row, strict=True)) for row in _LIVE.run(connection).fetchall()]
-    for row in rows:  # of those that are alive the other times are null
-        row["started_at"] = read(connection, row["started_at"])
-        row["latest_heartbeat"] = read(connection, row["latest_heartbeat"])
-    return [triggerer_row(row, now) for row in rows]
+    """Return the leases that are neither ended nor fenced, by epoch. One statement."""
+    found = []
+    for now, *row in _LIVE.run(connection).fetchall():
+        fields = dict(zip(triggerer.c.keys(), row, strict=True))
+        for name in ("started_at", "latest_heartbeat"):  # of those that are alive the other times are null
+            fields[name] = read(connection, fields[name])
+        found.append(triggerer_row(fields, read(connection, now) if clock is None else clock().astimezone(UTC)))
+    return found
 
 
 def triggerer_row(fields: Mapping[str, Any], now: datetime) -> TriggererRow:

@@ -19,7 +19,6 @@ from sqlalchemy import ClauseElement, Connection, Executable
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.compiler import SQLCompiler
 
-
 _PSYCOPG_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
@@ -33,7 +32,9 @@ class Cursor(Protocol):
 
 
 class Driver(Protocol):
-    """What both drivers' connections have. ``closed``: psycopg's alone."""
+    """What both drivers' connections have; ``closed`` and a settable ``autocommit`` only psycopg's."""
+
+    autocommit: bool
 
     @property
     def closed(self) -> bool: ...

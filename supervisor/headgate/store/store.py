@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 from headgate.protocol import marks
 from headgate.protocol.messages import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
 from headgate.protocol.values import encode_value
-from headgate.store import dead_letters, driver_errors, leases, reading, watchers
+from headgate.store import dead_letters, driver_errors, leases, notices, reading, watchers
 from headgate.store import events as event_log
 from headgate.store.deadline import Deadline
 from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
@@ -47,6 +47,7 @@ class Store:
         self._secrets = secrets
         self._clock = clock
         self._connection: Connection | None = None
+        self._notices: notices.Notices | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
 
     def __enter__(self) -> Store:
@@ -61,7 +62,7 @@ class Store:
         """Close the connection. A verb that is called later opens another."""
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection = self._notices = None
 
     # --- leases ----------------------------------------------------------------------------------
 
@@ -92,17 +93,18 @@ class Store:
 
     def heartbeat(self, epoch: int) -> None:
         """Renew the lease, by the database's clock."""
-        with self._writing() as connection:
+        with self._asking() as connection:
             leases.beat(connection, epoch, self._clock)
 
     def release_triggerer(self, epoch: int) -> None:
         """End the lease and give up its triggers. Ending it again does nothing."""
         with self._writing() as connection:
             leases.end(connection, epoch, self._clock)
+            notices.tell(connection)
 
     def live_triggerers(self) -> list[TriggererRow]:
         """Return the leases that are neither ended nor fenced, however old their heartbeat is."""
-        with self._reading() as connection:
+        with self._asking() as connection:
             return leases.live(connection, self._clock)
 
     def fence_triggerers(
@@ -128,15 +130,26 @@ class Store:
             rows = leases.claimed(connection, epoch)
         return [leases.decrypted(row, self._secrets) for row in rows]
 
+    def has_news(self) -> bool:
+        """Whether `poll` may have another answer than last time: looked at without asking the database.
+
+        True once more than necessary rather than once less; and yet ask now and then even if it stays False.
+        """
+        with self._translating():
+            if self._connection is None or self._notices is None:
+                self._notices = notices.listen(self._engine, self._connected())
+            return self._notices.has_news()
+
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
         """Say which owned triggers a user removed, until they are released, and whether any can be claimed."""
-        with self._reading() as connection:
+        with self._asking() as connection:
             return leases.look(connection, epoch, queues)
 
     def release_triggers(self, epoch: int, ids: Sequence[int]) -> None:
         """Give up these triggers; ids that the epoch does not own are passed over."""
         with self._writing() as connection:
             leases.release(connection, epoch, self._clock, ids)
+            notices.tell(connection)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -196,6 +209,7 @@ class Store:
         encrypted = self._secrets.encrypt(encoded)
         with self._writing() as connection:
             now = leases.read_clock(connection, self._clock)
+            notices.tell(connection)
             return watchers.add(
                 connection, now, name=name, classpath=classpath, kwargs=encrypted, queue=queue, asset_name=asset
             )
@@ -204,6 +218,7 @@ class Store:
         """Remove a watcher; the supervisor that runs its trigger cancels it. Raises `NoSuchWatcher`."""
         with self._writing() as connection:
             watchers.remove(connection, leases.read_clock(connection, self._clock), name)
+            notices.tell(connection)
 
     # --- lists -----------------------------------------------------------------------------------
 
@@ -259,7 +274,11 @@ class Store:
     @contextmanager
     def _writing(self) -> Generator[Connection]:
         with self._transaction(reads_only=False) as connection:
+            if self._notices is not None:
+                self._notices.own_write_begins()
             yield connection
+        if self._notices is not None:
+            self._notices.own_write_ended()
 
     @contextmanager
     def _reading(self) -> Generator[Connection]:
@@ -269,10 +288,8 @@ class Store:
     @contextmanager
     def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
         """Run one transaction: committed at the end, rolled back on any exception, its errors translated."""
-        try:
-            if self._connection is None:
-                self._connection = self._engine.connect()
-            connection = self._connection.execution_options(**{READS_ONLY: reads_only})
+        with self._translating():
+            connection = self._connected().execution_options(**{READS_ONLY: reads_only})
             with self._within_deadline(connection), connection.begin():
                 try:
                     yield connection
@@ -282,6 +299,33 @@ class Store:
                     if driver_of(connection).closed:
                         connection.invalidate()
                     raise
+
+    @contextmanager
+    def _asking(self) -> Generator[Connection]:
+        """Run one prepared statement, which is a transaction by itself: BEGIN and COMMIT would be two more."""
+        with self._translating():
+            connection = self._connected()
+            driver = driver_of(connection)
+            with self._within_deadline(connection):
+                if connection.dialect.name != "postgresql":  # the driver of SQLite begins nothing by itself
+                    yield connection
+                    return
+                driver.autocommit = True
+                try:
+                    yield connection
+                finally:
+                    if not driver.closed:
+                        driver.autocommit = False
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection, self._notices = self._engine.connect(), None
+        return self._connection
+
+    @contextmanager
+    def _translating(self) -> Generator[None]:
+        try:
+            yield
         except driver_errors.TRANSLATED as error:
             told = driver_errors.translate(error, database=database_name(self._engine))
             if not isinstance(told, RowsRefused):
@@ -296,7 +340,7 @@ class Store:
 
     def _drop_connection(self) -> None:
         """Throw the connection away; nobody knows what state it is in. One in memory is the database, and stays."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._notices = self._connection, None, None
         if connection is None:
             return
         if not is_in_memory(self._engine):

@@ -108,8 +108,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _Seconds, _why("A supervisor silent for longer than this loses its triggers to the others.")
     ] = 30.0
     poll_interval_s: Annotated[
-        _Seconds, _why("How often the database is asked for triggers to claim and for removed ones.")
-    ] = 1.0
+        _Seconds,
+        _why("How often the database is asked for new and removed triggers where nobody seems to have written to it."),
+    ] = 5.0
 
     # --- the runner ---
     runner_heartbeat_s: Annotated[_Seconds, _why("How often an idle runner says that it is alive.")] = 5.0

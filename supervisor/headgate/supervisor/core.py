@@ -253,7 +253,7 @@ class SupervisorCore:
             cancel = self.assignments.cancel(trigger_id, "user")
             if cancel is not None:
                 cancels.append(cancel)
-            elif trigger_id not in self.assignments:
+            if trigger_id not in self.assignments:
                 self._to_release.add(trigger_id)
         if cancels and self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=tuple(cancels))))

@@ -5,7 +5,8 @@ they stop for too long, or when its process is known to be gone from this machin
 *fences* the epoch: no transaction of it can commit from then on, and its triggers may be claimed.
 
 `Leases.step` runs at most one of its duties at a time, each a single short transaction, the most urgent
-first: heartbeat, then looking for fallen neighbours, then looking for triggers to claim or cancel.
+first: heartbeat, then looking for fallen neighbours, then looking for triggers to claim or cancel. The last is asked of
+the database when somebody seems to have written to it, and rarely otherwise (`headgate.store.notices`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class LeaseStore(Protocol):
     def heartbeat(self, epoch: int) -> None: ...
     def live_triggerers(self) -> list[TriggererRow]: ...
     def fence_triggerers(self, epoch: int, *, silence_max_s: float, dead: Sequence[int]) -> list[int]: ...
+    def has_news(self) -> bool: ...
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll: ...
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]: ...
     def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]: ...
@@ -59,11 +61,16 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class LeaseTimes(msgspec.Struct, frozen=True):
-    """How often things are done, in seconds."""
+    """How often things are done, in seconds.
+
+    ``notice_interval_s``: how often to look whether others have written to the database, which costs no statement.
+    ``poll_interval_s``: how often to ask it even if nobody seems to have.
+    """
 
     heartbeat_s: float
     silence_max_s: float
     poll_interval_s: float
+    notice_interval_s: float = 0.2
 
 
 class LeaseNews(msgspec.Struct, frozen=True):
@@ -98,7 +105,7 @@ class Leases:
         self._is_gone = is_gone
         self._backoff = backoff
         self._epoch: int | None = None
-        self._heartbeat_at = self._look_around_at = self._poll_at = 0.0
+        self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = 0.0
         self._is_claiming = False
         self._claim_is_unknown = False
 
@@ -120,7 +127,7 @@ class Leases:
 
     def wake_at(self) -> float:
         """When the next duty is due."""
-        return min(self._heartbeat_at, self._look_around_at, self._poll_at)
+        return min(self._heartbeat_at, self._look_around_at, self._notice_at)
 
     def step(self, now: float, *, owned: int, claiming: bool) -> LeaseNews:
         """Do what is most urgently due, if anything. ``owned`` counts against the capacity.
@@ -133,7 +140,7 @@ class Leases:
             news = self._duty(now, owned, claiming)
         except DATABASE_UNUSABLE as exc:
             wait_s = self._backoff.fail()
-            self._heartbeat_at = self._look_around_at = self._poll_at = now + wait_s
+            self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = now + wait_s
             log.warning("the database cannot be used", error=str(exc), retry_in_s=round(wait_s, 3))
             return NO_NEWS
         self._backoff.succeed()
@@ -149,7 +156,11 @@ class Leases:
             self._look_around(self._epoch)
             self._look_around_at = now + self._times.heartbeat_s
         else:
-            return self._poll(self._epoch, now, owned, claiming)
+            # Before the poll, so that what comes after it is noticed the next time.
+            has_news = self._store.has_news()
+            self._notice_at = now + self._times.notice_interval_s
+            if has_news or now >= self._poll_at or self._claim_is_unknown:
+                return self._poll(self._epoch, now, owned, claiming)
         return NO_NEWS
 
     def _register(self, now: float) -> None:
@@ -173,6 +184,7 @@ class Leases:
         if gone or any(row.heartbeat_age_s > self._times.silence_max_s for row in others):
             fenced = self._store.fence_triggerers(epoch, silence_max_s=self._times.silence_max_s, dead=gone)
             if fenced:
+                self._poll_at = self._notice_at = 0.0  # their triggers can be claimed now
                 log.warning("took over from supervisors that are gone", epochs=fenced)
 
     def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
@@ -181,6 +193,7 @@ class Leases:
             # owned by us and run by nobody.
             owned_triggers = self._store.claimed_triggers(epoch)
             self._claim_is_unknown = False
+            self._poll_at = self._notice_at = now  # the claim may not have been all, and removals were not asked for
             return LeaseNews(owned_triggers, [])
         poll = self._store.poll(epoch, self._queues)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
@@ -193,4 +206,5 @@ class Leases:
         # A full claim means there may be more: look again at once, after the other duties.
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s
+        self._notice_at = min(self._notice_at, self._poll_at)
         return LeaseNews(claimed, poll.removed)
