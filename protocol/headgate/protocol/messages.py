@@ -41,8 +41,8 @@ EventKind = Literal["event", "success", "failed", "skipped"]
 Outcome = Literal["returned", "failed", "cancelled"]
 
 
-class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False):
-    """What all structs of the wire have in common."""
+class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
+    """What all structs of the wire have in common. None of them can be part of a cycle, so no collector looks at them."""
 
 
 # --- parts of messages ---------------------------------------------------------------------------

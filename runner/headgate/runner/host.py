@@ -8,13 +8,17 @@ one that raised, or was cancelled for any other reason, is cut short, and the br
 
 from __future__ import annotations
 
+import enum
 import inspect
 import math
+import sys
 import traceback
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import aclosing
+from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import structlog
 import trio
 
@@ -37,7 +41,7 @@ from headgate.protocol.messages import (
 )
 from headgate.protocol.values import encode_value
 from headgate.runner.loading import load_trigger
-from headgate.runner.logs import naming_trigger
+from headgate.runner.logs import SpecNames, naming_trigger
 from headgate.runner.outbox import Outbox
 from headgate.runner.streams.contract import PollTerminated
 from headgate.runner.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
@@ -80,15 +84,41 @@ class Ending(NamedTuple):
         return self.error is None and self.reason in (None, "user")
 
 
+class Stage(enum.IntEnum):
+    """How far a run has come."""
+
+    DRIVING = 0
+    DRIVEN = 1  # its generator has ended; the stream and the hooks are still to come
+    ENDED = 2
+
+
 class TriggerRun:
-    """One run of one trigger, from its start to its report."""
+    """One run of one trigger, from its start to its report.
+
+    There may be a hundred thousand of them that only wait, so it holds nothing that few of them need.
+    """
+
+    __slots__ = (
+        "cancel_reason",
+        "events",
+        "forced",
+        "is_stuck",
+        "key",
+        "not_joined",
+        "scope",
+        "spec",
+        "stage",
+        "stage_changed",
+        "subscription",
+        "trigger",
+    )
 
     def __init__(self, spec: TriggerSpec, trigger: BaseTrigger) -> None:
         self.spec = spec
         self.trigger = trigger
         self.scope = trio.CancelScope()
-        self.driven = trio.Event()  # its generator has ended; the stream and the hooks are still to come
-        self.ended = trio.Event()
+        self.stage = Stage.DRIVING
+        self.stage_changed: trio.Event | None = None  # there while somebody waits for the end
         self.cancel_reason: CancelReason | None = None
         self.not_joined: BaseException | None = None  # why it is in no shared stream, though it should be
         self.forced: Exception | None = None  # why its shared stream has thrown it out
@@ -96,6 +126,20 @@ class TriggerRun:
         self.subscription: Subscription | None = None
         self.events = 0
         self.is_stuck = False
+
+    def reach(self, stage: Stage) -> None:
+        """Note that it has come so far."""
+        self.stage = stage
+        if self.stage_changed is not None:
+            self.stage_changed.set()
+            self.stage_changed = None
+
+    async def wait_for(self, stage: Stage) -> None:
+        """Wait until it has come so far."""
+        while self.stage < stage:
+            if self.stage_changed is None:
+                self.stage_changed = trio.Event()
+            await self.stage_changed.wait()
 
 
 class Host:
@@ -158,23 +202,25 @@ class Host:
     def _start(self, spec: TriggerSpec) -> None:
         if spec.trigger_id in self._runs:
             # The supervisor starts a trigger anew only after its end was reported: this is a bug of ours.
-            log.error("a trigger was to be started twice", **_names(spec))
+            log.error("a trigger was to be started twice", **SpecNames(spec))
             return
-        with naming_trigger(_names(spec)):
+        # What is kept of it for as long as the trigger runs.
+        kept = msgspec.structs.replace(spec, classpath=sys.intern(spec.classpath), kwargs=b"")
+        with naming_trigger(SpecNames(kept)):
             try:
                 trigger = load_trigger(spec)
             except BaseException as exc:  # a constructor may raise anything at all, even SystemExit
-                self._report(spec, Ending("failed", None, exc), events=0)
+                self._report(kept, Ending("failed", None, exc), events=0)
                 return
             # Past a __setattr__ of the author's own, such as that of a frozen dataclass.
-            object.__setattr__(trigger, "_ask_last_event", lambda: self._ask_last_event(spec.trigger_id))
-            run = self._runs[spec.trigger_id] = TriggerRun(spec, trigger)
+            object.__setattr__(trigger, "_ask_last_event", partial(self._ask_last_event, spec.trigger_id))
+            run = self._runs[spec.trigger_id] = TriggerRun(kept, trigger)
             try:
                 self._join_stream(run)
             except BaseException as exc:  # raised by its task: there is an object now, which wants its cleanup
                 run.not_joined = exc
             # The task inherits the context, and with it the names that its log records carry.
-            self._nursery.start_soon(self._run, run, name=f"trigger {spec.trigger_id} {spec.name} {spec.classpath}")
+            self._nursery.start_soon(self._run, run, name=f"trigger {spec.trigger_id}")
 
     def _join_stream(self, run: TriggerRun) -> None:
         if not isinstance(run.trigger, BaseEventTrigger):
@@ -199,24 +245,24 @@ class Host:
             self._interrupt(run)
 
     def _cancel(self, run: TriggerRun, reason: CancelReason) -> None:
-        if run.cancel_reason is None and not run.driven.is_set():
+        if run.cancel_reason is None and run.stage is Stage.DRIVING:
             run.cancel_reason = reason
             self._interrupt(run)
 
     def _interrupt(self, run: TriggerRun) -> None:
         run.scope.cancel()
         self._outbox.wake()
-        self._nursery.start_soon(self._watch_end, run, run.driven, self._settings.cancel_grace_s)
+        self._nursery.start_soon(self._watch_end, run, Stage.DRIVEN, self._settings.cancel_grace_s)
 
-    async def _watch_end(self, run: TriggerRun, end: trio.Event, within_s: float) -> None:
+    async def _watch_end(self, run: TriggerRun, end: Stage, within_s: float) -> None:
         """A trigger that swallows its cancellation cannot be ended from here: say so, to have the process replaced."""
         with trio.move_on_after(within_s):
-            await end.wait()
+            await run.wait_for(end)
             return
         if not run.is_stuck:
             run.is_stuck = True
             self._waiting_for_end.unpark_all()
-            log.error("a trigger does not end", within_s=within_s, **_names(run.spec))
+            log.error("a trigger does not end", within_s=within_s, **SpecNames(run.spec))
             self._outbox.report_stuck(run.spec.trigger_id)
 
     # --- the run ----------------------------------------------------------------------------------
@@ -230,7 +276,7 @@ class Host:
         except BaseException as exc:
             error = exc
         ending = _judge(run, error)
-        run.driven.set()
+        run.reach(Stage.DRIVEN)
         # Shielded, because the stream counts on this subscriber's leaving, and cleanup() on being called. The
         # hooks come last: nothing that users wrote may keep the stream waiting.
         with trio.CancelScope(shield=True):
@@ -239,7 +285,7 @@ class Host:
             await self._close_leaked_nurseries(run)
         self._report(run.spec, ending, events=run.events)
         del self._runs[run.spec.trigger_id]
-        run.ended.set()
+        run.reach(Stage.ENDED)
         self._waiting_for_end.unpark_all()
         if ending.outcome == "failed" and run.subscription is not None and self._settings.rejoin_wait_s > 0:
             self._nursery.start_soon(self._start_seat_clock, run.spec.trigger_id)
@@ -312,7 +358,7 @@ class Host:
         envelope = (spec.trigger_id, spec.trigger_run_id, index, binding.seq or 0)
         if problem:
             problem = _storable(problem)[:ERROR_CHARS_MAX]
-            log.error("an event is refused", reason=problem, sequence_index=index, **_names(spec))
+            log.error("an event is refused", reason=problem, sequence_index=index, **SpecNames(spec))
             self._outbox.put(
                 RefusedEvent(*envelope, problem, payload_bytes, payload, None if key is None else _shown(key), position)
             )
@@ -334,7 +380,7 @@ class Host:
         try:
             await self._streams.unsubscribe(run.spec.trigger_id, run.key, cut_short=not ending.is_done)
         except BaseException:  # the key is the author's object: it may even have changed its hash meanwhile
-            log.exception("a trigger could not leave its shared stream", **_names(run.spec))
+            log.exception("a trigger could not leave its shared stream", **SpecNames(run.spec))
 
     async def _call_hooks(self, run: TriggerRun, ending: Ending) -> None:
         """`on_kill` where a user acted, `cleanup` always (I14); each bounded, neither able to fail anything."""
@@ -349,29 +395,29 @@ class Host:
                 with scope:
                     await getattr(run.trigger, name)()
             except BaseException:  # even SystemExit: a hook ends nothing but itself
-                log.exception("a hook failed", hook=name, **_names(run.spec))
+                log.exception("a hook failed", hook=name, **SpecNames(run.spec))
             if scope.cancelled_caught:
-                log.error("a hook took too long", hook=name, timeout_s=timeout_s, **_names(run.spec))
+                log.error("a hook took too long", hook=name, timeout_s=timeout_s, **SpecNames(run.spec))
 
     async def _close_leaked_nurseries(self, run: TriggerRun) -> None:
         """Close what the trigger has opened and not left: trio would end the task, and with it all, with an error."""
         for nursery in reversed(trio.lowlevel.current_task().child_nurseries):
             self._watch_rest(run, 0.0)
-            log.error("a trigger left a nursery open", **_names(run.spec))
+            log.error("a trigger left a nursery open", **SpecNames(run.spec))
             nursery.cancel_scope.cancel()
             # What `async with` awaits at its end. What the tasks in there raise has nobody to go to.
             await nursery._nested_child_finished(None)
 
     def _watch_rest(self, run: TriggerRun, bound_s: float) -> None:
         """What is left to do ends within ``bound_s``, unless users' code in it swallows its cancellation."""
-        self._nursery.start_soon(self._watch_end, run, run.ended, bound_s + self._settings.cancel_grace_s)
+        self._nursery.start_soon(self._watch_end, run, Stage.ENDED, bound_s + self._settings.cancel_grace_s)
 
     def _report(self, spec: TriggerSpec, ending: Ending, *, events: int) -> None:
         text = trace = ""
         if ending.error is not None:
             text, trace = _describe(ending.error)
             level = log.error if ending.outcome == "failed" else log.warning
-            level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **_names(spec))
+            level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **SpecNames(spec))
         self._outbox.put(
             FinishedTrigger(spec.trigger_id, spec.trigger_run_id, ending.outcome, events, text, trace, ending.reason)
         )
@@ -400,10 +446,6 @@ def _is_cancellation(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_cancellation(part) for part in error.exceptions)
     return isinstance(error, trio.Cancelled)
-
-
-def _names(spec: TriggerSpec) -> dict[str, object]:
-    return {"trigger_id": spec.trigger_id, "trigger_name": spec.name, "classpath": spec.classpath}
 
 
 def _describe(error: BaseException) -> tuple[str, str]:

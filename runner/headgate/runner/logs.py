@@ -12,12 +12,14 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
 
 import structlog
+
+from headgate.protocol.messages import TriggerSpec
 
 RECORDS_WAITING_MAX = 10_000  # records waiting for the socket
 RECORDS_BYTES_MAX = 16 * 1024 * 1024  # bytes of these records: what a supervisor that does not read may cost
@@ -31,6 +33,31 @@ CLOSE_WAIT_S = 2.0  # how long the last records may take to leave
 # The trigger that the current task works for. Not one of structlog's context variables, because a trigger may
 # clear those, and neither its records nor the watchdog's should lose its name by that.
 trigger_names: ContextVar[Mapping[str, object]] = ContextVar("headgate_trigger", default=MappingProxyType({}))
+
+
+class SpecNames(Mapping[str, object]):
+    """What a record says of the trigger that wrote it; smaller than the dict that it stands for."""
+
+    __slots__ = ("_spec",)
+
+    def __init__(self, spec: TriggerSpec) -> None:
+        self._spec = spec
+
+    def __getitem__(self, name: str) -> object:
+        match name:
+            case "trigger_id":
+                return self._spec.trigger_id
+            case "trigger_name":
+                return self._spec.name
+            case "classpath":
+                return self._spec.classpath
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("trigger_id", "trigger_name", "classpath"))
+
+    def __len__(self) -> int:
+        return 3
 
 
 @contextmanager

@@ -46,7 +46,8 @@ class Outbox:
         self._items.append(item)
         self._put_total += 1
         self._bytes += _bytes_of(item)
-        self._not_empty.set()
+        if len(self._items) == 1:
+            self._not_empty.set()
 
     def report_stuck(self, trigger_id: int) -> None:
         """Add a trigger to the next round's list of those that do not end when cancelled."""
@@ -75,13 +76,12 @@ class Outbox:
             item = self._items.popleft()
             taken += 1
             round_bytes += _bytes_of(item)
-            match item:
-                case FiredEvent():
-                    events.append(item)
-                case RefusedEvent():
-                    refused.append(item)
-                case FinishedTrigger():
-                    finished.append(item)
+            if isinstance(item, FiredEvent):
+                events.append(item)
+            elif isinstance(item, RefusedEvent):
+                refused.append(item)
+            else:
+                finished.append(item)
         self._taken_total += taken
         self._bytes -= round_bytes
         stuck, self._stuck = tuple(self._stuck), []
@@ -105,10 +105,8 @@ class Outbox:
 
 def _bytes_of(item: Item) -> int:
     """What an item holds in memory beside its fixed fields, as far as users' code decides it."""
-    match item:
-        case FiredEvent():
-            return len(item.payload)
-        case RefusedEvent():
-            return len(item.payload_head)
-        case FinishedTrigger():
-            return len(item.error) + len(item.traceback)
+    if isinstance(item, FiredEvent):
+        return len(item.payload)
+    if isinstance(item, RefusedEvent):
+        return len(item.payload_head)
+    return len(item.error) + len(item.traceback)

@@ -13,6 +13,7 @@ SQLite there is one writer at a time, and none of this can happen.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -65,7 +66,7 @@ class TriggererRow(msgspec.Struct, frozen=True):
     fenced_at: datetime | None = None
 
 
-class ClaimedTrigger(msgspec.Struct, frozen=True):
+class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
     """One trigger a supervisor has to run.
 
     ``name`` is its watcher's, or ``trigger-<id>``. ``kwargs`` are in clear, as encoded by
@@ -309,6 +310,8 @@ def decrypted(row: ToRun, secrets: Secrets) -> ClaimedTrigger:
         kwargs = secrets.decrypt(encrypted)
     except BadKey as error:
         reason = str(error)
+    # Many triggers have few classes and queues, and a supervisor holds them for as long as it runs.
+    classpath, queue = sys.intern(classpath), sys.intern(queue)
     return ClaimedTrigger(id_, name or f"trigger-{id_}", classpath, kwargs, queue, failure_count, reason)
 
 
@@ -320,7 +323,7 @@ def _look(queues: tuple[str, ...]) -> Prepared:
 
 
 def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
-    """Return what changed for ``epoch``, in one statement: every supervisor asks once a second."""
+    """Return what changed for ``epoch``, in one statement: it is asked whenever somebody seems to have written."""
     ids = [id_ for (id_,) in _look(tuple(queues)).run(connection, epoch=epoch).fetchall()]
     return Poll(removed=sorted(id_ for id_ in ids if id_ is not None), claimable=None in ids)
 

@@ -21,7 +21,7 @@ import msgspec
 
 from headgate.protocol.messages import CancelReason, CancelTrigger, FinishedTrigger, TriggerSpec
 from headgate.store.leases import ClaimedTrigger
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import Waits
 
 
 class AssignmentState(enum.Enum):
@@ -32,11 +32,11 @@ class AssignmentState(enum.Enum):
     CANCELLING = "cancelling"
 
 
-class Assignment(msgspec.Struct):
+class Assignment(msgspec.Struct, gc=False):  # it can be in no cycle
     """One owned trigger. ``start_at`` counts while WAITING, ``started_at`` while RUNNING (core's clock)."""
 
     trigger: ClaimedTrigger
-    backoff: Backoff
+    failures: int = 0  # in a row
     state: AssignmentState = AssignmentState.WAITING
     trigger_run_id: str = ""
     start_at: float = 0.0
@@ -47,8 +47,7 @@ class Assignments:
     """All owned triggers of one epoch."""
 
     def __init__(self, *, retry_wait_s: float, retry_wait_max_s: float, healthy_s: float) -> None:
-        self._retry_wait_s = retry_wait_s
-        self._retry_wait_max_s = retry_wait_max_s
+        self._waits = Waits(retry_wait_s, retry_wait_max_s)
         self._healthy_s = healthy_s
         self._assigned: dict[int, Assignment] = {}
         self._waiting: set[int] = set()
@@ -69,8 +68,7 @@ class Assignments:
         for trigger in triggers:
             if trigger.id in self._assigned:
                 continue
-            backoff = Backoff(self._retry_wait_s, self._retry_wait_max_s)
-            self._assigned[trigger.id] = Assignment(trigger, backoff, start_at=now)
+            self._assigned[trigger.id] = Assignment(trigger, start_at=now)
             self._waiting.add(trigger.id)
 
     def start_due(self, epoch: int, incarnation: int, now: float) -> tuple[TriggerSpec, ...]:
@@ -125,8 +123,9 @@ class Assignments:
             self._wait(assigned, now)
             return None
         if now - assigned.started_at >= self._healthy_s:
-            assigned.backoff.succeed()
-        wait_s = assigned.backoff.fail()
+            assigned.failures = 0
+        assigned.failures += 1
+        wait_s = self._waits.after(assigned.failures)
         if assigned.state is AssignmentState.WAITING:
             wait_s = 0.0  # its runner died meanwhile, and it begins again with all the others (see hand_over)
         self._wait(assigned, now + wait_s)

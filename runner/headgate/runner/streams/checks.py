@@ -8,6 +8,7 @@ from typing import Any
 
 import trio
 
+from headgate.protocol.messages import KEY_CHARS_MAX
 from headgate.triggers.base import BaseEventTrigger
 
 
@@ -26,6 +27,16 @@ def iterator(stream: Any, name: str) -> AsyncIterator[Any]:
         raise TypeError(f"{name} must be an async generator (async def with yield), it returned {stream!r}")
     found: AsyncIterator[Any] = aiter(stream)
     return found
+
+
+def check_key(key: object, producer: object) -> None:
+    """Raise `TypeError` or `ValueError` where an ``event_key`` returned something that is no key."""
+    if not isinstance(key, str):
+        raise TypeError(f"{type(producer).__name__}.event_key must return a str or None, not {shape(key)}")
+    if len(key) > KEY_CHARS_MAX:
+        raise ValueError(
+            f"{type(producer).__name__}.event_key returned {len(key):,} characters; the limit is {KEY_CHARS_MAX:,}"
+        )
 
 
 def shape(value: Any) -> str:

@@ -19,7 +19,6 @@ import structlog
 import trio
 
 from headgate.protocol import marks
-from headgate.protocol.messages import KEY_CHARS_MAX
 from headgate.runner.streams import checks
 from headgate.runner.streams.contract import (
     AckTimeout,
@@ -96,6 +95,7 @@ class Group:
         self._poll_is_over = False
         self._is_advancing = False
         self._broadcasts = 0
+        self._fullest = 0  # raw events in the fullest queue, as of the last broadcast; they only got fewer since
         self._poll_scope = trio.CancelScope()
         self._close_scope = trio.CancelScope()
         self._pump_scope = trio.CancelScope()
@@ -308,9 +308,8 @@ class Group:
 
     async def _wait_for_room(self) -> None:
         self._broadcasts += 1
-        fullest = max((subscription.queued for subscription in self._online.values()), default=0)
         if (
-            fullest >= min(BROADCASTS_PER_CHECKPOINT_MAX, self._settings.queue_events_max)
+            self._fullest >= min(BROADCASTS_PER_CHECKPOINT_MAX, self._settings.queue_events_max)
             or self._broadcasts % BROADCASTS_PER_CHECKPOINT_MAX == 0
         ):
             # Twice: trio runs the tasks of one round in random order, so after one checkpoint a subscriber that
@@ -325,18 +324,19 @@ class Group:
     def _must_wait(self) -> bool:
         if self._settings.flow.is_stopped or self.outstanding >= OUTSTANDING_EVENTS_MAX:
             return True
-        return self._settings.overflow == "pause" and any(
-            subscription.is_full for subscription in self._online.values()
-        )
+        if self._settings.overflow != "pause" or self._fullest < self._settings.queue_events_max:
+            return False
+        return any(subscription.is_full for subscription in self._online.values())
 
     def _broadcast(self, item: Any) -> None:
         """Freeze who is online and queue the event for each of them; who has no room left is given up."""
         subscriptions = list(self._online.values())
+        self._fullest = 0
         if self._ledger is None:
             raw_event = item
             for subscription in subscriptions:
                 if not subscription.is_full:
-                    subscription.put(raw_event, None)
+                    self._put(subscription, raw_event, None)
                 else:
                     self._overflow(subscription)
             return
@@ -344,12 +344,16 @@ class Group:
         overflowing = []
         for subscription, share in zip(subscriptions, shares, strict=True):
             if not subscription.is_full:
-                subscription.put(raw_event, share)
+                self._put(subscription, raw_event, share)
             else:
                 overflowing.append(subscription)
         # Only now, when everybody has the event: the last one to go ends the group.
         for subscription in overflowing:
             self._overflow(subscription)
+
+    def _put(self, subscription: Subscription, raw_event: Any, share: Share | None) -> None:
+        queued = subscription.put(raw_event, share)
+        self._fullest = max(self._fullest, queued)
 
     def _overflow(self, subscription: Subscription) -> None:
         self._fail(subscription, SubscriberOverflow(self.key, self._settings.queue_events_max))
@@ -357,21 +361,21 @@ class Group:
     def _enter(self, item: Any, subscriptions: list[Subscription]) -> tuple[Any, list[Share]]:
         """Enter an event of ack mode in the ledger. Raises what the producer raises about it."""
         assert self._ledger is not None
-        assert self._producer is not None
-        name = type(self._producer).__name__
+        producer = self._producer
+        assert producer is not None
         if not isinstance(item, tuple) or len(item) != 2:
+            name = type(producer).__name__
             raise TypeError(f"{name}.open_stream must yield (raw_event, broker_payload), not {checks.shape(item)}")
         raw_event, broker_payload = item
-        lane = self._producer.get_advance_lane(broker_payload)
+        lane = producer.get_advance_lane(broker_payload)
         try:
             hash(lane)
         except TypeError as error:
+            name = type(producer).__name__
             raise TypeError(f"{name}.get_advance_lane must return something with a hash: {error}") from error
-        key = self._producer.event_key(broker_payload)
-        if key is not None and not isinstance(key, str):
-            raise TypeError(f"{name}.event_key must return a str or None, not {checks.shape(key)}")
-        if key is not None and len(key) > KEY_CHARS_MAX:
-            raise ValueError(f"{name}.event_key returned {len(key):,} characters; the limit is {KEY_CHARS_MAX:,}")
+        key = producer.event_key(broker_payload)
+        if key is not None:
+            checks.check_key(key, producer)
         deadline = self._settings.now() + self._settings.ack_timeout_s
         accounts = [_account(subscription) for subscription in subscriptions]
         return raw_event, self._ledger.add(broker_payload, lane, key, deadline, accounts)

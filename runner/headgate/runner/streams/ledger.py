@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from headgate.runner.streams.contract import AdvanceItem, AdvanceOutcome
@@ -41,6 +42,12 @@ class ShareState(enum.Enum):
 QUEUED, OPEN, PASSED = ShareState.QUEUED, ShareState.OPEN, ShareState.PASSED
 ACKED, FAILED, REJECTED = ShareState.ACKED, ShareState.FAILED, ShareState.REJECTED
 _UNRESOLVED = frozenset({QUEUED, OPEN, PASSED})
+
+
+@lru_cache(maxsize=64)
+def _outcome(acked: int, failed: int, rejected: int) -> AdvanceOutcome:
+    # Most outcomes of a stream are equal, and they cannot be changed: one object serves them all.
+    return AdvanceOutcome(acked=acked, failed=failed, rejected=rejected)
 
 
 class Lane:
@@ -283,8 +290,7 @@ class Ledger:
         batch: list[AdvanceItem] = []
         while lane.events and lane.events[0].pending == 0 and len(batch) < batch_events_max:
             event = lane.events.popleft()
-            outcome = AdvanceOutcome(acked=event.acked, failed=event.failed, rejected=event.rejected)
-            batch.append(AdvanceItem(event.broker_payload, outcome))
+            batch.append(AdvanceItem(event.broker_payload, _outcome(event.acked, event.failed, event.rejected)))
         self.outstanding -= len(batch)
         if not lane.events:
             # A lane may be as short-lived as one message; keeping the empty ones would never end.

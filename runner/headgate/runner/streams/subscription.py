@@ -96,7 +96,8 @@ class Subscription:
                 await trio.lowlevel.checkpoint_if_cancelled()
             else:
                 await trio.lowlevel.checkpoint()
-            await self._wait_for_event()
+            if not self._queue or self._flow.is_stopped:
+                await self._wait_for_event()
         finally:
             self._is_pulling = False
         # No checkpoint from here on: an event taken off the queue is always handed out.
@@ -132,10 +133,12 @@ class Subscription:
         """Raw events waiting, without the one being worked on."""
         return len(self._queue)
 
-    def put(self, raw_event: Any, share: Share | None) -> None:
-        """Queue a raw event. The caller has seen that the queue is not full."""
+    def put(self, raw_event: Any, share: Share | None) -> int:
+        """Queue a raw event; return how many wait now. The caller has seen that the queue is not full."""
         self._queue.append((raw_event, share))
-        self._arrivals.unpark()
+        if self._arrivals:
+            self._arrivals.unpark()
+        return len(self._queue)
 
     def fail(self, failure: Exception) -> None:
         """Raise ``failure`` at the next pull, in place of what is queued."""
