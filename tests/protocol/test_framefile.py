@@ -43,7 +43,7 @@ GOLDEN = Path(__file__).parents[1] / "replay" / "captured" / "conversation-v1.hg
 SPEC = TriggerSpec(9, "run-9", "orders", "triggers.Orders", b'{"password":"swordfish"}')
 CONVERSATION: list[Message] = [
     Hello(PROTOCOL_VERSION, 1, 4711, "0.1.0"),
-    Welcome(PROTOCOL_VERSION, 1, RunnerSettings()),
+    Welcome(PROTOCOL_VERSION, 1, RunnerSettings(round_events_max=1000)),
     StateSync(to_create=(SPEC,)),
     StateChanges(1, events=(FiredEvent(9, "run-9", 0, 1, b'{"order":17}', "orders-0.jsonl:0"),)),
     StateSync(1, persisted=(1,)),

@@ -147,7 +147,9 @@ class SupervisorProcess:
         self._down_s = 0.1
         self._scope = trio.CancelScope()
         identity = Identity("host", number, "machine", 0.0)
-        self.core = SupervisorCore(FailingStore(world), identity, world.settings, is_gone=self._is_other_gone)
+        self.core = SupervisorCore(
+            FailingStore(world), identity, world.settings, is_gone=self._is_other_gone, clock=trio.current_time
+        )
 
     def _is_other_gone(self, row: TriggererRow) -> bool:
         other = self.world.supervisors[row.pid - 1]

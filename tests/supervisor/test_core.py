@@ -75,7 +75,7 @@ class World:
         is_gone: Callable[[TriggererRow], bool] = lambda row: False,
     ) -> Supervised:
         identity = Identity("host", pid, "machine", 0.0)
-        return Supervised(self, SupervisorCore(self.store, identity, settings, is_gone=is_gone))
+        return Supervised(self, SupervisorCore(self.store, identity, settings, is_gone=is_gone, clock=lambda: 0.0))
 
 
 class Supervised:

@@ -13,7 +13,7 @@ from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent
 from headgate.store.errors import DatabaseAway, DatabaseFault, LeaseLost, RowsRefused
 from headgate.store.events import StoredSlice
 from headgate.supervisor.backoff import Backoff
-from headgate.supervisor.intake import ROUNDS_WAITING_MAX, Intake, cut
+from headgate.supervisor.intake import ROUNDS_WAITING_MAX, SLICE_EVENTS_FIRST, SLICE_S, Intake, SliceSize, cut
 
 EPOCH = 7
 
@@ -63,7 +63,7 @@ def store() -> ScriptedStore:
 
 
 def intake_of(store: ScriptedStore, *, slice_events_max: int = 500) -> Intake:
-    return Intake(store, slice_events_max=slice_events_max, backoff=Backoff(1.0, 8.0))
+    return Intake(store, slice_events_max=slice_events_max, backoff=Backoff(1.0, 8.0), clock=lambda: 0.0)
 
 
 def event(index: int, payload: bytes = b"1") -> FiredEvent:
@@ -251,3 +251,55 @@ def test_a_report_from_beside_takes_nothing_from_a_round_in_several_frames(store
     intake.add(0, StateChanges(0, finished=(FinishedTrigger(9, "", "failed", 0, error="its kwargs cannot be read"),)))
     intake.add(1, StateChanges(1, (event(1),)))
     assert run_dry(intake) == [StateSync(0), StateSync(1, persisted=(100, 101))]
+
+
+# --- the size of a slice ---------------------------------------------------------------------------
+
+
+def settle(size: SliceSize, *, commit_s: float, event_s: float) -> tuple[int, float]:
+    """Store long slices on a database of such times until the size is found; return it, and how long one takes."""
+    for _ in range(30):
+        size.note(size.events, commit_s + size.events * event_s)
+    return size.events, commit_s + size.events * event_s
+
+
+def test_a_database_that_answers_slowly_is_given_more_at_a_time() -> None:
+    events, took_s = settle(SliceSize(100_000), commit_s=0.05, event_s=25e-6)
+    assert took_s == pytest.approx(SLICE_S, rel=0.05)
+    assert events / took_s > 0.9 * (SLICE_S - 0.05) / 25e-6 / SLICE_S
+
+
+def test_a_database_that_stores_slowly_is_given_less_and_the_loop_comes_round_in_time() -> None:
+    size = SliceSize(5000)
+    assert settle(size, commit_s=0.001, event_s=0.002)[1] <= SLICE_S * 1.05
+    assert settle(size, commit_s=10.0, event_s=0.0)[0] == 1
+
+
+def test_the_size_is_bounded_and_moves_by_a_factor_of_two_at_most() -> None:
+    size = SliceSize(1500)
+    assert size.events == SLICE_EVENTS_FIRST
+    size.note(500, 1e-4)
+    assert size.events == 1000
+    size.note(1000, 0.0)
+    assert size.events == 1500
+    size.note(1500, 60.0)
+    assert size.events == 750
+    assert SliceSize(3).events == 3
+
+
+def test_a_short_slice_that_was_quick_says_nothing() -> None:
+    size = SliceSize(5000)
+    size.note(3, 0.09)
+    assert size.events == SLICE_EVENTS_FIRST
+    size.note(3, 0.4)
+    assert size.events == SLICE_EVENTS_FIRST // 2
+
+
+def test_a_long_round_is_cut_by_what_the_database_took(store: ScriptedStore) -> None:
+    times = iter(range(100))
+    intake = Intake(store, slice_events_max=8, backoff=Backoff(1.0, 8.0), clock=lambda: float(next(times)))
+    intake.add(1, StateChanges(1, tuple(event(index) for index in range(8))))
+    assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 108)))]
+    intake.add(1, StateChanges(2, tuple(event(index) for index in range(8, 16))))
+    assert run_dry(intake) == [StateSync(2, persisted=tuple(range(108, 116)))]
+    assert [len(transaction) for transaction in store.transactions] == [8, 4, 4]

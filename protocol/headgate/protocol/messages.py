@@ -42,7 +42,7 @@ Outcome = Literal["returned", "failed", "cancelled"]
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
-    """What all structs of the wire have in common. None of them can be part of a cycle, so no collector looks at them."""
+    """What all structs of the wire have in common. They can be in no cycle, so the collector need not look at them."""
 
 
 # --- parts of messages ---------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class RunnerSettings(_Wire, frozen=True):
     heartbeat_s: float = 5.0  # an idle runner sends an empty round this often
     frame_bytes_max: int = FRAME_BYTES_MAX
     event_bytes_max: int = EVENT_BYTES_MAX
-    round_events_max: int = 1000  # events of one round: bounds the transaction that stores them
+    round_events_max: int = 5000  # events of one round: bounds the transaction that stores them
     outbox_events_max: int = 10_000  # events waiting for a round; beyond it the triggers wait
     subscriber_queue_max: int = 1024  # raw events a subscriber of a shared stream may have waiting
     ack_timeout_s: float = 300.0  # see SharedStreamManager

@@ -44,20 +44,16 @@ class SpecNames(Mapping[str, object]):
         self._spec = spec
 
     def __getitem__(self, name: str) -> object:
-        match name:
-            case "trigger_id":
-                return self._spec.trigger_id
-            case "trigger_name":
-                return self._spec.name
-            case "classpath":
-                return self._spec.classpath
-        raise KeyError(name)
+        return getattr(self._spec, _SPEC_FIELDS[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("trigger_id", "trigger_name", "classpath"))
+        return iter(_SPEC_FIELDS)
 
     def __len__(self) -> int:
-        return 3
+        return len(_SPEC_FIELDS)
+
+
+_SPEC_FIELDS = {"trigger_id": "trigger_id", "trigger_name": "name", "classpath": "classpath"}
 
 
 @contextmanager

@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_bytes_max: Annotated[_Bytes, _why("One encoded payload; a longer one is refused in the runner.")] = (
         EVENT_BYTES_MAX
     )
-    round_events_max: Annotated[_Count, _why("Events of one round; bounds what waits for one answer.")] = 1000
+    round_events_max: Annotated[_Count, _why("Events of one round; bounds what waits for one answer.")] = 5000
     outbox_events_max: Annotated[_Count, _why("Events waiting for a round; beyond it triggers wait.")] = 10_000
     subscriber_queue_max: Annotated[
         _Count, _why("Raw events a subscriber of a shared stream may have waiting before the stream waits for it.")
@@ -154,8 +154,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- the work ---
     slice_events_max: Annotated[
-        _Count, _why("Events stored in one transaction; heartbeats and claims go between two of them.")
-    ] = 500
+        _Count, _why("Events stored in one transaction at most; fewer, where it would take longer than 0.1 s.")
+    ] = 5000
     drain_s: Annotated[_Seconds, _why("How long a supervisor asked to stop may take to store what was fired.")] = 30.0
     capture: Annotated[Path | None, _why("A folder to record every frame of the link in; none by default.")] = None
     capture_file_bytes_max: Annotated[

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
@@ -77,7 +78,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     retry_wait_max_s: float = 300.0
     database_retry_wait_s: float = 0.1
     database_retry_wait_max_s: float = 10.0
-    slice_events_max: int = 500
+    slice_events_max: int = 5000
     drain_s: float = 30.0
 
 
@@ -100,10 +101,13 @@ class SupervisorCore:
         settings: CoreSettings,
         *,
         is_gone: Callable[[TriggererRow], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._settings = settings
-        self.intake = Intake(store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff())
+        self.intake = Intake(
+            store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff(), clock=clock
+        )
         self.leases = Leases(
             store,
             identity,

@@ -1,8 +1,9 @@
 """Rounds in, rows down, confirmations out: the place that decides whether an event may be acknowledged.
 
 A round of the runner is stored in one transaction, or, when it is long, in a few slices with a look at the
-rest of the supervisor's duties between them. Only when the last of them is committed is the round answered,
-and the answer names the seqs that are now durable (I1): `Intake.step` is the one place where they are named.
+rest of the supervisor's duties between them; how long is too long the intake learns from the database
+(`SliceSize`). Only when the last of them is committed is the round answered, and the answer names the seqs that
+are now durable (I1): `Intake.step` is the one place where they are named.
 
 Rows that the database refuses are halved until the single bad event is found. That one goes to the dead
 letters, all the others are stored (I9). A database that is away is asked again, after a wait; until then
@@ -11,8 +12,9 @@ nothing is confirmed and nothing is forgotten.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -38,6 +40,9 @@ log = structlog.get_logger(__name__)
 # behind may still wait for the database, so a few more may stand here; more than that is a broken peer.
 ROUNDS_WAITING_MAX = 16
 
+
+SLICE_S = 0.1  # what storing a slice should take; heartbeats, claims and requests wait for twice that at most
+SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
 
 # Whether it is away, or there and unusable (a permission, a disk, a migration under way): nobody is helped by
 # giving up, for what is not stored is not confirmed. It is asked again until somebody has mended it.
@@ -133,12 +138,40 @@ class Tally(NamedTuple):
     refused: list[Refusal]
 
 
-class Intake:
-    """The queue of slices that wait for the database. One `step` is one transaction."""
+class SliceSize:
+    """How many events a slice takes: as many as the database stores in `SLICE_S`, and never more than ``events_max``.
 
-    def __init__(self, store: EventStore, *, slice_events_max: int, backoff: Backoff) -> None:
+    A database that answers slowly is thus asked for more at a time, one that stores slowly for less. The number at
+    most doubles or halves from one slice to the next, since one measurement says little.
+    """
+
+    def __init__(self, events_max: int) -> None:
+        self._events_max = events_max
+        self.events = min(SLICE_EVENTS_FIRST, events_max)
+
+    def note(self, events: int, took_s: float) -> None:
+        """Learn from one slice. A short one that was quick says nothing of longer ones."""
+        if events < self.events and took_s <= SLICE_S:
+            return
+        fitting = int(events * SLICE_S / took_s) if took_s > 0 else self._events_max
+        fitting = max(self.events // 2, min(fitting, self.events * 2))
+        self.events = max(1, min(fitting, self._events_max))
+
+
+class Intake:
+    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` times it, in seconds."""
+
+    def __init__(
+        self,
+        store: EventStore,
+        *,
+        slice_events_max: int,
+        backoff: Backoff,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
-        self._slice_events_max = slice_events_max
+        self._slice_size = SliceSize(slice_events_max)
+        self._clock = clock
         self._backoff = backoff
         self._waiting: deque[Slice] = deque()
         self._retry_at = 0.0
@@ -151,7 +184,7 @@ class Intake:
         marks.reach("intake.round_read")
         if len({(piece.incarnation, piece.round) for piece in self._waiting}) >= ROUNDS_WAITING_MAX:
             raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
-        self._waiting.extend(cut(incarnation, changes, self._slice_events_max))
+        self._waiting.extend(cut(incarnation, changes, self._slice_size.events))
 
     def is_waiting_for(self, incarnation: int) -> bool:
         """Whether a round of this incarnation stands here unanswered: its runner cannot be blamed for silence."""
@@ -187,9 +220,11 @@ class Intake:
         failure_counts: dict[int, int] = {}
         try:
             if len(piece):
+                begun_at = self._clock()
                 stored = self._store.store_slice(
                     epoch, events=piece.events, refused=piece.refused, finished=piece.finished
                 )
+                self._slice_size.note(len(piece), self._clock() - begun_at)
                 failure_counts = stored.failure_counts
             # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
             tally.persisted.extend([event.seq for event in piece.events if event.seq])
