@@ -5,8 +5,11 @@ What stands between this and a pair is what headgate adds: two processes, isolat
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -14,7 +17,7 @@ import trio
 from benchmarks.board import Board
 from benchmarks.databases import BareDriver, Database, EventRow, bare_driver, moment
 from benchmarks.harness import BenchFailed
-from benchmarks.users.streams import CountedFileLog, MemoryProducer, note_subscribed
+from benchmarks.users.streams import MemoryProducer, note_subscribed
 from headgate.protocol.values import encode_value
 from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
@@ -26,19 +29,49 @@ def event_row(trigger_id: int, number: int, key: str, payload: bytes, stored_at:
     return trigger_id, f"run-{trigger_id}", number, key, 0, "event", payload, False, stored_at
 
 
-def drain_memory(database: Database, board: Board, *, events: int, subscribers: int) -> float:
+def drain_memory(
+    database: Database, board: Board, *, events: int, subscribers: int, driver: BareDriver | None = None
+) -> float:
     """Store ``events`` numbers for each subscriber; return the rows a second, from the first to the last advance."""
     note_subscribed(board, 1)
-    return _drain(database, board, MemoryProducer(board, events), events=events, subscribers=subscribers)
+    producer = MemoryProducer(board, events)
+    return _drain(database, driver or bare_driver(database), board, producer, events, subscribers)
 
 
-def drain_filelog(database: Database, board: Board, folder: str, *, events: int) -> float:
-    """Store the lines of a file log for one subscriber, offsets committed; return the rows a second."""
-    return _drain(database, board, CountedFileLog(folder, "nothing", board), events=events, subscribers=1)
-
-
-def _drain(database: Database, board: Board, producer: SharedStreamProducer, *, events: int, subscribers: int) -> float:
+def drain_lines(database: Database, path: Path) -> float:
+    """Store the lines of a file, and after every commit where the next line begins, durably; return the seconds."""
     driver = bare_driver(database)
+    offsets = os.open(database.folder / "offsets", os.O_WRONLY | os.O_CREAT)
+    begun = time.monotonic()
+    rows: list[EventRow] = []
+    number = offset = 0
+    stored_at = moment(database.kind)
+    with path.open("rb") as lines:
+        for line in lines:
+            payload = encode_value(json.loads(line), where="payload")
+            rows.append(event_row(1, number, f"{path.name}:{offset}", payload, stored_at))
+            number += 1
+            offset += len(line)
+            if len(rows) >= ROWS_PER_COMMIT:
+                _store_and_commit_offset(driver, offsets, rows, offset)
+                rows, stored_at = [], moment(database.kind)
+    if rows:
+        _store_and_commit_offset(driver, offsets, rows, offset)
+    took_s = time.monotonic() - begun
+    os.close(offsets)
+    driver.close()
+    return took_s
+
+
+def _store_and_commit_offset(driver: BareDriver, offsets: int, rows: list[EventRow], offset: int) -> None:
+    driver.store(rows)
+    os.pwrite(offsets, b"%020d" % offset, 0)
+    os.fdatasync(offsets)
+
+
+def _drain(
+    database: Database, driver: BareDriver, board: Board, producer: SharedStreamProducer, events: int, subscribers: int
+) -> float:
     try:
         trio.run(_store_all, database.kind, driver, producer, events, subscribers)
     finally:
