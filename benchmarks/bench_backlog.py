@@ -19,7 +19,7 @@ def run_baseline(kind: str, events: int) -> Figures:
 
 def cases(options: Options) -> list[Case]:
     """Return one case for each database."""
-    return [case(kind, options.of(100_000, 20_000, 200)) for kind in options.databases]
+    return [case(kind, options.of(100_000, 10_000, 200)) for kind in options.databases]
 
 
 def case(kind: str, events: int) -> Case:

@@ -56,10 +56,10 @@ def run_pair(kind: str, count: int, window_s: float) -> Figures:
 
 def cases(options: Options) -> list[Case]:
     """Return one case for each database and number of triggers."""
-    window_s = options.of(20.0, 5.0, 0.2)
+    window_s = options.of(15.0, 5.0, 0.2)
     return [
         case(kind, count, window_s, empty)
-        for kind in options.databases
+        for kind in options.of(options.databases, options.databases[:1], options.databases)
         for empty in [Empty(kind, window_s)]
         for count in options.of((0, 1000, 10_000), (0, 1000), (0, 20))
     ]

@@ -133,8 +133,8 @@ def cases(options: Options) -> list[Case]:
     made = []
     for kind in options.databases:
         for size in (1, 10, 100, 1000):
-            events = options.of(50_000, 10_000, 1000)
-            frames = max(1, min(events // size, options.of(1000, 200, 10)))
+            events = options.of(30_000, 5000, 1000)
+            frames = max(1, min(events // size, options.of(500, 100, 10)))
             target = Target(ratio_min=0.6) if size == 100 else Target()
             made.append(case(kind, size, frames, target))
     return made

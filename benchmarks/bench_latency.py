@@ -71,7 +71,7 @@ def commit_name(percentile: int) -> str:
 
 def cases(options: Options) -> list[Case]:
     """Return one case for each database and number of idle triggers."""
-    paces: Paces = options.of(((1, 8), (100, 400), (1000, 3000)), ((100, 200), (1000, 1000)), ((100, 10),))
+    paces: Paces = options.of(((1, 5), (100, 300), (1000, 2000)), ((100, 200), (1000, 1000)), ((100, 10),))
     return [
         case(kind, idle, paces, commits=options.of(300, 100, 10))
         for kind in options.databases

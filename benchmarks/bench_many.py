@@ -13,7 +13,7 @@ FIGURES = [Figure(STORED, "rows/s", Target(ratio_min=0.5))]
 def cases(options: Options) -> list[Case]:
     """Return two cases for each database."""
     many = options.of(1000, 200, 10)
-    rows = options.of(40_000, 10_000, 100)
+    rows = options.of(40_000, 5000, 100)
     fewer = many // 10
     made = []
     for kind in options.databases:

@@ -60,7 +60,7 @@ def cases(options: Options) -> list[Case]:
     made = []
     for kind in options.databases:
         for subscribers in options.of((1, 10, 100), (1, 100), (1, 3)):
-            events = max(options.of(60_000, 10_000, 120) // subscribers, 20)
+            events = max(options.of(30_000, 10_000, 120) // subscribers, 20)
             figures = [Figure(STORED, "rows/s", Target(ratio_min=0.3, value_min=20_000))]
             if subscribers > 1:
                 figures.append(Figure(RAW, "events/s"))

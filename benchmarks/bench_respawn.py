@@ -46,6 +46,7 @@ BENCH = Bench(
     "respawn: from SIGKILL of the runner to the last trigger running again",
     "start: as many triggers inserted at once beside a runner that is ready",
     cases,
+    repeats=2,
 )
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ Figures = Mapping[str, float]  # by name, in the unit that the case's `Figure` s
 Size = Literal["full", "quick", "tiny"]
 Of = TypeVar("Of")
 
-TABLE_COLUMNS = 132  # wide enough for all eight columns, whatever the terminal is
-LIMIT_S = {"full": 420.0, "quick": 60.0, "tiny": 40.0}  # one benchmark; past it what is measured is printed
+TABLE_COLUMNS = 140  # wide enough for all eight columns, whatever the terminal is
+LIMIT_S = {"full": 240.0, "quick": 60.0, "tiny": 40.0}  # one benchmark; past it what is measured so far is printed
 REPEATS = {"full": 3, "quick": 1, "tiny": 1}
 
 
@@ -118,6 +118,7 @@ class Options(msgspec.Struct, frozen=True):
     json: bool
     only: str
     repeats: int
+    limit_s: float
 
     def of(self, full: Of, quick: Of, tiny: Of) -> Of:
         """Choose by the size of the run."""
@@ -146,6 +147,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     flags.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     flags.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     flags.add_argument("--repeats", type=int, help="how often each case and its baseline run")
+    flags.add_argument("--limit", type=float, metavar="SECONDS", help="of time, after which it ends as it is")
     return flags
 
 
@@ -158,13 +160,16 @@ def options_of(given: argparse.Namespace, repeats_full: int = REPEATS["full"]) -
         print("no PostgreSQL server answers: SQLite only", file=sys.stderr)
         kinds = ("sqlite",)
     usual = repeats_full if given.size == "full" else REPEATS[given.size]
-    return Options(given.size, kinds, given.json, given.only, given.repeats or usual)
+    return Options(
+        given.size, kinds, given.json, given.only, given.repeats or usual, given.limit or LIMIT_S[given.size]
+    )
 
 
 def main(bench: Bench, arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark as a command; return its exit code, which says nothing of how fast it was."""
     try:
         options = options_of(parser(f"benchmarks.bench_{bench.name}").parse_args(arguments), bench.repeats)
+        signal.signal(signal.SIGTERM, _leave)
         document = measure(bench, options)
     except BenchFailed as error:
         print(f"{bench.name}: {error}", file=sys.stderr)
@@ -174,6 +179,10 @@ def main(bench: Bench, arguments: Sequence[str] | None = None) -> int:
     else:
         print(rendered(document))
     return 1 if document.stopped else 0
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # on the way out the pairs are ended
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -188,7 +197,7 @@ def measure(bench: Bench, options: Options) -> Document:
     ours: dict[str, list[Figures]] = {case.label: [] for case in cases}
     theirs: dict[str, list[Figures]] = {case.label: [] for case in cases}
     stopped = ""
-    with _TimeLimit(LIMIT_S[options.size]):
+    with _TimeLimit(options.limit_s):
         try:
             for _ in range(options.repeats):
                 for case in cases:

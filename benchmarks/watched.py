@@ -64,7 +64,7 @@ def watch_sqlite(board: Board, commit_delay_s: float) -> None:
     def connect_watched(*arguments: Any, **options: Any) -> Any:
         return connect(*arguments, **{"factory": Connection, **options})
 
-    sqlite3.connect = sqlite3.dbapi2.connect = connect_watched  # type: ignore[attr-defined, assignment]
+    sqlite3.connect = sqlite3.dbapi2.connect = connect_watched
 
 
 def note_moments(board: Board) -> None:
