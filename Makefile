@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test crash simulate fuzz check lint lock clean
+.PHONY: demo test crash simulate fuzz bench check lint lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -20,6 +20,9 @@ simulate: $(READY)  ## both halves in one process, on a clock and a broker of th
 
 fuzz: $(READY)  ## longer than in the tests: make fuzz ARGS="--minutes 10 --target core"
 	$(VENV)/bin/python tests/fuzz $(ARGS)
+
+bench: $(READY)  ## every figure beside its baseline: make bench ARGS="--quick --db sqlite"
+	$(VENV)/bin/python -m benchmarks $(ARGS)
 
 check: lint test  ## what CI runs
 

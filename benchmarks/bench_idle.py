@@ -1,0 +1,110 @@
+"""What a pair takes while nothing happens: CPU time of both processes, and statements that the database gets.
+
+Statements are counted where the driver gets them (SQLite) or by a proxy before the server (PostgreSQL): less than a
+microsecond a statement, of which there are few.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Generator
+
+from benchmarks import idlers, pairs
+from benchmarks.databases import fresh
+from benchmarks.harness import Bench, Case, Figure, Figures, Options, Target, main
+from benchmarks.pairs import Pair
+from benchmarks.proxy import in_front_of
+
+CPU = "CPU time a minute"
+STATEMENTS = "statements a minute"
+SETTLE_S = 1.0  # until what the start has left to do is done
+
+
+@contextlib.contextmanager
+def watched_pair(kind: str) -> Generator[Pair]:
+    """Give a pair whose statements are counted on its board."""
+    with fresh(kind) as database:
+        board = pairs.new_board(database)
+        if kind == "sqlite":
+            with idlers.running_on(database, command=("-m", "benchmarks.watched", "--board", board.path)) as pair:
+                yield pair
+            return
+        with in_front_of(database.url, board=board) as url, idlers.running_on(database._replace(url=url)) as pair:
+            yield pair
+
+
+def run_pair(kind: str, count: int, window_s: float) -> Figures:
+    """Look at a pair with so many idle triggers for ``window_s`` seconds."""
+    with watched_pair(kind) as pair:
+        idlers.add_idle(pair, count)
+        time.sleep(SETTLE_S)
+        processes = {"runner": pair.runner_pids()[-1], "supervisor": pair.supervisor_pid}
+        cpu_before_s = {name: idlers.cpu_s(pid) for name, pid in processes.items()}
+        statements_before = pair.board["statements"]
+        time.sleep(window_s)
+        used_s = {name: (idlers.cpu_s(pid) - cpu_before_s[name]) * 60 / window_s for name, pid in processes.items()}
+        statements = (pair.board["statements"] - statements_before) * 60 / window_s
+    return {
+        CPU: sum(used_s.values()),
+        "of it the runner": used_s["runner"],
+        "of it the supervisor": used_s["supervisor"],
+        STATEMENTS: statements,
+    }
+
+
+def cases(options: Options) -> list[Case]:
+    """Return one case for each database and number of triggers."""
+    window_s = options.of(15.0, 5.0, 0.2)
+    return [
+        case(kind, count, window_s, empty)
+        for kind in options.of(options.databases, options.databases[:1], options.databases)
+        for empty in [Empty(kind, window_s)]
+        for count in options.of((0, 1000, 10_000), (0, 1000), (0, 20))
+    ]
+
+
+class Empty:
+    """A pair without triggers: a case of its own, and the baseline of the others of the same round of runs."""
+
+    def __init__(self, kind: str, window_s: float) -> None:
+        self._kind = kind
+        self._window_s = window_s
+        self._found: Figures | None = None
+
+    def look(self) -> Figures:
+        """Look at such a pair."""
+        self._found = run_pair(self._kind, 0, self._window_s)
+        return self._found
+
+    def last(self) -> Figures:
+        """Return what was found last; look where nothing was."""
+        return self._found or self.look()
+
+
+def case(kind: str, count: int, window_s: float, empty: Empty) -> Case:
+    """Return the case of so many triggers. Without any it has no baseline: it is the others'."""
+    cpu = Target(value_max=0.1) if count == 1000 else Target()
+    statements = Target(value_max=60) if count == 1000 else Target()
+    figures = [
+        Figure(CPU, "s", cpu),
+        Figure("of it the runner", "s"),
+        Figure("of it the supervisor", "s"),
+        Figure(STATEMENTS, "", statements),
+    ]
+    if not count:
+        return Case(f"{kind}, no triggers", figures, empty.look, None)
+    return Case(f"{kind}, {count:,} triggers", figures, lambda: run_pair(kind, count, window_s), empty.last)
+
+
+BENCH = Bench(
+    "idle",
+    "idle: what a pair takes while nothing happens",
+    "a pair without triggers",
+    cases,
+    repeats=1,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

@@ -1,0 +1,77 @@
+"""Many triggers that only wait: how they are started, and how long that takes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+from benchmarks import pairs
+from benchmarks.databases import Database, add_triggers, fresh
+from benchmarks.harness import Figures
+from benchmarks.pairs import ROOT, Pair
+
+CLASSPATH = "benchmarks.users.streams.Idle"
+WITHIN_S = 200.0
+COUNT_MAX = 1_000_000  # what the setting takes; how many there are is decided by who adds them
+
+
+@contextlib.contextmanager
+def pair_ready_for(kind: str, *, command: tuple[str, ...] = pairs.PLAIN) -> Generator[Pair]:
+    """Give a pair that runs nothing yet, and has room for any number of triggers."""
+    with fresh(kind) as database, running_on(database, command=command) as pair:
+        yield pair
+
+
+@contextlib.contextmanager
+def running_on(database: Database, *, command: tuple[str, ...] = pairs.PLAIN) -> Generator[Pair]:
+    """Give such a pair on a database that is there."""
+    with pairs.running(database, pairs.new_board(database), command=command, capacity=COUNT_MAX) as pair:
+        yield pair
+
+
+def add_idle(pair: Pair, count: int) -> float:
+    """Add triggers that wait for ever; return the seconds from their commit until the last of them runs."""
+    if not count:
+        return 0.0
+    before = pair.board["running"]
+    committed_at = add_triggers(pair.database, CLASSPATH, [{"board": pair.board.path}] * count)
+    pair.wait_board("running", before + count, WITHIN_S)
+    return pair.board["running_at"] - committed_at
+
+
+def bare_trio(count: int) -> Figures:
+    """Run as many bare generators in bare trio tasks, in a process of their own; see `benchmarks.bare_trio`."""
+    command = [sys.executable, "-m", "benchmarks.bare_trio", str(count)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=WITHIN_S)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+# --- what the kernel says of a process ------------------------------------------------------------
+
+
+def pss_kb(pid: int) -> float:
+    """Return the memory of a process, in KB, what it shares with others counted by their number."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return float(line.split()[1])
+    raise ValueError(f"the kernel does not say how much memory {pid} has")
+
+
+def rss_peak_mb(pid: int) -> float:
+    """Return the most resident memory that a process ever had, in MB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return float(line.split()[1]) / 1024
+    raise ValueError(f"the kernel does not say how much memory {pid} had")
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of all threads of a process, in seconds, to the nanosecond."""
+    tasks = os.listdir(f"/proc/{pid}/task")
+    return sum(int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) for task in tasks) / 1e9
