@@ -198,7 +198,7 @@ def _events_dropped_on_bisect() -> Sequence[Patch]:
     def split_or_bury(self: Intake, epoch: int, piece: Any, error: Any, now: float) -> bool:
         if len(piece) == 1:
             return original(self, epoch, piece, error, now)
-        first, second = piece.halves()
+        first, second = piece.cut(len(piece) // 2)
         self._persisted += [event.seq for event in second.events if event.seq]
         self._waiting[0] = first if not piece.ends_round else _ending(first)
         return False

@@ -13,7 +13,7 @@ from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent
 from headgate.store.errors import DatabaseAway, DatabaseFault, LeaseLost, RowsRefused
 from headgate.store.events import StoredSlice
 from headgate.supervisor.backoff import Backoff
-from headgate.supervisor.intake import ROUNDS_WAITING_MAX, SLICE_EVENTS_FIRST, SLICE_S, Intake, SliceSize, cut
+from headgate.supervisor.intake import ROUNDS_WAITING_MAX, SLICE_EVENTS_FIRST, SLICE_S, Intake, Slice, SliceSize
 
 EPOCH = 7
 
@@ -228,21 +228,29 @@ def test_a_runner_that_does_not_wait_for_answers_is_stopped() -> None:
         intake.add(1, StateChanges(ROUNDS_WAITING_MAX + 1))
 
 
-@given(events=st.integers(0, 30), finished=st.integers(0, 5), slice_events_max=st.integers(1, 12), more=st.booleans())
-def test_cutting_keeps_everything_in_order_and_within_the_limit(
-    events: int, finished: int, slice_events_max: int, more: bool
+@given(
+    events=st.integers(0, 9), refused=st.integers(0, 5), finished=st.integers(0, 5), ends=st.booleans(), data=st.data()
+)
+def test_cutting_keeps_everything_in_order(
+    events: int, refused: int, finished: int, ends: bool, data: st.DataObject
 ) -> None:
-    changes = StateChanges(
+    whole = Slice(
+        3,
         1,
         tuple(event(index) for index in range(events)),
-        finished=tuple(FinishedTrigger(index, "run", "returned", 1) for index in range(finished)),
-        more=more,
+        tuple(RefusedEvent(1, "run", index, 0, "too long", 9, b"") for index in range(refused)),
+        tuple(FinishedTrigger(index, "run", "returned", 1) for index in range(finished)),
+        ends,
     )
-    pieces = cut(3, changes, slice_events_max)
-    assert tuple(item for piece in pieces for item in piece.events) == changes.events
-    assert tuple(item for piece in pieces for item in piece.finished) == changes.finished
-    assert all(len(piece) <= slice_events_max for piece in pieces)
-    assert [piece.ends_round for piece in pieces] == [False] * (len(pieces) - 1) + [not more]
+    at = data.draw(st.integers(0, len(whole)))
+    first, rest = whole.cut(at)
+    assert len(first) == at
+    assert first.events + rest.events == whole.events
+    assert first.refused + rest.refused == whole.refused
+    assert first.finished + rest.finished == whole.finished
+    assert not (rest.events and first.refused + first.finished)
+    assert not (rest.refused and first.finished)
+    assert (first.ends_round, rest.ends_round) == (False, ends)
 
 
 def test_a_report_from_beside_takes_nothing_from_a_round_in_several_frames(store: ScriptedStore) -> None:
@@ -295,11 +303,9 @@ def test_a_short_slice_that_was_quick_says_nothing() -> None:
     assert size.events == SLICE_EVENTS_FIRST // 2
 
 
-def test_a_long_round_is_cut_by_what_the_database_took(store: ScriptedStore) -> None:
+def test_a_long_round_is_cut_by_what_the_database_took_for_its_first_slices(store: ScriptedStore) -> None:
     times = iter(range(100))
     intake = Intake(store, slice_events_max=8, backoff=Backoff(1.0, 8.0), clock=lambda: float(next(times)))
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(8))))
-    assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 108)))]
-    intake.add(1, StateChanges(2, tuple(event(index) for index in range(8, 16))))
-    assert run_dry(intake) == [StateSync(2, persisted=tuple(range(108, 116)))]
-    assert [len(transaction) for transaction in store.transactions] == [8, 4, 4]
+    intake.add(1, StateChanges(1, tuple(event(index) for index in range(17))))
+    assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 117)))]
+    assert [len(transaction) for transaction in store.transactions] == [8, 4, 2, 1, 1, 1]

@@ -48,8 +48,6 @@ SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the
 # giving up, for what is not stored is not confirmed. It is asked again until somebody has mended it.
 DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate)
 
-Item = FiredEvent | RefusedEvent | FinishedTrigger
-
 
 class EventStore(Protocol):
     """The verbs of the store that the intake uses."""
@@ -71,7 +69,7 @@ class EventStore(Protocol):
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """A part of a round that is stored in one transaction."""
+    """A part of a round that is stored in one transaction; before it is cut, one frame of the round."""
 
     incarnation: int
     round: int
@@ -83,38 +81,27 @@ class Slice(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.events) + len(self.refused) + len(self.finished)
 
-    def halves(self) -> tuple[Slice, Slice]:
-        """Cut in two, in order: events before refused events before finished triggers."""
-        items: list[Item] = [*self.events, *self.refused, *self.finished]
-        middle = len(items) // 2
-        return (
-            _slice_of(self, items[:middle], ends_round=False),
-            _slice_of(self, items[middle:], ends_round=self.ends_round),
+    def cut(self, items: int) -> tuple[Slice, Slice]:
+        """Cut in two, the first with so many of its items, in order: events, refused events, finished triggers."""
+        after_events = max(0, items - len(self.events))
+        after_refused = max(0, after_events - len(self.refused))
+        first = Slice(
+            self.incarnation,
+            self.round,
+            self.events[:items],
+            self.refused[:after_events],
+            self.finished[:after_refused],
+            ends_round=False,
         )
-
-
-def _slice_of(whole: Slice, items: Sequence[Item], *, ends_round: bool) -> Slice:
-    return Slice(
-        incarnation=whole.incarnation,
-        round=whole.round,
-        events=tuple(item for item in items if isinstance(item, FiredEvent)),
-        refused=tuple(item for item in items if isinstance(item, RefusedEvent)),
-        finished=tuple(item for item in items if isinstance(item, FinishedTrigger)),
-        ends_round=ends_round,
-    )
-
-
-def cut(incarnation: int, changes: StateChanges, slice_events_max: int) -> list[Slice]:
-    """Cut one frame of a round into slices of at most ``slice_events_max`` events, in order."""
-    whole = Slice(incarnation, changes.round, changes.events, changes.refused, changes.finished, not changes.more)
-    if len(whole) <= slice_events_max:
-        return [whole]
-    items: list[Item] = [*changes.events, *changes.refused, *changes.finished]
-    pieces = [items[start : start + slice_events_max] for start in range(0, len(items), slice_events_max)]
-    return [
-        _slice_of(whole, piece, ends_round=whole.ends_round and number == len(pieces) - 1)
-        for number, piece in enumerate(pieces)
-    ]
+        rest = Slice(
+            self.incarnation,
+            self.round,
+            self.events[items:],
+            self.refused[after_events:],
+            self.finished[after_refused:],
+            self.ends_round,
+        )
+        return first, rest
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -153,7 +140,8 @@ class SliceSize:
         """Learn from one slice. A short one that was quick says nothing of longer ones."""
         if events < self.events and took_s <= SLICE_S:
             return
-        fitting = int(events * SLICE_S / took_s) if took_s > 0 else self._events_max
+        # Much of a short time may be the commit itself, however many events it holds: then double, rather than reckon.
+        fitting = self.events * 2 if took_s <= SLICE_S * 0.75 else int(events * SLICE_S / took_s)
         fitting = max(self.events // 2, min(fitting, self.events * 2))
         self.events = max(1, min(fitting, self._events_max))
 
@@ -184,7 +172,9 @@ class Intake:
         marks.reach("intake.round_read")
         if len({(piece.incarnation, piece.round) for piece in self._waiting}) >= ROUNDS_WAITING_MAX:
             raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
-        self._waiting.extend(cut(incarnation, changes, self._slice_size.events))
+        self._waiting.append(
+            Slice(incarnation, changes.round, changes.events, changes.refused, changes.finished, not changes.more)
+        )
 
     def is_waiting_for(self, incarnation: int) -> bool:
         """Whether a round of this incarnation stands here unanswered: its runner cannot be blamed for silence."""
@@ -215,7 +205,7 @@ class Intake:
         """
         if not self._waiting or now < self._retry_at:
             return None
-        piece = self._waiting[0]
+        piece = self._take_slice()
         tally = self._tally_of(piece)
         failure_counts: dict[int, int] = {}
         try:
@@ -241,6 +231,16 @@ class Intake:
         self._waiting.popleft()
         return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts)
 
+    def _take_slice(self) -> Slice:
+        """Return the first slice, cut to the size of now."""
+        piece, size = self._waiting[0], self._slice_size.events
+        if len(piece) <= size:
+            return piece
+        first, rest = piece.cut(size)
+        self._waiting[0] = rest
+        self._waiting.appendleft(first)
+        return first
+
     def _tally_of(self, piece: Slice) -> Tally:
         if piece.incarnation:
             dead = [key for key in self._tallies if 0 < key[0] < piece.incarnation]
@@ -258,7 +258,7 @@ class Intake:
         """Halve a refused slice, or bury its single element. True when the element has been dealt with."""
         if len(piece) > 1:
             self._waiting.popleft()
-            self._waiting.extendleft(reversed(piece.halves()))
+            self._waiting.extendleft(reversed(piece.cut(len(piece) // 2)))
             return False
         if not piece.events:
             # A report about an event or a run, not an event: what it reports stands in the log instead.
