@@ -22,7 +22,7 @@ from headgate.protocol.messages import RunnerSettings, TriggerSpec
 from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
 from headgate.runner.streams.manager import SharedStreamManager
-from headgate.runner.watchdog import Watchdog, culprit_of
+from headgate.runner.watchdog import IDLE_SAMPLES, SAMPLES_PER_LIMIT, Watchdog, culprit_of
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 BLOCKED_AFTER_S = 0.05
@@ -205,6 +205,16 @@ def test_an_idle_loop_is_not_reported() -> None:
 
     watch(main)
     assert REPORTS == []
+
+
+def test_a_block_after_a_long_idle_time_is_reported() -> None:
+    async def main() -> bool:
+        # Long enough to be looked at rarely; where the machine is slow it is not, and that is reported as well.
+        await trio.sleep(2 * IDLE_SAMPLES * BLOCKED_AFTER_S / SAMPLES_PER_LIMIT)
+        return block()
+
+    assert watch(main)
+    assert len(blocking_reports()) == 1
 
 
 def test_the_watchdogs_thread_ends_with_its_block() -> None:

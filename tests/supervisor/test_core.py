@@ -667,7 +667,7 @@ def test_an_idle_supervisor_sleeps_and_asks_little(world: World, monkeypatch: py
         supervisor.core.step(world.now)
         steps += 1
         world.now = max(supervisor.core.wake_at(), world.now + 1e-6)
-    assert steps < 20 * 6, "a look for notices every 0.2 s, and the duties in between"
+    assert steps < 20 * 6, "a look for notices every 0.5 s, and the duties in between"
     assert 0 < len(asked) <= 20, "a question a second at most"
 
 

@@ -27,6 +27,9 @@ from headgate.runner.logs import trigger_names
 log = structlog.get_logger(__name__)
 
 SAMPLES_PER_LIMIT = 5  # how often a step as long as the limit is looked at
+# A loop that was idle in so many samples is looked at once a limit only, until it is busy again: looking costs most
+# of what an idle runner costs. A step that blocks it then is still found when it is twice as long as the limit.
+IDLE_SAMPLES = 20
 # A sample that comes this many intervals late says that the whole process, not one task, stood still.
 LATE_INTERVALS = 4
 STACK_FRAMES_MAX = 20  # of a reported stack, innermost last
@@ -67,11 +70,13 @@ class Watchdog:
         seen: _Step | None = None  # the step the last sample found, and since when
         since = sampled = time.monotonic()
         reported: _Step | None = None
-        while not self._end.wait(self._interval_s):
+        idle_samples = 0
+        while not self._end.wait(interval_s := self._interval_after(idle_samples)):
             now = time.monotonic()
-            late = now - sampled > LATE_INTERVALS * self._interval_s
+            late = now - sampled > LATE_INTERVALS * interval_s
             sampled = now
             step, frame = self._sample()
+            idle_samples = 0 if step is not None else idle_samples + 1
             if reported is not None and step != reported:
                 log.warning("the loop runs again", blocked_s=round(now - since, 2))
                 reported = None
@@ -81,6 +86,9 @@ class Watchdog:
                 reported = step
                 _report(step.task(), frame, now - since)
             del frame  # no reference to users' frames is kept between samples
+
+    def _interval_after(self, idle_samples: int) -> float:
+        return self._interval_s if idle_samples < IDLE_SAMPLES else self._blocked_after_s
 
     def _sample(self) -> tuple[_Step | None, FrameType | None]:
         """Return the step being run and the innermost frame; None if the loop is idle or in its own code."""

@@ -154,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- the work ---
     slice_events_max: Annotated[
-        _Count, _why("Events stored in one transaction at most; fewer, where it would take longer than 0.1 s.")
+        _Count, _why("Events stored in one transaction at most; fewer, where they would take longer than 0.15 s.")
     ] = 5000
     drain_s: Annotated[_Seconds, _why("How long a supervisor asked to stop may take to store what was fired.")] = 30.0
     capture: Annotated[Path | None, _why("A folder to record every frame of the link in; none by default.")] = None

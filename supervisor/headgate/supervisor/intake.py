@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 ROUNDS_WAITING_MAX = 16
 
 
-SLICE_S = 0.1  # what storing a slice should take; heartbeats, claims and requests wait for twice that at most
+SLICE_S = 0.15  # what storing a slice should take: heartbeats, claims and requests wait for it
 SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
 
 # Whether it is away, or there and unusable (a permission, a disk, a migration under way): nobody is helped by
@@ -141,7 +141,7 @@ class SliceSize:
         if events < self.events and took_s <= SLICE_S:
             return
         # Much of a short time may be the commit itself, however many events it holds: then double, rather than reckon.
-        fitting = self.events * 2 if took_s <= SLICE_S * 0.75 else int(events * SLICE_S / took_s)
+        fitting = self.events * 2 if took_s <= SLICE_S / 2 else int(events * SLICE_S / took_s)
         fitting = max(self.events // 2, min(fitting, self.events * 2))
         self.events = max(1, min(fitting, self._events_max))
 

@@ -63,14 +63,15 @@ class Identity(msgspec.Struct, frozen=True):
 class LeaseTimes(msgspec.Struct, frozen=True):
     """How often things are done, in seconds.
 
-    ``notice_interval_s``: how often to look whether others have written to the database, which costs no statement.
-    ``poll_interval_s``: how often to ask it even if nobody seems to have.
+    ``notice_interval_s``: how often to look whether others have written to the database, which costs no statement;
+    for a moment after somebody has, ten times as often. ``poll_interval_s``: how often to ask it even if nobody
+    seems to have.
     """
 
     heartbeat_s: float
     silence_max_s: float
     poll_interval_s: float
-    notice_interval_s: float = 0.2
+    notice_interval_s: float = 0.5
 
 
 class LeaseNews(msgspec.Struct, frozen=True):
@@ -106,6 +107,7 @@ class Leases:
         self._backoff = backoff
         self._epoch: int | None = None
         self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = 0.0
+        self._notice_wait_s = times.notice_interval_s
         self._is_claiming = False
         self._claim_is_unknown = False
 
@@ -158,7 +160,10 @@ class Leases:
         else:
             # Before the poll, so that what comes after it is noticed the next time.
             has_news = self._store.has_news()
-            self._notice_at = now + self._times.notice_interval_s
+            longest_s = self._times.notice_interval_s
+            # Who has written may soon write more: a looping script, a deployment, another supervisor that leaves.
+            self._notice_wait_s = longest_s / 10 if has_news else min(longest_s, self._notice_wait_s * 1.5)
+            self._notice_at = now + self._notice_wait_s
             if has_news or now >= self._poll_at or self._claim_is_unknown:
                 return self._poll(self._epoch, now, owned, claiming)
         return NO_NEWS
