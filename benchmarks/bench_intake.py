@@ -132,7 +132,7 @@ def cases(options: Options) -> list[Case]:
     """Return one case for each database and size of frames."""
     made = []
     for kind in options.databases:
-        for size in (1, 10, 100, 1000):
+        for size in options.of((1, 10, 100, 1000), (1, 100), (1, 100)):
             events = options.of(30_000, 5000, 1000)
             frames = max(1, min(events // size, options.of(500, 100, 10)))
             target = Target(ratio_min=0.6) if size == 100 else Target()
