@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks import report
+from benchmarks.harness import LIMIT_S as LIMIT_S_EACH
 from benchmarks.harness import Document, parser, rendered
 from benchmarks.pairs import ROOT
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if left_s <= 0:
             print(f"{name}: left out, {limit_s:g} s are over", file=sys.stderr)
             continue
-        document = run_one(name, flags_of(given), left_s if given.limit else min(left_s, limit_s / 4))
+        document = run_one(name, flags_of(given), min(left_s, LIMIT_S_EACH[given.size]))
         if document is not None:
             documents.append(document)
             print(msgspec.json.encode(document).decode() if given.json else rendered(document) + "\n", flush=True)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from benchmarks.idlers import pss_kb
+from benchmarks.kernel import pss_kb
 
 
 class _Waiting:

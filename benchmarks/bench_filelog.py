@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks import idlers, nothing, pairs
+from benchmarks import kernel, nothing, pairs
 from benchmarks.bench_pair import WITHIN_S, require_all
 from benchmarks.databases import add_triggers, fresh
 from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Options, Target, main
@@ -38,7 +38,7 @@ def run_log(kind: str, events: int) -> Figures:
             pair.wait_board("advanced", events, WITHIN_S)
             require_all(pair, events, 1)
             require_no_failure(pair)
-            peaks = idlers.rss_peak_mb(pair.runner_pids()[-1]), idlers.rss_peak_mb(pair.supervisor_pid)
+            peaks = kernel.rss_peak_mb(pair.runner_pids()[-1]), kernel.rss_peak_mb(pair.supervisor_pid)
     took_s = board["advanced_at"] - board["first_at"]
     return {STORED: events / took_s, TOOK: took_s, RUNNER_PEAK: peaks[0], SUPERVISOR_PEAK: peaks[1]}
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Generator
 
-from benchmarks import idlers, pairs
+from benchmarks import idlers, kernel, pairs
 from benchmarks.databases import fresh
 from benchmarks.harness import Bench, Case, Figure, Figures, Options, Target, main
 from benchmarks.pairs import Pair
@@ -39,12 +39,12 @@ def run_pair(kind: str, count: int, window_s: float) -> Figures:
     """Look at a pair with so many idle triggers for ``window_s`` seconds."""
     with watched_pair(kind) as pair:
         idlers.add_idle(pair, count)
-        time.sleep(SETTLE_S)
+        time.sleep(min(SETTLE_S, window_s))
         processes = {"runner": pair.runner_pids()[-1], "supervisor": pair.supervisor_pid}
-        cpu_before_s = {name: idlers.cpu_s(pid) for name, pid in processes.items()}
+        cpu_before_s = {name: kernel.cpu_s(pid) for name, pid in processes.items()}
         statements_before = pair.board["statements"]
         time.sleep(window_s)
-        used_s = {name: (idlers.cpu_s(pid) - cpu_before_s[name]) * 60 / window_s for name, pid in processes.items()}
+        used_s = {name: (kernel.cpu_s(pid) - cpu_before_s[name]) * 60 / window_s for name, pid in processes.items()}
         statements = (pair.board["statements"] - statements_before) * 60 / window_s
     return {
         CPU: sum(used_s.values()),

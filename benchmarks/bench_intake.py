@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
 from structlog.testing import capture_logs
 
@@ -26,7 +26,7 @@ from headgate.protocol.values import encode_value
 from headgate.protocol.wire import Message, encode_message
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor.commands import Send, Spawn
+from headgate.supervisor.commands import Command, Send, Spawn
 from headgate.supervisor.config import Settings
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.serve import core_settings, this_process
@@ -56,14 +56,14 @@ class Supervisor:
     def answer(self, round_: int) -> bytes:
         """Step until a round is answered; return the last bytes of what goes to the runner."""
 
-        def is_answer(command: Any) -> bool:
+        def is_answer(command: Command) -> bool:
             return (
                 isinstance(command, Send) and isinstance(command.message, StateSync) and command.message.round == round_
             )
 
         return self._step_until(is_answer)
 
-    def _step_until(self, is_it: Any) -> bytes:
+    def _step_until(self, is_it: Callable[[Command], bool]) -> bytes:
         for _ in range(STEPS_MAX):
             found, data = False, b""
             for command in self._core.step(time.monotonic()):
@@ -132,7 +132,7 @@ def cases(options: Options) -> list[Case]:
     """Return one case for each database and size of frames."""
     made = []
     for kind in options.databases:
-        for size in (1, 10, 100, 1000):
+        for size in options.of((1, 10, 100, 1000), (1, 100), (1, 100)):
             events = options.of(30_000, 5000, 1000)
             frames = max(1, min(events // size, options.of(500, 100, 10)))
             target = Target(ratio_min=0.6) if size == 100 else Target()

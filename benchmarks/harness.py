@@ -170,7 +170,8 @@ def main(bench: Bench, arguments: Sequence[str] | None = None) -> int:
     try:
         options = options_of(parser(f"benchmarks.bench_{bench.name}").parse_args(arguments), bench.repeats)
         signal.signal(signal.SIGTERM, _leave)
-        document = measure(bench, options)
+        with TimeLimit(options.limit_s):
+            document = measure(bench, options)
     except BenchFailed as error:
         print(f"{bench.name}: {error}", file=sys.stderr)
         return 1
@@ -189,7 +190,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def measure(bench: Bench, options: Options) -> Document:
-    """Run the cases, ours and the baseline in turn, as often as the options say."""
+    """Run the cases, ours and the baseline in turn, as often as the options say; `OutOfTime` ends it as it is."""
     begun = time.monotonic()
     cases = [case for case in bench.cases(options) if options.only in case.label]
     if not cases:
@@ -197,16 +198,15 @@ def measure(bench: Bench, options: Options) -> Document:
     ours: dict[str, list[Figures]] = {case.label: [] for case in cases}
     theirs: dict[str, list[Figures]] = {case.label: [] for case in cases}
     stopped = ""
-    with _TimeLimit(options.limit_s):
-        try:
-            for _ in range(options.repeats):
-                for case in cases:
-                    _progress(bench.name, case.label)
-                    ours[case.label].append(_run(case.ours))
-                    if case.baseline is not None:
-                        theirs[case.label].append(_run(case.baseline))
-        except OutOfTime as error:
-            stopped = str(error)
+    try:
+        for _ in range(options.repeats):
+            for case in cases:
+                _progress(bench.name, case.label)
+                ours[case.label].append(_run(case.ours))
+                if case.baseline is not None:
+                    theirs[case.label].append(_run(case.baseline))
+    except OutOfTime as error:
+        stopped = str(error)
     rows = [
         row_of(case, figure, ours[case.label], theirs[case.label])
         for case in cases
@@ -251,7 +251,7 @@ def row_of(case: Case, figure: Figure, ours: Sequence[Figures], theirs: Sequence
     )
 
 
-class _TimeLimit:
+class TimeLimit:
     """Raises `OutOfTime` in the main thread after so many seconds; what is inside cleans up after itself."""
 
     def __init__(self, limit_s: float) -> None:

@@ -5,10 +5,11 @@ What stands between this and a pair is what headgate adds: two processes, isolat
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from benchmarks.databases import BareDriver, Database, EventRow, bare_driver, mo
 from benchmarks.harness import BenchFailed
 from benchmarks.users.streams import MemoryProducer, note_subscribed
 from headgate.protocol.values import encode_value
-from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 
 ROWS_PER_COMMIT = 100
 
@@ -70,7 +71,7 @@ def _store_and_commit_offset(driver: BareDriver, offsets: int, rows: list[EventR
 
 
 def _drain(
-    database: Database, driver: BareDriver, board: Board, producer: SharedStreamProducer, events: int, subscribers: int
+    database: Database, driver: BareDriver, board: Board, producer: MemoryProducer, events: int, subscribers: int
 ) -> float:
     try:
         trio.run(_store_all, database.kind, driver, producer, events, subscribers)
@@ -81,27 +82,27 @@ def _drain(
     return events * subscribers / (board["advanced_at"] - board["first_at"])
 
 
-async def _store_all(
-    kind: str, driver: BareDriver, producer: SharedStreamProducer, events: int, subscribers: int
-) -> None:
-    try:
-        await _store_stream(kind, driver, producer, events, subscribers)
-    finally:
-        await producer.aclose()
+async def _store_all(kind: str, driver: BareDriver, producer: MemoryProducer, events: int, subscribers: int) -> None:
+    async with contextlib.aclosing(producer.open_stream()) as stream:
+        await _store_stream(kind, driver, producer, stream, events, subscribers)
+    await producer.aclose()
 
 
 async def _store_stream(
-    kind: str, driver: BareDriver, producer: SharedStreamProducer, events: int, subscribers: int
+    kind: str,
+    driver: BareDriver,
+    producer: MemoryProducer,
+    stream: AsyncGenerator[tuple[int, int], None],
+    events: int,
+    subscribers: int,
 ) -> None:
     outcome = AdvanceOutcome(acked=subscribers)
     rows: list[EventRow] = []
     items: list[AdvanceItem] = []
     number = 0
     stored_at = moment(kind)
-    stream: AsyncIterator[tuple[Any, Any]] = producer.open_stream()
     async for raw_event, broker_payload in stream:
         key = producer.event_key(broker_payload)
-        assert key is not None
         payload = encode_value(raw_event, where="payload")
         rows += [event_row(trigger_id, number, key, payload, stored_at) for trigger_id in range(1, subscribers + 1)]
         items.append(AdvanceItem(broker_payload, outcome))

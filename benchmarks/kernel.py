@@ -1,0 +1,28 @@
+"""What the kernel says of a process. Imports nothing heavy: `benchmarks.bare_trio` weighs itself with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def pss_kb(pid: int) -> float:
+    """Return the memory of a process, in KB, what it shares with others counted by their number."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return float(line.split()[1])
+    raise ValueError(f"the kernel does not say how much memory {pid} has")
+
+
+def rss_peak_mb(pid: int) -> float:
+    """Return the most resident memory that a process ever had, in MB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return float(line.split()[1]) / 1024
+    raise ValueError(f"the kernel does not say how much memory {pid} had")
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of all threads of a process, in seconds, to the nanosecond."""
+    tasks = os.listdir(f"/proc/{pid}/task")
+    return sum(int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) for task in tasks) / 1e9

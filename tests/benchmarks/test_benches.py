@@ -1,0 +1,60 @@
+"""Every benchmark runs to its end on tiny sizes and says something; how fast it was is nobody's business here."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from benchmarks.__main__ import NAMES
+from benchmarks.databases import postgresql_answers
+from benchmarks.harness import Document, Options, measure, options_of, parser, rendered
+
+ROOT = Path(__file__).parents[2]
+# Where the two databases are driven differently: the drivers, the proxy. The others would only take longer.
+ON_BOTH = {"intake", "pair", "slow_database"}
+MAY_BE_ZERO = {"KB", ""}  # units of what a tiny run may not show: memory of a few triggers, statements of 0.2 s
+
+
+def tiny(kind: str) -> Options:
+    return options_of(parser("benchmarks").parse_args(["--tiny", "--db", kind]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_benchmark_runs_and_every_figure_has_its_baseline(name: str, kind: str) -> None:
+    if kind == "postgresql" and (name not in ON_BOTH or not postgresql_answers()):
+        pytest.skip("shown on SQLite" if name not in ON_BOTH else "no PostgreSQL server answers")
+    bench = importlib.import_module(f"benchmarks.bench_{name}").BENCH
+    document = measure(bench, tiny(kind))
+    assert document.bench == name
+    assert document.stopped == ""
+    assert document.rows
+    assert any(row.baseline is not None for row in document.rows)
+    for row in document.rows:
+        assert row.case.startswith(kind)
+        assert row.median > 0 or row.unit in MAY_BE_ZERO, row
+        assert row.low <= row.median <= row.high
+        assert row.baseline is None or row.baseline > 0 or row.unit in MAY_BE_ZERO, row
+    table = rendered(document)
+    assert all(row.figure.split()[0] in table for row in document.rows)
+    assert msgspec.json.decode(msgspec.json.encode(document), type=Document) == document
+
+
+def test_the_command_prints_one_document_a_benchmark() -> None:
+    flags = ["--tiny", "--db", "sqlite", "--only", "intake", "--repeats", "2", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *flags], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    document = msgspec.json.decode(line, type=Document)
+    assert (document.bench, document.size, document.repeats) == ("intake", "tiny", 2)
+
+
+def test_every_benchmark_is_run_by_the_command() -> None:
+    files = {path.stem.removeprefix("bench_") for path in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert files == set(NAMES)
