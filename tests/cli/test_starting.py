@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-# Alembic migrates, rich draws tables, psycopg is for PostgreSQL, httpx2 for one trigger.
+# Alembic migrates, rich draws tables, psycopg is for PostgreSQL, httpx2 for one trigger,
+# importlib.metadata for a version that we know.
 SUPERVISOR = ("headgate.supervisor.serve", ["alembic", "rich", "psycopg", "trio"])
-RUNNER = ("headgate.runner.session", ["rich", "httpx2", "sqlalchemy", "psycopg", "cryptography"])
+RUNNER = ("headgate.runner.session", ["rich", "importlib.metadata", "httpx2", "sqlalchemy", "psycopg", "cryptography"])
 
 PROGRAM = """
 import importlib, sys
