@@ -154,9 +154,8 @@ def told_in(text: str) -> Told:
             runs.append(Run(row[0], *_numbers(" ".join(row[1:-1])), row[-1].strip("`")))  # type: ignore[arg-type]
     reached = re.search(r"marks reached: (.*)$", text, re.MULTILINE)
     names = frozenset(re.findall(r"`([^`]+)`", reached[1])) if reached else frozenset()
-    return Told(
-        runs, cells, random, names & MARKS.keys(), re.findall(r"^```\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE)
-    )
+    failures = re.findall(r"^```\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE)
+    return Told(tuple(runs), cells, random, names & MARKS.keys(), failures)
 
 
 def _numbers(text: str) -> Counts:
