@@ -37,6 +37,11 @@ def write(section: str, lines: Iterable[str], path: Path = PATH) -> None:
     path.write_text("\n".join([HEAD, *parts]))
 
 
+def section_of(path: Path, section: str) -> str:
+    """Return what stands in a section of the document at ``path``; nothing where there is none."""
+    return _body(path.read_text(), section) if path.exists() else ""
+
+
 def _body(text: str, section: str) -> str:
     found = re.search(rf"<!-- begin {section} -->\n(.*?)<!-- end {section} -->", text, re.DOTALL)
     return found[1].strip() if found else ""

@@ -8,21 +8,38 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 
 from cryptography.fernet import Fernet
 from tests.crash.processes import LOOK_INTERVAL_S, CellFailed, Control, Supervisor, is_alive, send, wait_until
-from tests.crash.truth import Log, Truth
+from tests.crash.server import RestartMode, Server
+from tests.crash.truth import Backend, Log, Truth
 
 from headgate.protocol.marks import MARKS
 from headgate.store.engine import open_engine
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
-from headgate.testing.history import KINDS, Finding, Report
+from headgate.supervisor.replay import LogIncomplete, ReplayStuck, open_replay_store, replay
+from headgate.testing.history import KINDS, Finding
 
-Fault = Literal["kill runner", "kill supervisor", "kill both", "stop", "drop connection", "database away"]
+Fault = Literal[
+    "kill runner",
+    "kill supervisor",
+    "kill both",
+    "stop",
+    "drop connection",
+    "database away",
+    "restart server",
+    "crash server",
+]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
+SERVER_FAULTS: dict[Fault, RestartMode] = {"restart server": "fast", "crash server": "immediate"}  # on one of our own
 KILLS: dict[Fault, int] = {"kill runner": 1, "kill supervisor": 1, "kill both": 2}  # processes that we kill
+
+# Random kills: whom they hit, how many of them wait until events flow again, and for how long on average after that.
+TARGETS = {"runner": 75, "supervisor": 10, "both": 15}  # a supervisor takes three times as long to start as a runner
+KILLS_AT_WORK = 0.7
+PAUSE_S = 0.1
 
 HERE = Path(__file__).parent
 GROUP = "g"
@@ -30,6 +47,7 @@ PARTITIONS = 2
 APPENDED_AT_ONCE = 3  # lines a partition: rounds stay short, so that there are many of them
 APPEND_INTERVAL_S = 0.01
 SKIPS_MAX = 20  # marks of the flow are passed up to so many times first, so that cells meet different moments
+CAPTURES_MAX = 10_000  # files of the frame log, one a supervisor: none is removed, all are replayed
 COMPLETE_S_MAX = 60.0  # after a fault everything is stored and acknowledged within this time, or never will be
 FENCED_S_MAX = 15.0  # more than IDLE_IN_TRANSACTION_MAX_S, after which PostgreSQL takes a stopped one's locks away
 FENCED_S_MAX_SQLITE = 4.0  # a supervisor that is stopped in a transaction holds SQLite's one lock for as long
@@ -61,7 +79,7 @@ SETTINGS = {
 
 def is_possible(mark: str, fault: Fault, dialect: str) -> bool:
     """Whether a cell exists: SQLite has no connection to drop, and some marks are reached while there is no runner."""
-    if fault in ("drop connection", "database away"):
+    if fault in ("drop connection", "database away", *SERVER_FAULTS):
         return dialect == "postgresql"
     if fault in ("kill runner", "kill both"):
         return mark not in ("arbiter.reaped", "arbiter.before_spawn", "leases.registered")
@@ -76,9 +94,14 @@ class Result:
     fault: str
     subscribers: int
     dialect: str
+    is_reached: bool = False  # whether a process stood at the mark
     kills: int = 0
     events: int = 0
     redelivered: int = 0
+    dropped: int = 0  # connections of headgate that were ended
+    dropped_busy: int = 0  # of these, in a transaction
+    logs: int = 0  # captures of supervisors replayed, and what is in them
+    frames: int = 0
     took_s: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     error: str = ""  # why the cell could not show anything, an unreached mark above all
@@ -100,8 +123,9 @@ class Result:
 class Campaign:
     """A pair in a folder of its own; ``with`` it. ``url`` is an empty, migrated database.
 
-    ``trigger`` is the class in ``users/crash_triggers.py`` that all subscribers are of. A cell fails that takes
-    longer than ``complete_s_max`` to come to its mark, or to rest after its fault.
+    ``server`` is the one that holds it, where that may be restarted. ``trigger`` is the class in
+    ``users/crash_triggers.py`` that all subscribers are of. A cell fails that takes longer than ``complete_s_max`` to
+    come to its mark, or to rest after its fault.
     """
 
     def __init__(
@@ -111,11 +135,13 @@ class Campaign:
         *,
         subscribers: int,
         seed: int,
+        server: Server | None = None,
         trigger: str = "CrashTrigger",
         complete_s_max: float = COMPLETE_S_MAX,
     ) -> None:
         self._folder = folder
         self._url = url
+        self._server = server
         self._subscribers = subscribers
         self._random = random.Random(seed)
         self._complete_s_max = complete_s_max
@@ -135,6 +161,7 @@ class Campaign:
         self._supervisors: list[Supervisor] = []
         self._known: set[tuple[str, str, str]] = set()  # findings that an earlier cell has reported
         self._redelivered = 0
+        self._dropped: set[Backend] = set()
 
     def __enter__(self) -> Campaign:
         return self
@@ -152,18 +179,22 @@ class Campaign:
         started_at, events_before = time.monotonic(), self.truth.events
         try:
             self._begin_flow()
+            result.kills += MARKS[mark].when != "flow"  # to bring somebody to the mark
             held = self._reach(mark)
+            result.is_reached = True
             # Everything stands still, at the very point: what is acknowledged by now must be stored by now.
             self.truth.look(f"held at {mark}")
-            self._do(fault, held)
-            result.kills = KILLS.get(fault, 0)
+            self._do(fault, held, result)
+            result.kills += KILLS.get(fault, 0)
             self.truth.append(APPENDED_AT_ONCE)
             self._settle()
+            if result.dropped:
+                wait_until(lambda: set(self.truth.backends()) - self._dropped, "another connection in place of the one")
         except CellFailed as error:
             result.error = str(error)
         finally:
             self._control.release()
-        self._judge(result, self.truth.look("at rest", at_rest=True))
+        self._judge(result, "at rest")
         result.events = self.truth.events - events_before
         result.took_s = time.monotonic() - started_at
         return result
@@ -177,11 +208,33 @@ class Campaign:
                 result.error = f"exit codes {codes} after a drain"
         except CellFailed as error:
             result.error = str(error)
-        self._judge(result, self.truth.look("after the drain", at_rest=True))
+        self._judge(result, "after the drain")
         return None if result.is_good else result
 
-    def _judge(self, result: Result, report: Report) -> None:
-        """Give the cell what is new: the history of a campaign goes on from cell to cell."""
+    def replay(self) -> Result:
+        """Play what the supervisors recorded again, after the end of all of them: every answer has to be the same.
+
+        The record that a kill tore off is passed over. Everything else must be there: it is the whole campaign.
+        """
+        result = Result("replay", "captures", self._subscribers, self._dialect)
+        started_at = time.monotonic()
+        files = sorted((self._folder / "capture").glob("*.hgframe"))
+        result.logs = len(files)
+        try:
+            with open_replay_store(None) as store:
+                replayed = replay(files, store)
+            result.frames = replayed.frames
+            if not replayed.is_clean:
+                result.error = f"a capture does not replay clean: {replayed.difference}"
+        except (LogIncomplete, ReplayStuck) as error:
+            result.error = f"a capture cannot be replayed: {error}"
+        result.took_s = time.monotonic() - started_at
+        return result
+
+    def _judge(self, result: Result, at: str) -> None:
+        """Look, and give the cell what is new: the history of a campaign goes on from cell to cell."""
+        self.truth.look(at, at_rest=True)
+        report = self.truth.report()
         result.redelivered = report.redelivered - self._redelivered
         self._redelivered = report.redelivered
         for finding in report.findings:
@@ -208,6 +261,7 @@ class Campaign:
             "HEADGATE_DATABASE_URL": self._url,
             "HEADGATE_FERNET_KEYS": self._keys,
             "HEADGATE_CAPTURE": str(self._folder / "capture"),
+            "HEADGATE_CAPTURE_FILES_MAX": str(CAPTURES_MAX),
             "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]),
             "CRASH_CONTROL": str(self._control.folder),
         }
@@ -264,7 +318,7 @@ class Campaign:
 
     # --- faults -----------------------------------------------------------------------------------
 
-    def _do(self, fault: Fault, held: int) -> None:
+    def _do(self, fault: Fault, held: int, result: Result) -> None:
         match fault:
             case "kill runner":
                 self._kill_runner()
@@ -278,14 +332,37 @@ class Campaign:
             case "stop":
                 self._stop_runner(held)
             case "drop connection":
-                if not self.truth.drop_connections():
-                    raise CellFailed("there was no connection to drop")
+                self._note_connections(result)
+                self.truth.terminate(self._dropped)
+                self._wait_dropped()
                 self._control.release()
             case "database away":
+                self._note_connections(result)
                 with self.truth.away():
+                    self._wait_dropped()
                     self._control.release()
                     time.sleep(AWAY_S)
                     self.truth.look("while the database is away")
+            case "restart server" | "crash server":
+                assert self._server is not None, "this server is everybody's"
+                self._note_connections(result)
+                self._server.restart(SERVER_FAULTS[fault])
+                self._wait_dropped()
+                self._control.release()
+            case _:
+                assert_never(fault)
+
+    def _note_connections(self, result: Result) -> None:
+        """Remember which connections the fault is about: there is the supervisor's, and nothing is shown without."""
+        backends = self.truth.backends()
+        if not backends:
+            raise CellFailed("there was no connection to drop")
+        self._dropped = set(backends)
+        result.dropped, result.dropped_busy = len(backends), sum(backends.values())
+
+    def _wait_dropped(self) -> None:
+        """Wait for their end: a process that goes on before it might commit on them yet."""
+        wait_until(lambda: not self._dropped & set(self.truth.backends()), "the end of the connections")
 
     def _stop_runner(self, pid: int) -> None:
         """A runner that stands still for longer than its limit is replaced."""
@@ -333,15 +410,15 @@ class Campaign:
         try:
             self._begin_flow()
             while result.kills < kills:
-                rows, pause_s = self.truth.rows(), self._random.expovariate(10)
+                rows, pause_s = self.truth.rows(), self._random.expovariate(1 / PAUSE_S)
                 until = time.monotonic() + pause_s
 
                 def has_moved(rows: int = rows, until: float = until) -> bool:
                     self.truth.append(1)
                     return time.monotonic() >= until and self.truth.rows() > rows
 
-                # Some kills wait for rows of the new incarnation, the others catch it while it begins.
-                if self._random.random() < 0.7:
+                # Most kills wait for rows of the new incarnation, the others catch it while it begins.
+                if self._random.random() < KILLS_AT_WORK:
                     wait_until(has_moved, "rows after a kill")
                 else:
                     time.sleep(pause_s)
@@ -350,17 +427,17 @@ class Campaign:
             self._settle()
         except CellFailed as error:
             result.error = str(error)
-        self._judge(result, self.truth.look("at rest", at_rest=True))
+        self._judge(result, "at rest")
         result.events = self.truth.events - events_before
         result.took_s = time.monotonic() - started_at
         return result
 
     def _kill_somebody(self) -> int:
-        target = self._random.random()
-        if target < 0.6:
+        (target,) = self._random.choices(list(TARGETS), TARGETS.values())
+        if target == "runner":
             self._kill_runner()
             return 1
-        both = target > 0.8
+        both = target == "both"
         self._main.kill(with_runner=both)
         self._start()
         return 1 + both

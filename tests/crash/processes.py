@@ -17,7 +17,7 @@ import psutil
 
 WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
 ORPHAN_S_MAX = 5.0  # I7 says one second; a busy machine gets a little more
-LOOK_INTERVAL_S = 0.005  # between two looks at what another process does
+LOOK_INTERVAL_S = 0.01  # between two looks at what another process does
 
 
 class CellFailed(Exception):
@@ -40,6 +40,19 @@ def is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process: by the kernel's own list, which psutil would gather from all processes there are."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+        return [int(word) for task in tasks for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    except FileNotFoundError:
+        if not os.path.exists(f"/proc/{pid}"):
+            return []
+    with contextlib.suppress(psutil.NoSuchProcess):  # a kernel without these lists, or a thread that has just ended
+        return [int(child.pid) for child in psutil.Process(pid).children()]
+    return []
 
 
 def send(pid: int, number: signal.Signals) -> None:
@@ -70,12 +83,11 @@ class Supervisor:
 
     def runner(self) -> int | None:
         """The pid of its runner, if it has one now."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children():
-                # Between fork and exec a child still looks like the supervisor; a dead one has no command line.
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if "headgate.runner" in child.cmdline():
-                        return int(child.pid)
+        for child in children_of(self.pid):
+            # Between fork and exec a child still looks like the supervisor; a dead one has no command line.
+            with contextlib.suppress(OSError):
+                if b"headgate.runner" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                    return child
         return None
 
     def kill(self, *, with_runner: bool = False) -> None:

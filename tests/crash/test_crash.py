@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.crash.campaign import FAULTS, Campaign, Fault, is_possible
+from tests.crash.campaign import FAULTS, SERVER_FAULTS, Campaign, Fault, is_possible
+from tests.crash.databases import Databases
 from tests.crash.matrix import SUBSCRIBERS, plans
+from tests.crash.server import why_none
 
 from headgate.protocol.marks import MARKS, Mark
 from headgate.testing import history
@@ -42,6 +45,25 @@ def test_nothing_is_lost_or_stored_twice_whatever_dies_at_a_mark(
         assert result.is_good, str(result)
         assert result.events
     assert campaign.finish() is None
+    replayed = campaign.replay()
+    assert replayed.is_good, str(replayed)
+    assert replayed.frames
+
+
+@pytest.mark.skipif(bool(why_none()), reason=why_none())
+def test_nothing_is_lost_or_stored_twice_when_the_server_crashes_at_a_mark(tmp_path: Path) -> None:
+    databases = Databases(tmp_path)
+    folder = tmp_path / "campaign"
+    folder.mkdir()
+    try:
+        with databases.one("postgresql", folder, needs_server=True) as (url, server):
+            with Campaign(folder, url, subscribers=1, seed=5, server=server) as campaign:
+                result = campaign.run_cell("store.before_commit", "crash server")
+                assert result.is_good, str(result)
+                assert result.dropped_busy == 1, "its connection was in a transaction"
+                assert campaign.finish() is None
+    finally:
+        databases.close()
 
 
 def test_nothing_is_lost_or_stored_twice_whatever_dies_at_random(start_campaign: StartCampaign) -> None:
@@ -74,11 +96,28 @@ def test_a_producer_that_commits_too_early_is_found_out_and_its_history_kept(
 
 def test_the_matrix_holds_every_mark_with_every_fault_and_both_numbers_of_subscribers() -> None:
     dialects = ["sqlite", "postgresql"]
-    todo = plans(dialects, None, kills=95, seed=0)
-    cells = {(plan.mark, plan.dialect, plan.subscribers) for plan in todo if plan.mark is not None}
-    assert cells == {(mark, dialect, count) for mark in MARKS for dialect in dialects for count in SUBSCRIBERS}
+    todo = plans(dialects, None, kills=95, seed=0, repeat=2)
+    cells = Counter((plan.mark, plan.dialect, plan.subscribers, fault) for plan in todo for fault in plan.faults)
+    assert cells == Counter(
+        {
+            (mark, dialect, count, fault): 2
+            for mark in MARKS
+            for dialect in dialects
+            for count in SUBSCRIBERS
+            for fault in FAULTS
+            if is_possible(mark, fault, dialect)
+        }
+    )
     assert sum(plan.kills for plan in todo) == 95
     for mark in MARKS:
         for fault in FAULTS:
             exists = is_possible(mark, fault, "postgresql")
             assert exists or mark in ("arbiter.reaped", "arbiter.before_spawn", "leases.registered")
+
+
+def test_a_server_is_restarted_only_where_it_is_our_own() -> None:
+    for plan in plans(["sqlite", "postgresql"], None, kills=95, seed=0):
+        assert plan.needs_server == bool(SERVER_FAULTS.keys() & plan.faults)
+        assert plan.needs_server == (SERVER_FAULTS.keys() >= set(plan.faults) and bool(plan.faults))
+    without = plans(["sqlite", "postgresql"], None, kills=95, seed=0, restarts=False)
+    assert not any(plan.needs_server for plan in without)

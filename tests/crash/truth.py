@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, text
+import psycopg
+from psycopg import sql
+from sqlalchemy import make_url
+from tests.crash.reader import CONNECT_TIMEOUT_S, open_reader
 
 from headgate.testing.history import (
     Checker,
@@ -27,27 +31,27 @@ from headgate.testing.history import (
     encode,
 )
 
-SQLITE_TIMEOUT_S = 30.0  # waiting for a database that is being recovered after a kill
 # Two supervisors on one PostgreSQL may commit out of the order of their ids: so many rows are read again.
 LOOKBACK_ROWS = 2000
 
-_SUBSCRIBERS = text("SELECT trigger_id, name FROM asset_watcher ORDER BY trigger_id")
-_ROWS = text("SELECT id, trigger_id, payload FROM trigger_event WHERE id > :after ORDER BY id")
-_COUNT = text("SELECT count(*) FROM trigger_event")
-_DEAD_LETTERS = text("SELECT count(*) FROM dead_letter")
-_FENCED = text("SELECT count(*) FROM triggerer WHERE pid = :pid AND fenced_at IS NOT NULL")
-_DROP = text(
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name = 'headgate'"
-)
+_SUBSCRIBERS = "SELECT trigger_id, name FROM asset_watcher ORDER BY trigger_id"
+_ROWS = "SELECT id, trigger_id FROM trigger_event WHERE id > :after ORDER BY id"
+_PAYLOADS = "SELECT id, payload FROM trigger_event WHERE id >= :first"
+_COUNT = "SELECT count(*) FROM trigger_event"
+_DEAD_LETTERS = "SELECT count(*) FROM dead_letter"
+_FENCED = "SELECT count(*) FROM triggerer WHERE pid = :pid AND fenced_at IS NOT NULL"
+_BACKENDS = """
+SELECT pid, extract(epoch FROM backend_start)::text, state LIKE 'idle in transaction%' OR state = 'active'
+FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'headgate'
+"""
+_TERMINATE = "SELECT pg_terminate_backend(:pid)"
 
 
-def open_reader(url: str) -> Engine:
-    """Return an engine that keeps no connection: one that stayed open would spare a successor its recovery."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        return create_engine(parsed, poolclass=NullPool, connect_args={"timeout": SQLITE_TIMEOUT_S})
-    return create_engine(parsed.set(drivername="postgresql+psycopg"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+class Backend(NamedTuple):
+    """The server's end of one connection: a pid may come again, with another start."""
+
+    pid: int
+    started: str
 
 
 class Log:
@@ -97,17 +101,17 @@ class Truth:
         self._group = group
         self._journals = journals
         self._url = url
-        self._engine = open_reader(url)
-        self._held: Connection | None = None  # open while nobody else may connect
+        self._reader = open_reader(url)
         self._read_to: Counter[Path] = Counter()
         self._committed: dict[str, int] = {}
         self._rows_seen: set[int] = set()
+        self._row_newest = 0
+        self._lookback = 0 if url.startswith("sqlite") else LOOKBACK_ROWS
         self._published: list[Published] = []  # appended, and not yet recorded
         self._checker = Checker()
         self._history: list[Record] = []
         self.events = 0
-        with self._engine.connect() as connection:
-            self._names = {trigger_id: name for trigger_id, name in connection.execute(_SUBSCRIBERS)}
+        self._names: dict[int, str] = {trigger_id: name for trigger_id, name in self._reader.ask(_SUBSCRIBERS)}
         self._record([Subscribed(name) for name in self._names.values()])
 
     def append(self, count: int) -> None:
@@ -116,8 +120,12 @@ class Truth:
         self.events += len(published)
         self._published += published
 
-    def look(self, at: str, *, at_rest: bool = False) -> Report:
-        """Read everything in the order in which one thing rests on the other; return what it shows."""
+    def report(self) -> Report:
+        """Say what all looks together show."""
+        return self._checker.report()
+
+    def look(self, at: str, *, at_rest: bool = False) -> None:
+        """Read everything in the order in which one thing rests on the other."""
         committed = self._log.committed(self._group)
         journalled = self._read_journals()
         rows = self._read_rows()
@@ -130,7 +138,6 @@ class Truth:
         self._record(journalled)
         self._record(rows)
         self._record([Looked(at, at_rest)])
-        return self._checker.report()
 
     def rows(self) -> int:
         """How many rows the database holds."""
@@ -148,36 +155,37 @@ class Truth:
         """Whether another supervisor has taken over from this process."""
         return bool(self._number(_FENCED, pid=pid))
 
-    def drop_connections(self) -> int:
-        """PostgreSQL: end every connection of headgate to this database; return how many there were."""
-        return self._number(_DROP)
+    def backends(self) -> dict[Backend, bool]:
+        """PostgreSQL: every connection of headgate to this database, and whether it is in a transaction."""
+        return {Backend(pid, started): busy for pid, started, busy in self._reader.ask(_BACKENDS)}
+
+    def terminate(self, backends: Iterable[Backend]) -> None:
+        """PostgreSQL: ask the server to end these connections, which it does soon."""
+        for backend in backends:
+            self._reader.ask(_TERMINATE, pid=backend.pid)
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """PostgreSQL: let nobody connect, end every connection of headgate, and go on looking by one of our own."""
-        name = make_url(self._url).database
-        server = open_reader(make_url(self._url).set(database="postgres").render_as_string(hide_password=False))
-        with self._engine.connect() as self._held, server.connect() as admin:
+        """PostgreSQL: let nobody connect, and end every connection of headgate; the one of ours stays."""
+        url = make_url(self._url)
+        name = sql.Identifier(url.database or "")
+        admin_url = url.set(database="postgres").render_as_string(hide_password=False)
+        with psycopg.connect(admin_url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S) as admin:
             try:
-                admin.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false'))
-                self.drop_connections()
+                admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+                self.terminate(self.backends())
                 yield
             finally:
-                admin.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
-                self._held = None
-        server.dispose()
-
-    def _connect(self) -> nullcontext[Connection] | Connection:
-        return self._engine.connect() if self._held is None else nullcontext(self._held)
+                admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
 
     def write_history(self, path: Path) -> None:
         """Keep the history, for ``python -m headgate.testing.history``."""
         path.write_bytes(b"".join(map(encode, self._history)))
 
     def close(self) -> None:
-        """Close the files and the engine."""
+        """Close the files and the connection."""
         self._log.close()
-        self._engine.dispose()
+        self._reader.close()
 
     def _record(self, records: list[Record] | list[Published] | list[Subscribed]) -> None:
         self._history += records
@@ -195,15 +203,19 @@ class Truth:
         return records
 
     def _read_rows(self) -> list[Record]:
-        records: list[Record] = []
-        after = max(self._rows_seen, default=0) - LOOKBACK_ROWS
-        with self._connect() as connection:
-            for row, trigger_id, payload in connection.execute(_ROWS, {"after": after}):
-                if row not in self._rows_seen:
-                    self._rows_seen.add(row)
-                    records.append(Stored(json.loads(bytes(payload))["id"], self._names[trigger_id], str(row)))
-        return records
+        # The payloads of new rows alone, since most of what is looked at again is known.
+        rows = self._reader.ask(_ROWS, after=self._row_newest - self._lookback)
+        new = {row: trigger_id for row, trigger_id in rows if row not in self._rows_seen}
+        if not new:
+            return []
+        payloads = dict(self._reader.ask(_PAYLOADS, first=min(new)))
+        self._rows_seen.update(new)
+        self._row_newest = max(self._row_newest, *new)
+        return [
+            Stored(json.loads(bytes(payloads[row]))["id"], self._names[trigger_id], str(row))
+            for row, trigger_id in new.items()
+        ]
 
-    def _number(self, statement: object, **parameters: int) -> int:
-        with self._connect() as connection:
-            return int(connection.execute(statement, parameters).scalar_one())  # type: ignore[call-overload]
+    def _number(self, statement: str, **parameters: int) -> int:
+        ((number,),) = self._reader.ask(statement, **parameters)
+        return int(number)

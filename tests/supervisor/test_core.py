@@ -389,6 +389,19 @@ def test_a_removed_watcher_is_cancelled_for_the_user_and_released(world: World) 
     assert world.store.poll(supervisor.core.leases.epoch, ("default",)).removed == []
 
 
+def test_a_runner_is_not_told_to_cancel_what_it_was_never_given(world: World) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.settle()
+    (spawn,) = supervisor.take(Spawn)
+    world.supervisor(pid=2, is_gone=lambda row: True).settle()
+    # It finds out that its lease is gone in the very step in which its runner arrives.
+    world.now += 60.0
+    supervisor.say(Hello(PROTOCOL_VERSION, spawn.incarnation, 4711, "1.0"))
+    assert [sync.to_create + sync.to_cancel for sync in supervisor.sent(StateSync)] == [()]
+    assert supervisor.core.is_leaving
+
+
 def test_a_watcher_removed_while_it_waits_for_its_next_try_is_released(world: World) -> None:
     (trigger_id,) = add_watchers(world, 1)
     supervisor = world.supervisor()

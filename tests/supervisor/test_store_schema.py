@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 from headgate.store import schema
@@ -83,6 +85,11 @@ def test_an_upgraded_database_is_current(empty_database_url: str) -> None:
     assert schema.current_revision(engine) == schema.head_revision()
     schema.require_current(engine)
     assert schema.upgrade(engine) == schema.head_revision()
+
+
+def test_the_revision_that_is_asked_for_is_the_newest_there_is() -> None:
+    scripts = ScriptDirectory(str(Path(schema.__file__).with_name("migrations")))
+    assert scripts.get_heads() == [schema.HEAD_REVISION]
 
 
 def test_a_database_without_tables_is_refused_with_the_command_to_run(empty_database_url: str) -> None:

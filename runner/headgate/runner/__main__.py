@@ -14,7 +14,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from headgate.runner.logs import LogChannel, configure
+from headgate.protocol.starting import import_structlog, without_collections
 
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal this process gets when its parent dies
 SWITCH_INTERVAL_S = 0.001  # at the default 5 ms two busy threads can starve one another for seconds
@@ -36,6 +36,11 @@ def main() -> NoReturn:
     # The descriptors are ours alone: a process that a trigger starts must not keep the link open.
     os.set_inheritable(arguments.frames_fd, False)
     os.set_inheritable(arguments.logs_fd, False)
+    with without_collections():
+        import_structlog()
+        from headgate.runner.logs import LogChannel, configure
+        from headgate.runner.session import run
+
     channel = LogChannel(socket.socket(fileno=arguments.logs_fd))
 
     def exit_process(code: int) -> NoReturn:
@@ -48,8 +53,6 @@ def main() -> NoReturn:
 
     configure(channel)
     try:
-        from headgate.runner.session import run
-
         code = run(socket.socket(fileno=arguments.frames_fd), arguments.incarnation, exit_process=exit_process)
     except BaseException:
         # Standard error is where the supervisor looks for the cause of a death.

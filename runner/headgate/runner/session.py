@@ -10,7 +10,6 @@ What does not end in time is left behind with the process: ``exit_process`` is c
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import socket
 import sys
@@ -33,6 +32,7 @@ from headgate.protocol.messages import (
     Welcome,
 )
 from headgate.protocol.session import Role
+from headgate.protocol.version import VERSION
 from headgate.runner.host import Host
 from headgate.runner.link import Link, SupervisorGone
 from headgate.runner.outbox import Outbox
@@ -83,7 +83,7 @@ async def shake_hands(link: Link, incarnation: int) -> RunnerSettings:
     Raises `SupervisorGone`, `trio.BrokenResourceError`, and `RemoteProtocolError` (for another version of the
     protocol a `VersionMismatch`).
     """
-    await link.send(Hello(PROTOCOL_VERSION, incarnation, os.getpid(), importlib.metadata.version("headgate")))
+    await link.send(Hello(PROTOCOL_VERSION, incarnation, os.getpid(), VERSION))
     welcome = await link.receive()
     assert isinstance(welcome, Welcome), "the session lets nothing else through"
     marks.reach("session.greeted")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from headgate.protocol.starting import import_structlog
 from headgate.supervisor.config import Resolved, Settings, resolve_settings
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Invocation:
 
     def settings(self, **flags: Any) -> Settings:
         """Return the settings, with the log of this process set up by them. Raises `ConfigError`."""
+        import_structlog()
         from headgate.supervisor import logs
 
         settings = self.resolve(**flags).settings

@@ -19,6 +19,7 @@ import typer
 from headgate.cli import configuration, database, demo, frames, reading, triggerer, watchers
 from headgate.cli.invocation import CommandError, Invocation
 from headgate.protocol.errors import ProtocolError
+from headgate.protocol.version import VERSION
 from headgate.store.errors import StoreError
 from headgate.supervisor.config import ConfigError
 
@@ -48,9 +49,7 @@ app.command("demo")(demo.demo)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"headgate {version('headgate')}")
+        print(f"headgate {VERSION}")
         raise typer.Exit
 
 

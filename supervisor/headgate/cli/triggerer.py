@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headgate.cli.invocation import invocation
+from headgate.protocol.starting import without_collections
 
 
 def run(
@@ -22,7 +23,8 @@ def run(
 
     SIGTERM or Ctrl-C drains (what was fired is stored first) and leaves with 0; a second one does not wait.
     """
-    settings = invocation(ctx).settings(capacity=capacity, queues=queues, capture=capture)
-    from headgate.supervisor.serve import serve
+    with without_collections():
+        settings = invocation(ctx).settings(capacity=capacity, queues=queues, capture=capture)
+        from headgate.supervisor.serve import serve
 
     raise typer.Exit(serve(settings, capture=settings.capture))

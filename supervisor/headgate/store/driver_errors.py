@@ -8,15 +8,15 @@ caller goes on to bury them, and a fault of the database taken for one would bur
 from __future__ import annotations
 
 import sqlite3
+import sys
+from typing import TYPE_CHECKING
 
-import psycopg
 from sqlalchemy import exc
 
 from headgate.store.errors import DatabaseAway, DatabaseFault, RowsRefused, SchemaOutOfDate, StoreError
 
-# Everything a statement may raise that is about the database or the rows. Overflow and Unicode errors come
-# from the drivers' conversions, before anything is sent.
-TRANSLATED = (exc.SQLAlchemyError, sqlite3.Error, psycopg.Error, OverflowError, UnicodeError)
+if TYPE_CHECKING:
+    import psycopg
 
 _UPGRADE = "its tables do not fit this version of headgate: run `headgate db upgrade`"
 
@@ -71,17 +71,34 @@ _CODES = {
 }
 
 
+def psycopg_errors() -> tuple[type[psycopg.Error], ...]:
+    """Return the base of psycopg's errors, for ``except`` and ``isinstance``; nothing where nobody has imported it.
+
+    That import takes as long as a fifth of a supervisor's start, and with SQLite nothing needs it.
+    """
+    psycopg = sys.modules.get("psycopg")
+    return () if psycopg is None else (psycopg.Error,)
+
+
+def translated() -> tuple[type[Exception], ...]:
+    """Return everything a statement may raise that is about the database or the rows, for ``except``.
+
+    Overflow and Unicode errors come from the drivers' conversions, before anything is sent.
+    """
+    return (exc.SQLAlchemyError, sqlite3.Error, *psycopg_errors(), OverflowError, UnicodeError)
+
+
 def translate(error: BaseException, *, database: str) -> StoreError:
-    """Return what ``error`` (one of `TRANSLATED`) means. ``database`` names it to people, without password."""
+    """Return what ``error`` (one of `translated`) means. ``database`` names it to people, without password."""
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return DatabaseAway(database, _reason(error.orig or error))
     if isinstance(error, exc.StatementError) and error.orig is not None:
         error = error.orig
+    if isinstance(error, psycopg_errors()):
+        return _translate_postgresql(error, database)
     match error:
         case sqlite3.Error():
             return _translate_sqlite(error, database)
-        case psycopg.Error():
-            return _translate_postgresql(error, database)
         case OverflowError() | UnicodeError():
             return RowsRefused(_reason(error))
         case exc.TimeoutError() | exc.DisconnectionError() | exc.InvalidatePoolError():
@@ -110,6 +127,8 @@ def _translate_sqlite(error: sqlite3.Error, database: str) -> StoreError:
 
 
 def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
+    import psycopg
+
     reason = _reason(error)
     code = error.sqlstate
     if code is None:
@@ -129,7 +148,7 @@ def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
 
 def _reason(error: BaseException) -> str:
     """Return one line. PostgreSQL's details are left out: they quote the rows."""
-    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+    if isinstance(error, psycopg_errors()) and error.diag.message_primary:
         return error.diag.message_primary
     text = " ".join(str(error).split())
     return text or type(error).__name__

@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import psycopg
 from sqlalchemy import Connection, Engine
 
 from headgate.store.engine import is_in_memory
 from headgate.store.prepared import driver_of
+
+if TYPE_CHECKING:
+    import psycopg
 
 CHANNEL = "headgate_triggers"  # of PostgreSQL's notifications: some trigger may be claimable now, or was removed
 
@@ -48,9 +50,8 @@ def tell(connection: Connection) -> None:
 def listen(engine: Engine, connection: Connection) -> Notices:
     """Begin to notice what others write; the first answer is yes."""
     driver = connection.connection.driver_connection
-    if isinstance(driver, psycopg.Connection):
-        return _Notified(driver)
-    assert isinstance(driver, sqlite3.Connection)
+    if not isinstance(driver, sqlite3.Connection):
+        return _Notified(cast("psycopg.Connection[Any]", driver))
     if is_in_memory(engine):
         return _Seen(lambda: driver.total_changes, ignores_own=False)
     path = engine.url.database

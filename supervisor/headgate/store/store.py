@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
-import psycopg
 from sqlalchemy import Connection, Engine
 
 from headgate.protocol import marks
@@ -293,7 +292,7 @@ class Store:
             with self._within_deadline(connection), connection.begin():
                 try:
                     yield connection
-                except psycopg.Error:
+                except driver_errors.psycopg_errors():
                     # SQLAlchemy has not seen what a prepared statement raises; it would go on to roll back on a
                     # connection that is not there any more, and its error would take the place of this one.
                     if driver_of(connection).closed:
@@ -326,7 +325,7 @@ class Store:
     def _translating(self) -> Generator[None]:
         try:
             yield
-        except driver_errors.TRANSLATED as error:
+        except driver_errors.translated() as error:
             told = driver_errors.translate(error, database=database_name(self._engine))
             if not isinstance(told, RowsRefused):
                 self._drop_connection()

@@ -94,16 +94,17 @@ class Assignments:
         return min((self._assigned[trigger_id].start_at for trigger_id in self._waiting), default=None)
 
     def cancel(self, trigger_id: int, reason: CancelReason) -> CancelTrigger | None:
-        """Mark a trigger as being cancelled; return what to tell the runner, None where that was told before.
+        """Mark a trigger as being cancelled; return what to tell the runner, None where there is nothing to tell.
 
-        The runner is told even of one that waits for its next start: a shared stream may wait for it, too.
+        The runner is told even of one that waits for its next start: a shared stream may wait for it, too. It is not
+        told what it was told before, nor of a trigger that no runner was ever given.
         """
         assigned = self._assigned.get(trigger_id)
         if assigned is None or assigned.state is AssignmentState.CANCELLING:
             return None
         if assigned.state is AssignmentState.WAITING:
             self._forget(trigger_id)
-            return CancelTrigger(trigger_id, reason)
+            return CancelTrigger(trigger_id, reason) if assigned.trigger_run_id else None
         assigned.state = AssignmentState.CANCELLING
         return CancelTrigger(trigger_id, reason)
 
