@@ -94,9 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = run_one(name, flags_of(given), min(left_s, LIMIT_S_EACH[given.size]))
         if document is not None:
             documents.append(document)
+            if given.write:
+                report.write([document])
             print(msgspec.json.encode(document).decode() if given.json else rendered(document) + "\n", flush=True)
-    if given.write:
-        report.write(documents)
     whole = len(documents) == len(names) and not any(document.stopped for document in documents)
     return 0 if whole else 1
 

@@ -133,8 +133,8 @@ def cases(options: Options) -> list[Case]:
     made = []
     for kind in options.databases:
         for size in options.of((1, 10, 100, 1000), (1, 100), (1, 100)):
-            events = options.of(30_000, 5000, 1000)
-            frames = max(1, min(events // size, options.of(500, 100, 10)))
+            events = options.of(10_000, 5000, 1000)
+            frames = max(1, min(events // size, options.of(150, 100, 10)))
             target = Target(ratio_min=0.6) if size == 100 else Target()
             made.append(case(kind, size, frames, target))
     return made
@@ -155,6 +155,7 @@ BENCH = Bench(
     "intake: frames into the supervisor's core, rows and answers out",
     "the bare driver storing the same rows in the same table, as many a commit (PostgreSQL: executemany)",
     cases,
+    repeats=7,
 )
 
 if __name__ == "__main__":

@@ -191,9 +191,7 @@ class _BareSqlite:
 
 
 class _BarePostgresql:
-    _INSERT = (
-        f"INSERT INTO trigger_event ({', '.join(EVENT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EVENT_COLUMNS))})"
-    )
+    _INSERT = _insert("%s").encode()
 
     def __init__(self, url: str) -> None:
         self._connection = psycopg.connect(url)

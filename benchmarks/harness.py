@@ -81,7 +81,10 @@ class Case(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row of the table: medians, and the lowest and highest of the runs. ``ratio`` is ours by the baseline's."""
+    """A row of the table: medians, and the lowest and highest of the runs.
+
+    ``ratio`` is the median of the ratios of each run to its own baseline, and not the ratio of the medians.
+    """
 
     case: str
     figure: str
@@ -233,7 +236,9 @@ def row_of(case: Case, figure: Figure, ours: Sequence[Figures], theirs: Sequence
     others = [run[figure.baseline or figure.name] for run in theirs]
     median = statistics.median(values)
     other = statistics.median(others) if others else None
-    ratio = median / other if other else None
+    # Of each run to the baseline right after it: whatever else the machine did then met both.
+    ratios = [value / beside for value, beside in zip(values, others, strict=False) if beside]
+    ratio = statistics.median(ratios) if ratios else None
     bounds = figure.target.bounds(median, ratio)
     return Row(
         case=case.label,
@@ -290,7 +295,8 @@ def _with_spread(median: float | None, low: float | None, high: float | None) ->
 def rendered(document: Document) -> str:
     """Return the table as text."""
     table = Table(title=document.title, title_justify="left", caption_justify="left")
-    table.caption = f"baseline: {document.baseline}\n{document.repeats} runs each, {document.seconds:g} s in all"
+    table.caption = f"baseline: {document.baseline}\n{document.repeats} runs each, {document.seconds:g} s in all; "
+    table.caption += "the ratio is the median of each run by its own baseline"
     if document.stopped:
         table.caption += f"; NOT COMPLETE: {document.stopped}"
     for name in ("case", "figure", "unit"):

@@ -16,6 +16,7 @@ import argparse
 import sqlite3
 import sys
 import time
+from sqlite3 import dbapi2
 from typing import Any
 
 from benchmarks.board import Board, open_board
@@ -64,7 +65,7 @@ def watch_sqlite(board: Board, commit_delay_s: float) -> None:
     def connect_watched(*arguments: Any, **options: Any) -> Any:
         return connect(*arguments, **{"factory": Connection, **options})
 
-    sqlite3.connect = sqlite3.dbapi2.connect = connect_watched
+    sqlite3.connect = dbapi2.connect = connect_watched
 
 
 def note_moments(board: Board) -> None:
