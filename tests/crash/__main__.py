@@ -30,6 +30,7 @@ from headgate.supervisor import logs
 from headgate.supervisor.config import Settings
 
 KILLS = 400
+WRITE_INTERVAL_S = 60.0  # a run of hours that is cut off loses no more of its counts than this
 JOBS = 3  # pairs for two cores: each is waited for now and then
 
 
@@ -48,17 +49,21 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="headgate-crash-"))
     databases = Databases(folder)
     results: list[Result] = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
+    versions = crash_proof.versions(version, without_server)
+    earlier = crash_proof.Told() if given.afresh else crash_proof.earlier_in(given.proof)
+    written_at = started_at
+
+    def write() -> crash_proof.Told:
+        took_s = time.monotonic() - started_at
+        told = crash_proof.told_by(results, seed=given.seed, took_s=took_s, commit=commit, ended=proof.now())
+        crash_proof.write(given.proof, crash_proof.together(earlier, told), versions)
+        return told
+
+    with _progress(console) as bar:
         task = bar.add_task("nothing lost", total=sum(plan.steps for plan in todo))
 
         def note(plan: Plan, some: list[Result]) -> None:
+            nonlocal written_at
             results.extend(some)
             for result in some:
                 if not result.is_good:
@@ -66,6 +71,9 @@ def main() -> int:
             kills, found = sum(result.kills for result in results), counts(results)
             words = f"{kills:,} kills, {found['lost']} lost, {found['stored twice']} stored twice"
             bar.update(task, advance=plan.steps, description=words)
+            if time.monotonic() - written_at >= WRITE_INTERVAL_S:
+                written_at = time.monotonic()
+                write()
 
         deadline = started_at + given.minutes * 60 if given.minutes else float("inf")
         try:
@@ -73,11 +81,7 @@ def main() -> int:
             matrix.run(todo, note, is_over=lambda: time.monotonic() >= deadline)
         finally:
             databases.close()
-    told = crash_proof.told_by(
-        results, seed=given.seed, took_s=time.monotonic() - started_at, commit=commit, ended=proof.now()
-    )
-    versions = crash_proof.versions(version, without_server)
-    crash_proof.write(given.proof, told, versions, afresh=given.afresh)
+    told = write()
     failed = [result for result in results if not result.is_good]
     kills_per_min = told.runs[0].kills / (time.monotonic() - started_at) * 60
     console.print(
@@ -89,6 +93,11 @@ def main() -> int:
     else:
         folder.rmdir()
     return 1 if failed else 0
+
+
+def _progress(console: Console) -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, TimeRemainingColumn(), console=console)
 
 
 def _parse() -> argparse.Namespace:

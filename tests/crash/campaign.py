@@ -6,11 +6,13 @@ import os
 import random
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, assert_never, get_args
 
 from cryptography.fernet import Fernet
+from tests.crash.databases import MIGRATING
 from tests.crash.processes import LOOK_INTERVAL_S, CellFailed, Control, Supervisor, is_alive, send, wait_until
 from tests.crash.server import RestartMode, Server
 from tests.crash.truth import Backend, Log, Truth
@@ -221,7 +223,9 @@ class Campaign:
         files = sorted((self._folder / "capture").glob("*.hgframe"))
         result.logs = len(files)
         try:
-            with open_replay_store(None) as store:
+            with ExitStack() as stack:
+                with MIGRATING:
+                    store = stack.enter_context(open_replay_store(None))
                 replayed = replay(files, store)
             result.frames = replayed.frames
             if not replayed.is_clean:

@@ -22,6 +22,8 @@ from headgate.store.tables import metadata
 
 POSTGRES_URL = os.environ.get("HEADGATE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 
+MIGRATING = threading.Lock()  # alembic has one migration under way in a process, whatever the database
+
 _END_OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
 
 
@@ -99,5 +101,6 @@ class _Database:
 
 def _migrate(url: str) -> None:
     engine = open_engine(url)
-    schema.upgrade(engine)
+    with MIGRATING:
+        schema.upgrade(engine)
     engine.dispose()

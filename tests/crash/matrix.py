@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class Matrix:
                     number, plan = waiting.pop(0)
                     running[pool.submit(self.run_one, number, plan)] = plan
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    on_results(running.pop(done), done.result())
+                    plan = running.pop(done)
+                    on_results(plan, _results_of(plan, done))
 
     def run_one(self, number: int, plan: Plan) -> list[Result]:
         """Run one campaign in a folder and on a database of its own."""
@@ -105,3 +107,12 @@ class Matrix:
         if all(result.is_good for result in results):
             shutil.rmtree(folder)
         return results
+
+
+def _results_of(plan: Plan, done: Future[list[Result]]) -> list[Result]:
+    """A campaign that breaks fails by itself, and the others go on."""
+    try:
+        return done.result()
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        return [Result(plan.mark or "random", "the test itself", plan.subscribers, plan.dialect, error=text)]

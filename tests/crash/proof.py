@@ -127,7 +127,7 @@ def told_by(results: Sequence[Result], *, seed: int, took_s: float, commit: str,
             which = (result.dialect, str(result.subscribers))
             _add(random, which, (result.kills, result.events, result.redelivered, *bad))
     reached = frozenset(result.mark for result in results if result.is_reached)
-    return Told((run,), cells, random, reached, [f"commit {commit}\n{result}" for result in failed])
+    return Told((run,), cells, random, reached, tuple(f"commit {commit}\n{result}" for result in failed))
 
 
 def _add(to: dict[tuple[str, str], Counts], name: tuple[str, str], numbers: Counts) -> None:
@@ -154,7 +154,7 @@ def told_in(text: str) -> Told:
             runs.append(Run(row[0], *_numbers(" ".join(row[1:-1])), row[-1].strip("`")))  # type: ignore[arg-type]
     reached = re.search(r"marks reached: (.*)$", text, re.MULTILINE)
     names = frozenset(re.findall(r"`([^`]+)`", reached[1])) if reached else frozenset()
-    failures = re.findall(r"^```\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE)
+    failures = tuple(re.findall(r"^```\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE))
     return Told(tuple(runs), cells, random, names & MARKS.keys(), failures)
 
 
@@ -176,10 +176,14 @@ def together(earlier: Told, new: Told) -> Told:
 # --- into a document -------------------------------------------------------------------------------
 
 
-def write(path: Path, new: Told, versions: str, *, afresh: bool) -> None:
-    """Add a run to the section of the document at ``path``, or begin the section ``afresh``."""
-    text = proof.section_of(path, "crash")
-    proof.write("crash", section(new if afresh else together(told_in(text), new), versions), path)
+def earlier_in(path: Path) -> Told:
+    """Return what the document at ``path`` tells of earlier runs."""
+    return told_in(proof.section_of(path, "crash"))
+
+
+def write(path: Path, told: Told, versions: str) -> None:
+    """Write the section of the document at ``path``; leave the others."""
+    proof.write("crash", section(told, versions), path)
 
 
 def versions(postgres: str, without_server: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.crash.campaign import FAULTS, Result
-from tests.crash.proof import Told, section, together, told_by, told_in, write
+from tests.crash.proof import Told, earlier_in, section, together, told_by, told_in, write
 
 from headgate.protocol.marks import MARKS
 from headgate.testing.history import Finding
@@ -36,8 +36,8 @@ def test_a_section_is_read_as_it_was_written() -> None:
 
 def test_runs_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
     path = tmp_path / "proof.md"
-    write(path, told(CELL, RANDOM), "Python 3", afresh=True)
-    write(path, told(CELL, RANDOM, REPLAYED, commit="decaf"), "Python 3", afresh=False)
+    write(path, told(CELL, RANDOM), "Python 3")
+    write(path, together(earlier_in(path), told(CELL, RANDOM, REPLAYED, commit="decaf")), "Python 3")
     text = path.read_text()
     assert "**2,086 processes killed with SIGKILL**, in 2 cells" in text
     assert "on 2 commits" in text
@@ -50,15 +50,12 @@ def test_runs_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
     assert "What failed" not in text
 
 
-def test_a_run_afresh_forgets_the_others_and_leaves_the_other_sections(tmp_path: Path) -> None:
+def test_the_other_sections_stay_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "proof.md"
     path.write_text("<!-- begin simulation -->\n\nof the simulation\n\n<!-- end simulation -->\n")
-    write(path, told(LOST), "Python 3", afresh=False)
-    write(path, told(RANDOM), "Python 3", afresh=True)
-    text = path.read_text()
-    assert "of the simulation" in text
-    assert "**1,041 processes killed with SIGKILL**, in 0 cells" in text
-    assert "**0 lost**" in text
+    assert earlier_in(path) == Told()
+    write(path, told(RANDOM), "Python 3")
+    assert "of the simulation" in path.read_text()
 
 
 def test_what_failed_is_told_with_its_story_and_kept() -> None:
