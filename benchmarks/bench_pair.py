@@ -6,9 +6,10 @@ The producer hands out numbers from memory, as fast as they are taken. Every sub
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
-from benchmarks import nothing, pairs
+from benchmarks import kernel, nothing, pairs
 from benchmarks.databases import add_triggers, fresh
 from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Options, Target, main
 from benchmarks.pairs import Pair
@@ -18,6 +19,9 @@ WITHIN_S = 180.0
 
 STORED = "stored rows"
 RAW = "raw events"
+RUNNER_CPU = "runner, CPU a row"
+SUPERVISOR_CPU = "supervisor, CPU a row"
+WHOLE_CPU = "CPU a row"
 
 
 def run_streams(kind: str, *, streams: int, subscribers: int, events: int) -> Figures:
@@ -32,10 +36,16 @@ def run_streams(kind: str, *, streams: int, subscribers: int, events: int) -> Fi
         ]
         add_triggers(database, CLASSPATH, kwargs)
         with pairs.running(database, board, capacity=everybody) as pair:
+            pair.wait(lambda: board["first_at"] > 0, "the first event is handed out", WITHIN_S)
+            processes = {RUNNER_CPU: pair.runner_pids()[-1], SUPERVISOR_CPU: pair.supervisor_pid}
+            before_s = {name: kernel.cpu_s(pid) for name, pid in processes.items()}
+            rows_after = everybody * events - board["acked"]
             pair.wait_board("advanced", streams * events, WITHIN_S)
+            used_s = {name: kernel.cpu_s(pid) - before_s[name] for name, pid in processes.items()}
             require_all(pair, streams * events, subscribers)
     took_s = board["advanced_at"] - board["first_at"]
-    return {RAW: streams * events / took_s, STORED: everybody * events / took_s}
+    cpu_us = {name: used * 1e6 / max(1, rows_after) for name, used in used_s.items()}
+    return {RAW: streams * events / took_s, STORED: everybody * events / took_s, **cpu_us}
 
 
 def require_all(pair: Pair, events: int, subscribers: int) -> None:
@@ -51,8 +61,10 @@ def run_nothing(kind: str, *, subscribers: int, events: int) -> Figures:
     with fresh(kind) as database:
         board = pairs.new_board(database)
         add_triggers(database, CLASSPATH, [{}] * subscribers)
+        before_s = time.process_time()
         stored = nothing.drain_memory(database, board, events=events, subscribers=subscribers)
-    return {RAW: stored / subscribers, STORED: stored}
+        used_s = time.process_time() - before_s
+    return {RAW: stored / subscribers, STORED: stored, WHOLE_CPU: used_s * 1e6 / (events * subscribers)}
 
 
 def cases(options: Options) -> list[Case]:
@@ -64,6 +76,7 @@ def cases(options: Options) -> list[Case]:
             figures = [Figure(STORED, "rows/s", Target(ratio_min=0.3, value_min=20_000))]
             if subscribers > 1:
                 figures.append(Figure(RAW, "events/s"))
+            figures += [Figure(name, "µs", baseline=WHOLE_CPU) for name in (RUNNER_CPU, SUPERVISOR_CPU)]
             made.append(case(kind, subscribers, events, figures))
     return made
 

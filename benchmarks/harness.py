@@ -298,7 +298,7 @@ def rendered(document: Document) -> str:
     table.caption = f"baseline: {document.baseline}\n{document.repeats} runs each, {document.seconds:g} s in all; "
     table.caption += "the ratio is the median of each run by its own baseline"
     if document.stopped:
-        table.caption += f"; NOT COMPLETE: {document.stopped}"
+        table.caption += f"\nNOT COMPLETE: {document.stopped}"
     for name in ("case", "figure", "unit"):
         table.add_column(name, overflow="fold")
     for name in ("median (lowest to highest)", "baseline", "ratio"):

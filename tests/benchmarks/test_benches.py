@@ -15,7 +15,7 @@ from benchmarks.harness import Document, Options, measure, options_of, parser, r
 
 ROOT = Path(__file__).parents[2]
 # Where the two databases are driven differently: the drivers, the proxy. The others would only take longer.
-ON_BOTH = {"intake", "pair", "slow_database"}
+ON_BOTH = {"intake", "slow_database"}
 MAY_BE_ZERO = {"KB", ""}  # units of what a tiny run may not show: memory of a few triggers, statements of 0.2 s
 
 
