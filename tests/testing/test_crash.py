@@ -51,7 +51,7 @@ def _of_these_tests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crash, "reports", [])
     monkeypatch.setattr(crash, "overrides", {})
     # Where something is lost, nothing will ever come; a few looks without news are enough to know it.
-    monkeypatch.setattr(crash, "SETTLED_AFTER_S", 5.0)
+    monkeypatch.setattr(crash, "SETTLED_AFTER_S", 3.0)
 
 
 def seed_of(first_mark: str, trigger: BaseTrigger) -> int:

@@ -33,9 +33,8 @@ MESSAGES_MAX = 1_000_000  # a name has six digits
 CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in so many pieces ...
 CHUNK_PAUSE_S = 0.015  # ... and with this pause between them, so that a death meets some in flight
 MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not on the way
-SETTLED_AFTER_S = (
-    15.0  # everything is published, and for this long nothing more is stored or forgotten: nothing will be
-)
+SETTLED_AFTER_S = 15.0  # everything is published, and so long nothing more is stored or forgotten: nothing will be
+REST_INTERVAL_S = 0.1  # between two looks at whether everything has come to rest
 
 # What `pytest --headgate-kills` and `--headgate-seed` say, in place of what the tests say.
 overrides: dict[str, int] = {}
@@ -246,12 +245,14 @@ class _Trial:
         """Look until everything is stored and forgotten, or nothing changes any more."""
         expected = len(self._begun) * len(self._subscribers) * self._events_per_message
         changed_at, seen = time.monotonic(), (-1, -1)
+        pause = threading.Event()
         while time.monotonic() - changed_at < SETTLED_AFTER_S:
             self._look("coming to rest")
             if len(self._rows_seen) >= expected and not (self._has_journal and self._pending):
                 return
             if seen != (seen := (len(self._rows_seen), len(self._pending))):
                 changed_at = time.monotonic()
+            pause.wait(REST_INTERVAL_S)
 
     # --- looking ----------------------------------------------------------------------------------
 
