@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -38,6 +39,9 @@ SETTINGS = {
 
 # A database with tables and without rows, as `headgate db upgrade` made it for the first pair of this process.
 _migrated: list[bytes] = []
+
+
+_ERROR = re.compile(r"\[error\s*\]")  # as the human form of the log has it
 
 
 class PairFailed(AssertionError):
@@ -157,6 +161,16 @@ class Pair:
 
         self.wait_until(are_there, f"{count:,} events are stored", within_s=within_s)
         return rows
+
+    def dead_letters(self) -> list[str]:
+        """Return why each event that could not be stored was put aside, as ``headgate dlq list`` does."""
+        lines = self._command("dlq", "list", "--json").splitlines()
+        return [str(json.loads(line)["reason"]) for line in lines]
+
+    def last_error(self) -> str:
+        """Return the last error in the supervisor's log; nothing where there is none."""
+        lines = self.log_path.read_text(errors="backslashreplace").splitlines() if self.log_path.exists() else []
+        return next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
 
     @property
     def is_running(self) -> bool:
