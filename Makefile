@@ -11,7 +11,7 @@ demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 5
 test: $(READY)  ## all tests: make test ARGS="-k streams"
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-crash: $(READY)  ## kills at every mark, and at random; writes docs/proof.md: make crash ARGS="--minutes 10"
+crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: make crash ARGS="--kills 10000"
 	$(VENV)/bin/python -m tests.crash $(ARGS)
 
 SEEDS ?= 2000

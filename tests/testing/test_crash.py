@@ -51,7 +51,7 @@ def _of_these_tests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crash, "reports", [])
     monkeypatch.setattr(crash, "overrides", {})
     # Where something is lost, nothing will ever come; a few looks without news are enough to know it.
-    monkeypatch.setattr(crash, "SETTLED_AFTER_S", 5.0)
+    monkeypatch.setattr(crash, "SETTLED_AFTER_S", 3.0)
 
 
 def seed_of(first_mark: str, trigger: BaseTrigger) -> int:
@@ -141,6 +141,9 @@ def test_what_is_never_acknowledged_and_what_names_no_message_is_a_fault() -> No
     assert strange == "2 stored events name no message in their payload"
     assert "exit code 1" in exit_code
     assert "runner, host.event_bound: not reached" in str(report)
+    quiet = replace(report, pending=0, strange_rows=0, exit_code=0)
+    assert replace(quiet, unwanted=3).faults() == ["3 events of messages that were to give none"]
+    assert replace(quiet, dead_letters=["too big"]).faults() == ["1 events became dead letters, the first: too big"]
     assert replace(report, pending=0, strange_rows=0, exit_code=0).faults() == []
     assert replace(report, has_producer=False, strange_rows=0, exit_code=0).faults() == []
 
@@ -150,6 +153,55 @@ def test_a_trigger_without_a_producer_survives_by_its_keys(broker: FolderBroker,
     report = crash_test(trigger, broker, messages=40, kills=1, folder=tmp_path / "place")
     assert report.checked.stored == 40
     assert "no producer" in str(report)
+
+
+def test_messages_that_give_several_events_or_none_survive(broker: FolderBroker, tmp_path: Path) -> None:
+    report = crash_test(
+        faulty_inboxes.Counting(str(broker.folder)),
+        broker,
+        messages=40,
+        kills=1,
+        events_per_message=faulty_inboxes.Counting.events_of,
+        folder=tmp_path / "place",
+    )
+    assert report.faults() == []
+    assert report.checked.stored == 4 * sum(number % 4 for number in range(10))
+
+
+def test_messages_that_give_fewer_events_than_they_should_are_told(broker: FolderBroker, tmp_path: Path) -> None:
+    trigger = faulty_inboxes.Counting(str(broker.folder), fires_at_most=2)
+    with pytest.raises(CrashTestFailed, match="2 messages gave fewer events than events_per_message says") as failed:
+        crash_test(
+            trigger,
+            broker,
+            messages=10,
+            kills=0,
+            events_per_message=faulty_inboxes.Counting.events_of,
+            folder=tmp_path / "place",
+        )
+    assert failed.value.report.incomplete == 2, "those that end with 3 and 7"
+    assert failed.value.report.checked.findings == ()
+
+
+def test_a_trigger_that_raises_for_ever_is_told_with_what_it_raised(broker: FolderBroker, tmp_path: Path) -> None:
+    trigger = faulty_inboxes.Counting(str(broker.folder), raises=True)
+    with pytest.raises(CrashTestFailed, match="never acknowledged") as failed:
+        crash_test(
+            trigger,
+            broker,
+            messages=8,
+            kills=0,
+            events_per_message=faulty_inboxes.Counting.events_of,
+            folder=tmp_path / "place",
+        )
+    assert kinds(failed.value) == {"lost"}
+    assert "not message-000007" in failed.value.report.last_error
+
+
+@pytest.mark.parametrize(("events", "words"), [(-1, "must be 0 or more"), (0, "nothing can be lost")])
+def test_what_is_no_number_of_events_is_refused(broker: FolderBroker, events: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        crash_test(faulty_inboxes.Counting(str(broker.folder)), broker, events_per_message=events)
 
 
 def test_a_class_that_no_other_process_can_import_is_refused_at_once(broker: FolderBroker) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,8 @@ MESSAGES_MAX = 1_000_000  # a name has six digits
 CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in so many pieces ...
 CHUNK_PAUSE_S = 0.015  # ... and with this pause between them, so that a death meets some in flight
 MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not on the way
-SETTLED_AFTER_S = (
-    15.0  # everything is published, and for this long nothing more is stored or forgotten: nothing will be
-)
+SETTLED_AFTER_S = 15.0  # everything is published, and so long nothing more is stored or forgotten: nothing will be
+REST_INTERVAL_S = 0.1  # between two looks at whether everything has come to rest
 
 # What `pytest --headgate-kills` and `--headgate-seed` say, in place of what the tests say.
 overrides: dict[str, int] = {}
@@ -51,7 +50,7 @@ def crash_test(
     messages: int = MESSAGES,
     kills: int = KILLS,
     subscribers: int = 1,
-    events_per_message: int = 1,
+    events_per_message: int | Callable[[str], int] = 1,
     settings: Mapping[str, str] | None = None,
     seed: int | None = None,
     folder: Path | None = None,
@@ -60,8 +59,9 @@ def crash_test(
 
     ``trigger`` is an event trigger, or the class of a producer, made with ``kwargs``. It must be importable by its
     classpath, and fire ``events_per_message`` events for each message that ``broker`` publishes, each with the name of
-    the message in its payload. ``settings`` are headgate's, by name. ``seed`` draws where the kills fall; the same one
-    draws the same plan, though processes are never killed at the very same instant twice.
+    the message in its payload; where messages differ, or a filter skips some, that is a function of the name of the
+    message (``lambda message: int(message[-6:]) % 3``). ``settings`` are headgate's, by name. ``seed`` draws where the
+    kills fall; the same one draws the same plan, though processes are never killed at the very same instant twice.
     ``folder`` is where the database, the log and the history are kept; by default one that is removed if all is well.
 
     Raises `CrashTestFailed` (an AssertionError) with the story of each finding, and `PairFailed` where the pair does
@@ -76,6 +76,7 @@ def crash_test(
         import_path = folder_of(type(trigger))
     if not 1 <= messages <= MESSAGES_MAX:
         raise ValueError(f"messages must be in 1..{MESSAGES_MAX:,}, not {messages!r}")
+    wanted = _wanted(events_per_message, [_NAME.format(number) for number in range(messages)])
     kills = overrides.get("kills", kills)
     seed = overrides.get("seed", secrets.randbelow(2**32) if seed is None else seed)
     place = folder or Path(tempfile.mkdtemp(prefix="headgate-crash-"))
@@ -83,7 +84,7 @@ def crash_test(
         place / "pair", import_paths=[import_path], python_path=[place / "deaths"], settings=dict(settings or {})
     )
     with pair:
-        trial = _Trial(pair, trigger, broker, MarkedDeaths(place / "deaths"), place, events_per_message)
+        trial = _Trial(pair, trigger, broker, MarkedDeaths(place / "deaths"), place, wanted)
         trial.subscribe(subscribers)
         report = trial.run(messages, plan_deaths(kills, trigger, seed), seed)
     reports.append(report)
@@ -92,6 +93,20 @@ def crash_test(
     if folder is None:
         shutil.rmtree(place)
     return report
+
+
+_NAME = "message-{:06d}"
+
+
+def _wanted(events_per_message: int | Callable[[str], int], names: Sequence[str]) -> dict[str, int]:
+    """Return how many events each message is to give. Raises `ValueError` where that is no number of events."""
+    wanted = {name: events_per_message(name) if callable(events_per_message) else events_per_message for name in names}
+    for name, count in wanted.items():
+        if not isinstance(count, int) or count < 0:
+            raise ValueError(f"events_per_message is {count!r} for {name}, and must be 0 or more")
+    if not any(wanted.values()):
+        raise ValueError("with no event for any message nothing can be lost: events_per_message is 0 for all")
+    return wanted
 
 
 class _Trial:
@@ -104,14 +119,14 @@ class _Trial:
         broker: Broker,
         deaths: MarkedDeaths,
         place: Path,
-        events_per_message: int,
+        wanted: Mapping[str, int],
     ) -> None:
         self._pair = pair
         self._trigger = trigger
         self._broker = broker
         self._deaths = deaths
         self._history_path = place / "history.jsonl"
-        self._events_per_message = events_per_message
+        self._wanted = wanted  # events, by message
         self._has_journal = is_journaled(trigger)
         self._journal_folder = place / "journal"
         self._journal_folder.mkdir(parents=True)
@@ -126,6 +141,7 @@ class _Trial:
         self._pending: set[str] = set()
         self._rows_seen: set[int] = set()
         self._copies: Counter[tuple[str, str]] = Counter()
+        self._refused: set[str] = set()  # messages that a subscriber rejected: they need not be stored
         self._strange_rows = 0
         self._publishing_failed: BaseException | None = None
         self._done: list[tuple[Death, bool]] = []  # and whether it met its process where it was meant to
@@ -145,7 +161,7 @@ class _Trial:
     def run(self, messages: int, plan: Sequence[Death], seed: int) -> CrashReport:
         """Publish, kill, look; come to rest, and say what was found."""
         begun_at = time.monotonic()
-        names = [f"message-{number:06d}" for number in range(messages)]
+        names = [_NAME.format(number) for number in range(messages)]
         share = len(names) // (len(plan) + 1)
         self._pair.start()
         for number, death in enumerate(plan):
@@ -163,10 +179,20 @@ class _Trial:
             has_producer=self._has_journal,
             pending=len(self._pending),
             strange_rows=self._strange_rows,
+            incomplete=self._incomplete(),
+            unwanted=sum(count for (_, name), count in self._copies.items() if not self._wanted[name]),
+            dead_letters=self._pair.dead_letters(),
+            last_error=self._pair.last_error(),
             exit_code=exit_code,
             seed=seed,
             seconds=time.monotonic() - begun_at,
             history_path=str(self._history_path),
+        )
+
+    def _incomplete(self) -> int:
+        """How many messages gave a subscriber some of their events, and not all. Where it has none, it is lost."""
+        return sum(
+            0 < count < self._wanted[name] and name not in self._refused for (_, name), count in self._copies.items()
         )
 
     # --- publishing and killing -------------------------------------------------------------------
@@ -244,14 +270,16 @@ class _Trial:
 
     def _come_to_rest(self) -> None:
         """Look until everything is stored and forgotten, or nothing changes any more."""
-        expected = len(self._begun) * len(self._subscribers) * self._events_per_message
+        expected = sum(self._wanted[name] for name in self._begun) * len(self._subscribers)
         changed_at, seen = time.monotonic(), (-1, -1)
+        pause = threading.Event()
         while time.monotonic() - changed_at < SETTLED_AFTER_S:
             self._look("coming to rest")
             if len(self._rows_seen) >= expected and not (self._has_journal and self._pending):
                 return
             if seen != (seen := (len(self._rows_seen), len(self._pending))):
                 changed_at = time.monotonic()
+            pause.wait(REST_INTERVAL_S)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -263,7 +291,11 @@ class _Trial:
         rows = [row for row in self._pair.events() if row["id"] not in self._rows_seen]
         begun = self._begun[self._told :]
         self._record(
-            [history.Published(name, "published", int(name[-6:])) for name in begun],
+            # Of a message that is to give no event nobody has to have one.
+            [
+                history.Published(name, "published", int(name[-6:]), None if self._wanted[name] else ())
+                for name in begun
+            ],
         )
         self._told += len(begun)
         if self._has_journal:
@@ -271,6 +303,8 @@ class _Trial:
             self._forgotten |= forgotten
             self._record([history.Forgotten(name, at) for name in sorted(forgotten)])
         self._record(journal)
+        advanced = [item for record in journal if isinstance(record, history.Advanced) for item in record.items]
+        self._refused |= {item.event for item in advanced if item.rejected}
         self._record([record for row in rows if (record := self._stored(row, at)) is not None])
         self._record([history.Looked(at, at_rest=at_rest)])
 
@@ -280,9 +314,13 @@ class _Trial:
         if message is None:
             self._strange_rows += 1
             return None
+        if message not in self._wanted:
+            self._strange_rows += 1
+            return None
         copy = self._copies[row["watcher"], message]
         self._copies[row["watcher"], message] += 1
-        return history.Stored(message, row["watcher"], str(row["id"]), copy % self._events_per_message, at)
+        # One more than a message gives is one of them again; which, nobody can tell.
+        return history.Stored(message, row["watcher"], str(row["id"]), copy % max(1, self._wanted[message]), at)
 
     def _record(self, records: Sequence[history.Record]) -> None:
         self._checker.extend(records)

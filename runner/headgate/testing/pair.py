@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -36,6 +37,13 @@ SETTINGS = {
 }
 
 
+# A database with tables and without rows, as `headgate db upgrade` made it for the first pair of this process.
+_migrated: list[bytes] = []
+
+
+_ERROR = re.compile(r"\[error\s*\]")  # as the human form of the log has it
+
+
 class PairFailed(AssertionError):
     """The pair, or the command line, did not do what a test counts on; the text says what, with the log's end."""
 
@@ -61,8 +69,15 @@ class Pair:
         self._python_path = [os.fspath(path) for path in python_path]
         self._settings = {**SETTINGS, **settings}
         self._process: subprocess.Popen[bytes] | None = None
+        self._database = folder / "headgate.db"
+        self._events: tuple[object, list[dict[str, Any]]] | None = None  # the newest list of all, and what it is of
         folder.mkdir(parents=True, exist_ok=True)
-        self._command("db", "upgrade")
+        if _migrated:
+            self._database.write_bytes(_migrated[0])
+        else:
+            # The command is the slowest of all, and gives the same file each time.
+            self._command("db", "upgrade")
+            _migrated.append(self._database.read_bytes())
 
     def __enter__(self) -> Self:
         return self
@@ -121,8 +136,16 @@ class Pair:
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return the stored events, of one watcher or of all, the oldest first, as ``headgate events list`` does."""
-        watcher = () if name is None else ("--watcher", name)
-        return [json.loads(line) for line in self._command("events", "list", "--json", *watcher).splitlines()]
+        if name is not None:
+            return self._listed("--watcher", name)
+        # A command takes the better part of a second. Nobody has stored anything while the files are as they were.
+        files = [_stat(self._database), _stat(Path(f"{self._database}-wal"))]
+        if self._events is None or self._events[0] != files or not self.is_running:
+            self._events = (files, self._listed())
+        return list(self._events[1])
+
+    def _listed(self, *options: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._command("events", "list", "--json", *options).splitlines()]
 
     def payloads(self, name: str | None = None) -> list[Any]:
         """Return the payloads of the stored events."""
@@ -138,6 +161,16 @@ class Pair:
 
         self.wait_until(are_there, f"{count:,} events are stored", within_s=within_s)
         return rows
+
+    def dead_letters(self) -> list[str]:
+        """Return why each event that could not be stored was put aside, as ``headgate dlq list`` does."""
+        lines = self._command("dlq", "list", "--json").splitlines()
+        return [str(json.loads(line)["reason"]) for line in lines]
+
+    def last_error(self) -> str:
+        """Return the last error in the supervisor's log; nothing where there is none."""
+        lines = self.log_path.read_text(errors="backslashreplace").splitlines() if self.log_path.exists() else []
+        return next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
 
     @property
     def is_running(self) -> bool:
@@ -206,7 +239,7 @@ class Pair:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
         environment |= {
             "HEADGATE_HOME": str(self.folder),
-            "HEADGATE_DATABASE_URL": f"sqlite:///{self.folder}/headgate.db",
+            "HEADGATE_DATABASE_URL": f"sqlite:///{self._database}",
             "HEADGATE_IMPORT_PATHS": ",".join(self._import_paths) or ".",
         }
         environment |= {f"HEADGATE_{name.upper()}": value for name, value in self._settings.items()}
@@ -254,3 +287,11 @@ def _is_alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def _stat(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 
@@ -20,7 +21,9 @@ class CrashReport:
     """What came of one crash test.
 
     ``deaths``: whose and where, and whether it was there. ``pending``: messages the broker still held at the end.
-    ``strange_rows``: stored events in whose payload no message is named.
+    ``strange_rows``: stored events in whose payload no message is named. ``incomplete``: messages that gave a
+    subscriber some of their events and not all. ``unwanted``: events of messages that were to give none.
+    ``dead_letters``: why each event that could not be stored was put aside. ``last_error``: in the supervisor's log.
     """
 
     subject: str
@@ -34,6 +37,10 @@ class CrashReport:
     seed: int
     seconds: float
     history_path: str
+    incomplete: int = 0
+    unwanted: int = 0
+    dead_letters: Sequence[str] = ()
+    last_error: str = ""
 
     @property
     def kills(self) -> int:
@@ -48,6 +55,12 @@ class CrashReport:
             found.append(f"{self.pending:,} messages are never acknowledged at the broker")
         if self.strange_rows:
             found.append(f"{self.strange_rows:,} stored events name no message in their payload")
+        if self.incomplete:
+            found.append(f"{self.incomplete:,} messages gave fewer events than events_per_message says")
+        if self.unwanted:
+            found.append(f"{self.unwanted:,} events of messages that were to give none")
+        if self.dead_letters:
+            found.append(f"{len(self.dead_letters):,} events became dead letters, the first: {self.dead_letters[0]}")
         if self.exit_code:
             found.append(f"the supervisor left with exit code {self.exit_code} when it was asked to stop")
         return found
@@ -104,6 +117,7 @@ class CrashTestFailed(AssertionError):
                     "; ".join(report.faults()),
                     str(report),
                     *stories,
+                    *([f"the last error in the log: {report.last_error}"] if report.last_error else []),
                     f"all of it: python -m headgate.testing.history {report.history_path}",
                 ]
             )

@@ -102,6 +102,44 @@ class FailsOnce(BaseEventTrigger):
         raise NotImplementedError
 
 
+class Counting(BaseEventTrigger):
+    """Fires none, one, two or three times for a message, by the last digit of its name; on an inbox without fault.
+
+    ``fires_at_most`` is a fault: of what a message should give, no more is fired. ``raises`` is another.
+    """
+
+    def __init__(self, folder: str, fires_at_most: int = 3, raises: bool = False) -> None:
+        self.folder = folder
+        self.fires_at_most = fires_at_most
+        self.raises = raises
+
+    @staticmethod
+    def events_of(message: str) -> int:
+        """How many events a message is to give."""
+        return int(message[-1]) % 4
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        kwargs = {"folder": self.folder, "fires_at_most": self.fires_at_most, "raises": self.raises}
+        return "faulty_inboxes.Counting", kwargs
+
+    def shared_stream_key(self) -> tuple[str, str]:
+        return ("inbox", self.folder)
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        return Inbox(kwargs["folder"])
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:  # type: ignore[override]
+        async for message in shared_stream:
+            for number in range(min(self.events_of(message), self.fires_at_most)):
+                if self.raises and message.endswith("7"):
+                    raise ValueError(f"not {message}")
+                yield TriggerEvent([message, number])
+
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        raise NotImplementedError
+
+
 class Poller(BaseTrigger):
     """Fires for every file of a folder, with its name as the key; no producer, and nothing is removed."""
 
