@@ -147,6 +147,30 @@ async def test_the_fast_path_never_times_out_but_overflows(autojump_clock: objec
             await anext(slow)
 
 
+async def test_in_pause_mode_who_alone_holds_the_fast_path_is_failed_after_the_ack_timeout(
+    autojump_clock: object,
+) -> None:
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=2, overflow="pause", ack_timeout=10) as streams:
+        stuck, quick = (subscribe(streams, broker, number, cls=Fast) for number in (1, 2))
+        broker.send("a1", "a2", "a3")
+        assert [await anext(quick) for _ in range(3)] == ["a1", "a2", "a3"]
+        assert trio.current_time() == pytest.approx(10, abs=0.01)
+        with pytest.raises(SubscriberOverflow, match="nothing was pulled for 10 s"):
+            await anext(stuck)
+
+
+async def test_in_pause_mode_who_is_slow_and_pulls_is_not_failed(autojump_clock: object) -> None:
+    broker, seen = Broker(), []
+    broker.send(*(f"a{number}" for number in range(8)))
+    async with SharedStreamManager(max_subscriber_queue=1, overflow="pause", ack_timeout=10) as streams:
+        slow = subscribe(streams, broker, cls=Fast)
+        for _ in range(8):
+            seen.append(await anext(slow))
+            await trio.sleep(9)
+    assert seen == [f"a{number}" for number in range(8)]
+
+
 async def test_what_was_broadcast_comes_before_the_end_of_the_stream_on_the_fast_path() -> None:
     class Ending(Fast):
         @classmethod

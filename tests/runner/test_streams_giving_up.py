@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import structlog
 import trio
+from structlog.testing import capture_logs
 from tests.runner.fake_broker import ACKED, Broker, ask, bind, subscribe
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.runner.streams import Binding
+from headgate.runner.streams.holds import HOLD_REPORT_AGAIN_S, HOLD_REPORT_S, Hold
 from headgate.triggers.shared_stream import (
     AckTimeout,
     AdvanceOutcome,
@@ -187,3 +189,24 @@ async def test_in_pause_mode_the_ack_timeout_ends_the_pause(autojump_clock: obje
         assert trio.current_time() == pytest.approx(10, abs=0.01)
         with pytest.raises(AckTimeout):
             await anext(stuck)
+
+
+async def test_the_statistics_and_the_log_say_who_holds_whom(autojump_clock: object) -> None:
+    broker = Broker()
+    with capture_logs() as logs:
+        async with SharedStreamManager(max_subscriber_queue=1, overflow="pause", ack_timeout=1000) as streams:
+            slow, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
+            assert streams.statistics().holds == ()
+            broker.send("a1", "a2")
+            assert await anext(quick) == "A1"
+            await trio.sleep(HOLD_REPORT_S - 2)
+            assert streams.statistics().holds == (Hold("k", "full queue", (1,)),)
+            assert logs == []
+            await trio.sleep(HOLD_REPORT_AGAIN_S + 5)
+            assert [await anext(slow) for _ in range(2)] == ["A1", "A2"]
+            assert await anext(quick) == "A2"
+            await trio.sleep(2)
+            assert streams.statistics().holds == ()
+    waits = [entry for entry in logs if entry["event"] == "a shared stream waits for its subscribers"]
+    assert [(entry["reason"], entry["trigger_ids"]) for entry in waits] == [("full queue", [1])] * 2
+    assert [entry["event"] for entry in logs if entry not in waits] == ["a shared stream goes on"]

@@ -100,12 +100,21 @@ class AckTimeout(Exception):
 
 
 class SubscriberOverflow(Exception):
-    """The subscriber did not keep up: its queue of raw events was full when the next one came."""
+    """The subscriber did not keep up: its queue of raw events was full when the next one came.
 
-    def __init__(self, key: Hashable, queue_events_max: int) -> None:
-        super().__init__(f"more than {queue_events_max:,} raw events of shared stream {key!r} were waiting")
+    Where a full queue pauses the stream instead (``overflow="pause"``): it stayed full for ``held_s`` seconds, and
+    nothing was pulled from it meanwhile.
+    """
+
+    def __init__(self, key: Hashable, queue_events_max: int, *, held_s: float | None = None) -> None:
+        if held_s is None:
+            text = f"more than {queue_events_max:,} raw events of shared stream {key!r} were waiting"
+        else:
+            text = f"nothing was pulled for {held_s:g} s while shared stream {key!r} waited, its queue being full"
+        super().__init__(text)
         self.key = key
         self.queue_events_max = queue_events_max
+        self.held_s = held_s
 
 
 class PollTerminated(Exception):

@@ -28,6 +28,7 @@ from headgate.runner.streams.contract import (
     SubscriberOverflow,
 )
 from headgate.runner.streams.flow import FlowControl
+from headgate.runner.streams.holds import Hold
 from headgate.runner.streams.ledger import Account, Ledger, SeqTable, Share
 from headgate.runner.streams.seats import Seats
 from headgate.runner.streams.subscription import Subscription
@@ -167,17 +168,41 @@ class Group:
         self._room.unpark_all()
 
     def expire(self, now: float) -> float | None:
-        """Fail every subscriber whose oldest event is due at ``now``; return when the next one is."""
-        if self._ledger is None:
-            return None
-        deadlines = [self._ledger.expire_departed(now)]
+        """Fail every subscriber whose oldest event is due at ``now``, or who has held the group up for as long.
+
+        Returns when the next one is due; None where nobody owes anything.
+        """
+        timeout_s = self._settings.ack_timeout_s
+        deadlines = [] if self._ledger is None else [self._ledger.expire_departed(now)]
         for subscription in list(self._online.values()):
-            deadline = _account(subscription).earliest_deadline()
-            if deadline is not None and deadline <= now:
-                self._fail(subscription, AckTimeout(self.key, self._settings.ack_timeout_s))
+            owed_by = None if self._ledger is None else _account(subscription).earliest_deadline()
+            held_by = None if subscription.full_since is None else subscription.full_since + timeout_s
+            if owed_by is not None and owed_by <= now:
+                self._fail(subscription, AckTimeout(self.key, timeout_s))
+            elif held_by is not None and held_by <= now:
+                # On the fast path nothing is owed; and yet one dead subscriber must not stop the others for ever.
+                overflow = SubscriberOverflow(self.key, self._settings.queue_events_max, held_s=timeout_s)
+                self._fail(subscription, overflow)
             else:
-                deadlines.append(deadline)
+                deadlines += [owed_by, held_by]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def hold(self) -> Hold | None:
+        """Say why nothing is pulled at this moment; None where it is, or where the drain has stopped everything."""
+        if self._has_ended or self._settings.flow.is_stopped:
+            return None
+        if absent := self._settings.seats.absent(self.key):
+            return Hold(self.key, "absent subscriber", tuple(absent))
+        full = [id_ for id_, subscription in self._online.items() if subscription.full_since is not None]
+        if full:
+            return Hold(self.key, "full queue", tuple(full))
+        if self.outstanding < OUTSTANDING_EVENTS_MAX:
+            return None
+        owed = {id_: _account(subscription).earliest_deadline() for id_, subscription in self._online.items()}
+        oldest = min((deadline for deadline in owed.values() if deadline is not None), default=None)
+        return Hold(
+            self.key, "unresolved events", tuple(id_ for id_, at in owed.items() if at is not None and at == oldest)
+        )
 
     async def run(self) -> None:
         """The group's whole life. Raises nothing, whatever the producer does."""
@@ -354,6 +379,8 @@ class Group:
     def _put(self, subscription: Subscription, raw_event: Any, share: Share | None) -> None:
         queued = subscription.put(raw_event, share)
         self._fullest = max(self._fullest, queued)
+        if queued >= self._settings.queue_events_max and self._settings.overflow == "pause":
+            subscription.full_since = self._settings.now()
 
     def _overflow(self, subscription: Subscription) -> None:
         self._fail(subscription, SubscriberOverflow(self.key, self._settings.queue_events_max))

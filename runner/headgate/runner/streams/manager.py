@@ -7,7 +7,7 @@ a fresh group instead of a dead one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +18,7 @@ import trio
 
 from headgate.runner.streams.flow import FlowControl
 from headgate.runner.streams.group import Group, GroupSettings
+from headgate.runner.streams.holds import Hold, HoldReports
 from headgate.runner.streams.ledger import SeqTable
 from headgate.runner.streams.seats import Seats
 from headgate.runner.streams.subscription import Subscription
@@ -39,6 +40,7 @@ class StreamStatistics:
     queued_events: int  # raw events waiting, over all subscribers
     outstanding_events: int  # broadcast and not yet advanced
     unconfirmed_seqs: int  # fired and not yet confirmed persisted
+    holds: tuple[Hold, ...] = ()  # who holds whom: the streams that pull nothing at this moment
 
 
 class SharedStreamManager:
@@ -253,9 +255,13 @@ class SharedStreamManager:
             queued_events=sum(group.queued for group in self._running),
             outstanding_events=sum(group.outstanding for group in self._running),
             unconfirmed_seqs=len(self._seqs),
+            holds=tuple(self._holds()),
         )
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _holds(self) -> Iterator[Hold]:
+        return (hold for group in self._groups.values() if (hold := group.hold()) is not None)
 
     def _evict(self, group: Group) -> None:
         if self._groups.get(group.key) is group:
@@ -275,6 +281,7 @@ class SharedStreamManager:
             self._progress.unpark_all()
 
     async def _scan_ack_timeouts(self) -> None:
+        reports = HoldReports(self._log)
         while True:
             now = self._settings.now()
             # What is broadcast while we sleep is due later than we wake.
@@ -283,4 +290,5 @@ class SharedStreamManager:
                 next_due = group.expire(now)
                 if next_due is not None:
                     due = min(due, next_due)
+            reports.note(self._holds(), now)
             await trio.sleep(min(max(due - now, ACK_SCAN_INTERVAL_S_MIN), ACK_SCAN_INTERVAL_S_MAX))

@@ -67,6 +67,10 @@ class Seats:
                 )
         return min(self._kept[key].values()) if key in self._kept else None
 
+    def absent(self, key: Hashable) -> list[int]:
+        """Return the triggers that the stream waits for."""
+        return list(self._kept.get(key, ()))
+
     def _forget(self, key: Hashable, trigger_id: int) -> None:
         del self._kept[key][trigger_id]
         if not self._kept[key]:

@@ -66,6 +66,7 @@ class Subscription:
         self.trigger_id = trigger_id
         self.account = account
         self.on_failed: Callable[[Exception], None] | None = None
+        self.full_since: float | None = None  # by the group's clock, while it holds the group up
         self._flow = flow
         self._queue_events_max = queue_events_max
         self._on_room = on_room
@@ -106,6 +107,7 @@ class Subscription:
         if share is not None:
             self._open_window(share)
         if was_full:
+            self.full_since = None
             self._on_room()
         return raw_event
 
