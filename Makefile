@@ -18,7 +18,7 @@ SEEDS ?= 2000
 simulate: $(READY)  ## both halves in one process, on a clock and a broker of the simulation's: make simulate SEEDS=100000
 	$(VENV)/bin/python -m tests.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
-fuzz: $(READY)  ## longer than in the tests: make fuzz ARGS="--minutes 10 --target core"
+fuzz: $(READY)  ## longer than in the tests, guided by coverage with atheris: make fuzz ARGS="--minutes 10 --target core"
 	$(VENV)/bin/python tests/fuzz $(ARGS)
 
 bench: $(READY)  ## every figure beside its baseline: make bench ARGS="--quick --db sqlite"

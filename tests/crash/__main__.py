@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,8 @@ def main() -> int:
     """Run the command; return its exit code."""
     given = _parse()
     console = Console()
+    # Like Ctrl-C: servers and databases of ours are not left behind, and what was counted is written.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Replays let the supervisor's core speak, of what was news when it was captured.
     logs.configure(msgspec.structs.replace(Settings(), log_level="critical"))
     started_at = time.monotonic()
@@ -79,6 +82,8 @@ def main() -> int:
         try:
             matrix = Matrix(folder, databases, seed=given.seed, jobs=given.jobs)
             matrix.run(todo, note, is_over=lambda: time.monotonic() >= deadline)
+        except KeyboardInterrupt:
+            bar.print("cut short; what was counted is written")
         finally:
             databases.close()
     told = write()
@@ -88,7 +93,7 @@ def main() -> int:
         f"{len(results)} results, {len(failed)} failed; {kills_per_min:.0f} kills a minute, seed {given.seed}"
     )
     console.print(f"written to {given.proof}")
-    if failed:
+    if any(folder.iterdir()):
         console.print(f"histories, logs and captures of what failed are in {folder}")
     else:
         folder.rmdir()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 from fuzz_inputs import Input, mutated, seeds
-from fuzz_targets import HANG_S, TARGETS, Broken, check
+from fuzz_targets import TARGETS, Broken, check
 
 KEPT_MAX = 2_000  # inputs of a target that are mutated further
 TURN_S = 2.0  # how long a target is fuzzed before the next has its turn
@@ -81,19 +81,6 @@ def fuzz_ourselves(names: list[str], minutes: float, seed: int) -> bool:
     return True
 
 
-def fuzz_with_atheris(name: str, minutes: float, seed: int) -> None:
-    """Fuzz one target, guided by coverage; does not return."""
-    import atheris  # type: ignore[import-not-found,unused-ignore]
-
-    with tempfile.TemporaryDirectory(prefix="headgate-corpus-") as corpus:
-        for number, first in enumerate(seeds(name)):
-            (Path(corpus) / str(number)).write_bytes(first.data())
-        atheris.instrument_all()
-        limits = [f"-max_total_time={60 * minutes:.0f}", f"-timeout={HANG_S:.0f}", f"-seed={seed or 1}"]
-        atheris.Setup([sys.argv[0], *limits, corpus], TARGETS[name])
-        atheris.Fuzz()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description="Fuzz what reads bytes of others.")
     parser.add_argument("--minutes", type=float, default=1.0, help="how long in all")
@@ -101,7 +88,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--input", type=Path, help="try this file once, with one --target")
     parser.add_argument("--no-atheris", action="store_true", help="use our own loop even where atheris is installed")
-    parser.add_argument("--atheris-child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     names = given.target or list(TARGETS)
     # What a core logs about its inputs is of no use here, and there are thousands of them.
@@ -109,13 +95,11 @@ def main() -> int:
     if given.input is not None:
         print(check(names[0], given.input.read_bytes(), measured=True))
         return 0
-    if given.atheris_child:
-        fuzz_with_atheris(names[0], given.minutes, given.seed)
     if given.no_atheris or importlib.util.find_spec("atheris") is None:
         return 0 if fuzz_ourselves(names, given.minutes, given.seed) else 1
     # It never gives back the process it runs in, so each target has one of its own.
     share = f"{given.minutes / len(names):.4f}"
-    command = [sys.executable, str(Path(__file__).parent), "--atheris-child", "--minutes", share]
+    command = [sys.executable, str(Path(__file__).with_name("guided.py")), "--minutes", share]
     codes = [subprocess.call([*command, "--seed", str(given.seed), "--target", name]) for name in names]
     return 1 if any(codes) else 0
 
