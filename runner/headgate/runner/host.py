@@ -102,6 +102,7 @@ class TriggerRun:
         "cancel_reason",
         "events",
         "forced",
+        "is_interrupted",
         "is_stuck",
         "key",
         "not_joined",
@@ -125,6 +126,7 @@ class TriggerRun:
         self.key: Hashable = None
         self.subscription: Subscription | None = None
         self.events = 0
+        self.is_interrupted = False  # its scope is cancelled; the scope itself would look at the clock to say so
         self.is_stuck = False
 
     def reach(self, stage: Stage) -> None:
@@ -250,6 +252,7 @@ class Host:
             self._interrupt(run)
 
     def _interrupt(self, run: TriggerRun) -> None:
+        run.is_interrupted = True
         run.scope.cancel()
         self._outbox.wake()
         self._nursery.start_soon(self._watch_end, run, Stage.DRIVEN, self._settings.cancel_grace_s)
@@ -316,7 +319,7 @@ class Host:
                 kind = self._fire(run, event)
                 if kind == "event" and (self._outbox.is_full or run.events % EVENTS_A_STEP == 0):
                     await self._pause(run)
-                if kind != "event" or run.scope.cancel_called:
+                if kind != "event" or run.is_interrupted:
                     return
         if run.events == 0:
             raise ReturnedBeforeFirstEvent(f"{run.spec.classpath} returned before its first event")
@@ -327,7 +330,7 @@ class Host:
         # deadline delivered to an await that is not its own.
         with trio.CancelScope(shield=True):
             await trio.lowlevel.checkpoint()
-            while self._outbox.is_full and not run.scope.cancel_called:
+            while self._outbox.is_full and not run.is_interrupted:
                 await self._outbox.wait_room()
 
     def _fire(self, run: TriggerRun, event: object) -> EventKind:
@@ -469,7 +472,11 @@ def _storable(text: str) -> str:
 
 
 def _is_key(key: object) -> bool:
-    return key is None or (isinstance(key, str) and len(key) <= KEY_CHARS_MAX and _storable(key) == key)
+    if key is None:
+        return True
+    if not isinstance(key, str) or len(key) > KEY_CHARS_MAX:
+        return False
+    return (key.isascii() and "\0" not in key) or _storable(key) == key  # the first is true of most, and cheap
 
 
 def _shown(key: object) -> str:

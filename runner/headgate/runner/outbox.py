@@ -45,7 +45,7 @@ class Outbox:
         """Append. Synchronous, so that nothing comes between the binding of an event and its place here."""
         self._items.append(item)
         self._put_total += 1
-        self._bytes += _bytes_of(item)
+        self._bytes += len(item.payload) if isinstance(item, FiredEvent) else _bytes_of(item)
         if len(self._items) == 1:
             self._not_empty.set()
 
@@ -75,10 +75,12 @@ class Outbox:
         while self._items and taken < self._round_events_max and round_bytes < ROUND_BYTES_MAX:
             item = self._items.popleft()
             taken += 1
-            round_bytes += _bytes_of(item)
             if isinstance(item, FiredEvent):
+                round_bytes += len(item.payload)
                 events.append(item)
-            elif isinstance(item, RefusedEvent):
+                continue
+            round_bytes += _bytes_of(item)
+            if isinstance(item, RefusedEvent):
                 refused.append(item)
             else:
                 finished.append(item)
@@ -103,10 +105,8 @@ class Outbox:
             await self._stored.park()
 
 
-def _bytes_of(item: Item) -> int:
+def _bytes_of(item: RefusedEvent | FinishedTrigger) -> int:
     """What an item holds in memory beside its fixed fields, as far as users' code decides it."""
-    if isinstance(item, FiredEvent):
-        return len(item.payload)
     if isinstance(item, RefusedEvent):
         return len(item.payload_head)
     return len(item.error) + len(item.traceback)

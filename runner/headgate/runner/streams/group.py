@@ -11,7 +11,7 @@ it is left; so a cancellation from outside can never catch the group between two
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -356,34 +356,31 @@ class Group:
     def _broadcast(self, item: Any) -> None:
         """Freeze who is online and queue the event for each of them; who has no room left is given up."""
         subscriptions = list(self._online.values())
-        self._fullest = 0
+        shares: Sequence[Share | None]
         if self._ledger is None:
-            raw_event = item
-            for subscription in subscriptions:
-                if not subscription.is_full:
-                    self._put(subscription, raw_event, None)
-                else:
-                    self._overflow(subscription)
-            return
-        raw_event, shares = self._enter(item, subscriptions)
-        overflowing = []
+            raw_event, shares = item, [None] * len(subscriptions)
+        else:
+            raw_event, shares = self._enter(item, subscriptions)
+        overflowing, fullest = [], 0
         for subscription, share in zip(subscriptions, shares, strict=True):
-            if not subscription.is_full:
-                self._put(subscription, raw_event, share)
-            else:
+            queued = subscription.put(raw_event, share)
+            if not queued:
                 overflowing.append(subscription)
+            elif queued > fullest:
+                fullest = queued
+        self._fullest = fullest
+        if fullest >= self._settings.queue_events_max:
+            self._note_full(subscriptions)
         # Only now, when everybody has the event: the last one to go ends the group.
         for subscription in overflowing:
-            self._overflow(subscription)
+            self._fail(subscription, SubscriberOverflow(self.key, self._settings.queue_events_max))
 
-    def _put(self, subscription: Subscription, raw_event: Any, share: Share | None) -> None:
-        queued = subscription.put(raw_event, share)
-        self._fullest = max(self._fullest, queued)
-        if queued >= self._settings.queue_events_max and self._settings.overflow == "pause":
-            subscription.full_since = self._settings.now()
-
-    def _overflow(self, subscription: Subscription) -> None:
-        self._fail(subscription, SubscriberOverflow(self.key, self._settings.queue_events_max))
+    def _note_full(self, subscriptions: list[Subscription]) -> None:
+        """From now on these hold the group up, where a full queue does."""
+        if self._settings.overflow == "pause":
+            for subscription in subscriptions:
+                if subscription.is_full:
+                    subscription.full_since = self._settings.now()
 
     def _enter(self, item: Any, subscriptions: list[Subscription]) -> tuple[Any, list[Share]]:
         """Enter an event of ack mode in the ledger. Raises what the producer raises about it."""

@@ -22,8 +22,8 @@ from headgate.runner.streams.ledger import Account, Share
 # but this many in a row do, or one subscriber with a full queue would keep every other task waiting.
 PULLS_PER_CHECKPOINT_MAX = 32
 
-# The subscription whose raw event the current task is working on. Never reset by token: the window may be
-# closed by another task than the one that opened it, and a token is only good in its own context.
+# The subscription whose raw event the current task works on, or worked on last: whether its window is open, and
+# whether by this task, the subscription knows. Setting it anew for every event would cost more than the event.
 _window_owner: ContextVar[Subscription | None] = ContextVar("headgate_window_owner", default=None)
 
 
@@ -136,7 +136,9 @@ class Subscription:
         return len(self._queue)
 
     def put(self, raw_event: Any, share: Share | None) -> int:
-        """Queue a raw event; return how many wait now. The caller has seen that the queue is not full."""
+        """Queue a raw event; return how many wait now. Where there is no room, nothing happens, and it is 0."""
+        if len(self._queue) >= self._queue_events_max:
+            return 0
         self._queue.append((raw_event, share))
         if self._arrivals:
             self._arrivals.unpark()
@@ -187,15 +189,14 @@ class Subscription:
         share.account.ledger.hand_out(share)
         self._window = share
         self._window_task = trio.lowlevel.current_task()
-        _window_owner.set(self)
+        if _window_owner.get() is not self:
+            _window_owner.set(self)
 
     def _close_window(self) -> None:
         share = self._window
         if share is None:
             return
         self._window = self._window_task = None
-        if _window_owner.get() is self:
-            _window_owner.set(None)
         share.account.ledger.move_past(share)
 
     def _end_with(self, failure: Exception) -> None:
