@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import types
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import structlog
@@ -150,9 +150,16 @@ class Rig:
 
 
 @asynccontextmanager
-async def hosting(settings: RunnerSettings = SETTINGS, *, rejoin_wait: float = 0.0) -> AsyncIterator[Rig]:
+async def hosting(
+    settings: RunnerSettings = SETTINGS, *, rejoin_wait: float = 0.0, overflow: Literal["fail", "pause"] = "fail"
+) -> AsyncIterator[Rig]:
     async with (
-        SharedStreamManager(ack_timeout=ACK_TIMEOUT_S, rejoin_wait=rejoin_wait) as streams,
+        SharedStreamManager(
+            ack_timeout=ACK_TIMEOUT_S,
+            rejoin_wait=rejoin_wait,
+            overflow=overflow,
+            max_subscriber_queue=settings.subscriber_queue_max,
+        ) as streams,
         trio.open_nursery() as nursery,
     ):
         rig = Rig(settings, streams, nursery)
@@ -460,6 +467,43 @@ async def test_a_trigger_that_waits_for_room_when_the_ack_timeout_comes_ends_wit
         await rig.host.wait_all_ended()  # though nobody takes a round
         await rig.settle()
         assert rig.finished[0].error.startswith("AckTimeout: ")
+
+
+async def test_a_trigger_that_waits_for_the_store_is_not_failed_for_holding_the_fast_path(
+    autojump_clock: MockClock,
+) -> None:
+    class Counting(BaseEventTrigger):
+        def __init__(self, fires: bool) -> None:
+            self.fires = fires
+
+        def serialize(self) -> tuple[str, dict[str, Any]]:
+            return "", {"fires": self.fires}
+
+        def shared_stream_key(self) -> str:
+            return "stream"
+
+        @classmethod
+        async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[int]:
+            for number in range(100):
+                yield number
+            await trio.sleep_forever()
+
+        async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
+            async for number in shared_stream:
+                if self.fires:
+                    yield TriggerEvent(number)
+
+        def run(self) -> AsyncIterator[TriggerEvent]:
+            raise NotImplementedError
+
+    async with hosting(RunnerSettings(outbox_events_max=1, subscriber_queue_max=2), overflow="pause") as rig:
+        await rig.start(Counting, 1, fires=True)
+        await rig.start(Counting, 2, fires=False)
+        await trio.sleep(10 * ACK_TIMEOUT_S)  # the database is away: nobody takes a round
+        assert len(rig.host) == 2
+        before = len(rig.outbox)
+        await rig.settle()
+        assert [event.payload for event in rig.events] == [b"0"] * before
 
 
 async def test_a_stream_that_cannot_be_opened_fails_its_triggers_with_the_cause(autojump_clock: MockClock) -> None:

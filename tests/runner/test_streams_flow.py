@@ -160,6 +160,45 @@ async def test_in_pause_mode_who_alone_holds_the_fast_path_is_failed_after_the_a
             await anext(stuck)
 
 
+async def test_in_pause_mode_nobody_is_failed_who_holds_nobody_else(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=1, overflow="pause", ack_timeout=10) as streams:
+        one, two = (subscribe(streams, broker, number, cls=Fast) for number in (1, 2))
+        broker.send("a1", "a2")
+        await trio.sleep(100)
+        assert [await anext(each) for each in (one, two, one, two)] == ["a1", "a1", "a2", "a2"]
+
+
+async def test_in_pause_mode_nobody_is_failed_for_waiting_for_the_store(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=1, overflow="pause", ack_timeout=10) as streams:
+        waiting, quick = (subscribe(streams, broker, number, cls=Fast) for number in (1, 2))
+        broker.send("a1", "a2", "a3")
+        assert await anext(waiting) == "a1"
+        waiting.waits_for_store = True
+        assert [await anext(quick) for _ in range(2)] == ["a1", "a2"]
+        await trio.sleep(100)
+        waiting.waits_for_store = False
+        await trio.sleep(5)
+        assert await anext(waiting) == "a2"
+        await trio.sleep(8)
+        assert await anext(waiting) == "a3"
+
+
+async def test_in_pause_mode_nobody_is_failed_in_a_drain(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=1, overflow="pause", ack_timeout=10) as streams:
+        slow, quick = (subscribe(streams, broker, number, cls=Fast) for number in (1, 2))
+        failures: list[Exception] = []
+        slow.on_failed = failures.append
+        broker.send("a1", "a2")
+        assert await anext(quick) == "a1"
+        await trio.sleep(1)
+        streams.stop_pulling()
+        await trio.sleep(100)
+        assert failures == []
+
+
 async def test_in_pause_mode_who_is_slow_and_pulls_is_not_failed(autojump_clock: object) -> None:
     broker, seen = Broker(), []
     broker.send(*(f"a{number}" for number in range(8)))

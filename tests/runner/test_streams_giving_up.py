@@ -8,7 +8,7 @@ import pytest
 import structlog
 import trio
 from structlog.testing import capture_logs
-from tests.runner.fake_broker import ACKED, Broker, ask, bind, subscribe
+from tests.runner.fake_broker import ACKED, Broker, Watcher, ask, bind, subscribe
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.runner.streams import Binding
@@ -200,7 +200,7 @@ async def test_the_statistics_and_the_log_say_who_holds_whom(autojump_clock: obj
             broker.send("a1", "a2")
             assert await anext(quick) == "A1"
             await trio.sleep(HOLD_REPORT_S - 2)
-            assert streams.statistics().holds == (Hold("k", "full queue", (1,)),)
+            assert streams.statistics().holds == (Hold("'k'", "full queue", (1,)),)
             assert logs == []
             await trio.sleep(HOLD_REPORT_AGAIN_S + 5)
             assert [await anext(slow) for _ in range(2)] == ["A1", "A2"]
@@ -210,3 +210,38 @@ async def test_the_statistics_and_the_log_say_who_holds_whom(autojump_clock: obj
     waits = [entry for entry in logs if entry["event"] == "a shared stream waits for its subscribers"]
     assert [(entry["reason"], entry["trigger_ids"]) for entry in waits] == [("full queue", [1])] * 2
     assert [entry["event"] for entry in logs if entry not in waits] == ["a shared stream goes on"]
+
+
+async def test_who_is_slow_but_alive_is_not_reported(autojump_clock: object) -> None:
+    broker = Broker()
+    broker.send(*(f"a{number}" for number in range(100)))
+    with capture_logs() as logs:
+        async with SharedStreamManager(max_subscriber_queue=4, overflow="pause", ack_timeout=100) as streams:
+            slow = subscribe(streams, broker)
+            for _ in range(60):
+                await anext(slow)
+                await trio.sleep(0.37)
+    assert logs == []
+
+
+async def test_a_key_whose_hash_fails_by_now_ends_no_other_stream(autojump_clock: object) -> None:
+    class Key:
+        is_broken = False
+
+        def __hash__(self) -> int:
+            if self.is_broken:
+                raise RuntimeError("no hash any more")
+            return 1
+
+    key, broker = Key(), Broker()
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        streams.subscribe(trigger_id=1, trigger=Watcher(broker), key=key)
+        subscription = subscribe(streams, broker, 2)
+        streams.keep_seat(trigger_id=3, key="elsewhere")
+        await trio.sleep(1.5)
+        key.is_broken = True
+        await trio.sleep(3)
+        assert len(streams.statistics().holds) == 0
+        key.is_broken = False
+        broker.send("a1")
+        assert await anext(subscription) == "A1"

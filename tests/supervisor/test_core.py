@@ -425,6 +425,17 @@ def test_no_more_triggers_than_the_capacity_are_claimed(world: World) -> None:
     assert len(other.created()) == 3
 
 
+def test_room_that_becomes_free_is_used_at_once_although_nobody_else_writes(world: World) -> None:
+    add_watchers(world, 13)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    specs = supervisor.created()
+    supervisor.round(finished=tuple(FinishedTrigger(s.trigger_id, s.trigger_run_id, "returned", 1) for s in specs[:2]))
+    supervisor.pass_time(SETTINGS.lease.notice_interval_s)
+    assert len(supervisor.created()) == 2
+    assert SETTINGS.lease.notice_interval_s < SETTINGS.lease.poll_interval_s, "or this would show nothing"
+
+
 def test_requests_are_answered_while_a_round_waits_for_the_database(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

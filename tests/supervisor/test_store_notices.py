@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.supervisor.test_store_engine import terminate_backends
 from tests.supervisor.test_store_leases import add, register
 
 from headgate.store.engine import open_engine
-from headgate.store.errors import DatabaseAway
+from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.schema import upgrade
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
@@ -77,8 +79,38 @@ def test_what_one_writes_oneself_is_no_news(store: Store) -> None:
     with store:
         epoch = register(store)
         store.store_slice(epoch)
+        store.heartbeat(epoch)
         store.live_triggerers()
         assert not store.has_news()
+
+
+def test_a_database_behind_a_link_is_looked_at_where_it_lies(tmp_path: Path, secrets: Secrets) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "headgate.db").symlink_to(tmp_path / "disk" / "headgate.db")
+    engine = open_engine(f"sqlite:///{tmp_path}/disk/headgate.db")
+    upgrade(engine)
+    linked = open_engine(f"sqlite:///{tmp_path}/headgate.db")
+    with Store(linked, secrets=secrets) as store, Store(engine, secrets=secrets) as other:
+        assert store.has_news()
+        assert not store.has_news()
+        add(other, "new")
+        assert store.has_news()
+
+
+def test_files_that_cannot_be_reached_are_no_error_of_their_own(tmp_path: Path, secrets: Secrets) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    engine = open_engine(f"sqlite:///{folder}/headgate.db")
+    upgrade(engine)
+    with Store(engine, secrets=secrets) as store:
+        assert store.has_news()
+        epoch = register(store)
+        folder.rename(tmp_path / "gone")
+        folder.write_text("a file where the folder was")
+        assert store.has_news()
+        # Whether SQLite can still write is its affair; what it says is an error of the store, or none.
+        with contextlib.suppress(StoreError):
+            store.store_slice(epoch)
 
 
 def test_what_others_wrote_before_one_wrote_oneself_is_still_news(store: Store, other: Store) -> None:

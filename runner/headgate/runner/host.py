@@ -331,7 +331,11 @@ class Host:
         with trio.CancelScope(shield=True):
             await trio.lowlevel.checkpoint()
             while self._outbox.is_full and not run.is_interrupted:
+                if run.subscription is not None:
+                    run.subscription.waits_for_store = True
                 await self._outbox.wait_room()
+            if run.subscription is not None:
+                run.subscription.waits_for_store = False
 
     def _fire(self, run: TriggerRun, event: object) -> EventKind:
         """Bind the event to the message it derives from, and put it in the outbox, with no await in between."""

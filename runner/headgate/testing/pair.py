@@ -72,12 +72,14 @@ class Pair:
         self._database = folder / "headgate.db"
         self._events: tuple[object, list[dict[str, Any]]] | None = None  # the newest list of all, and what it is of
         folder.mkdir(parents=True, exist_ok=True)
-        if _migrated:
+        is_new = "database_url" not in self._settings and not self._database.exists()
+        if is_new and _migrated:
             self._database.write_bytes(_migrated[0])
         else:
-            # The command is the slowest of all, and gives the same file each time.
+            # The command is the slowest of all, and makes of a folder without a database the same file each time.
             self._command("db", "upgrade")
-            _migrated.append(self._database.read_bytes())
+            if is_new:
+                _migrated.append(self._database.read_bytes())
 
     def __enter__(self) -> Self:
         return self

@@ -54,15 +54,15 @@ def listen(engine: Engine, connection: Connection) -> Notices:
         return _Notified(cast("psycopg.Connection[Any]", driver))
     if is_in_memory(engine):
         return _Seen(lambda: driver.total_changes, ignores_own=False)
-    path = engine.url.database
+    path = os.path.realpath(engine.url.database or "")  # the -wal lies beside the file, not beside a link to it
     return _Seen(lambda: (_stat(f"{path}-wal"), _stat(f"{path}")), ignores_own=True)
 
 
 def _stat(path: str) -> tuple[int, int, int] | None:
     try:
         status = os.stat(path)
-    except FileNotFoundError:
-        return None
+    except OSError:
+        return None  # not there, or not to be reached: the next statement will say so, better
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

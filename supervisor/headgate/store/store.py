@@ -92,7 +92,7 @@ class Store:
 
     def heartbeat(self, epoch: int) -> None:
         """Renew the lease, by the database's clock."""
-        with self._asking() as connection:
+        with self._asking() as connection, self._noticed_as_own():
             leases.beat(connection, epoch, self._clock)
 
     def release_triggerer(self, epoch: int) -> None:
@@ -115,7 +115,10 @@ class Store:
         triggerer that is in the middle of a transaction: ask again. A fenced epoch never writes again.
         """
         with self._writing() as connection:
-            return leases.fence(connection, epoch, self._clock, silence_max_s=silence_max_s, dead=dead)
+            fenced = leases.fence(connection, epoch, self._clock, silence_max_s=silence_max_s, dead=dead)
+            if fenced:
+                notices.tell(connection)
+            return fenced
 
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
         """Take up to ``limit`` triggers nobody runs, oldest first, and return them. No trigger has two owners."""
@@ -132,11 +135,13 @@ class Store:
     def has_news(self) -> bool:
         """Whether `poll` may have another answer than last time: looked at without asking the database.
 
-        True once more than necessary rather than once less; and yet ask now and then even if it stays False.
+        True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.notices`).
         """
         with self._translating():
             if self._connection is None or self._notices is None:
-                self._notices = notices.listen(self._engine, self._connected())
+                connection = self._connected()
+                with self._within_deadline(connection):
+                    self._notices = notices.listen(self._engine, connection)
             return self._notices.has_news()
 
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
@@ -272,10 +277,17 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Generator[Connection]:
-        with self._transaction(reads_only=False) as connection:
+        with self._noticed_as_own(), self._transaction(reads_only=False) as connection:
             if self._notices is not None:
-                self._notices.own_write_begins()
+                self._notices.own_write_begins()  # from here on nobody else writes
             yield connection
+
+    @contextmanager
+    def _noticed_as_own(self) -> Generator[None]:
+        """What is written meanwhile is no news to ourselves."""
+        if self._notices is not None:
+            self._notices.own_write_begins()
+        yield
         if self._notices is not None:
             self._notices.own_write_ended()
 

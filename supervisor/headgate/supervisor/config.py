@@ -129,7 +129,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _Count, _why("Raw events a subscriber of a shared stream may have waiting before the stream waits for it.")
     ] = 1024
     ack_timeout_s: Annotated[
-        _Seconds, _why("A subscriber that has not resolved an event after this long is failed.")
+        _Seconds, _why("A subscriber that has not resolved an event, or held its stream up, for this long is failed.")
     ] = 300.0
     cohort_grace_s: Annotated[
         _SecondsOrNone, _why("How long a new shared stream waits for more subscribers before it starts.")
@@ -154,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- the work ---
     slice_events_max: Annotated[
-        _Count, _why("Events stored in one transaction at most; fewer, where they would take longer than 0.15 s.")
+        _Count, _why("Events stored in one transaction at most; fewer, where they take longer than 0.15 s.")
     ] = 5000
     drain_s: Annotated[_Seconds, _why("How long a supervisor asked to stop may take to store what was fired.")] = 30.0
     capture: Annotated[Path | None, _why("A folder to record every frame of the link in; none by default.")] = None

@@ -43,6 +43,8 @@ ROUNDS_WAITING_MAX = 16
 
 SLICE_S = 0.15  # what storing a slice should take: heartbeats, claims and requests wait for it
 SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
+SLICE_EVENTS_MIN = 50  # however slow it is: a commit for each event would be slower still
+SLICES_LEARNT = 8  # the newest, by which the next one is measured
 
 # Whether it is away, or there and unusable (a permission, a disk, a migration under way): nobody is helped by
 # giving up, for what is not stored is not confirmed. It is asked again until somebody has mended it.
@@ -128,22 +130,43 @@ class Tally(NamedTuple):
 class SliceSize:
     """How many events a slice takes: as many as the database stores in `SLICE_S`, and never more than ``events_max``.
 
-    A database that answers slowly is thus asked for more at a time, one that stores slowly for less. The number at
-    most doubles or halves from one slice to the next, since one measurement says little.
+    Where the commit itself takes most of that, however many events it holds, fewer of them would only make more
+    commits: then a slice may take twice the commit's time. Which of the two it is, the last few slices tell: a line
+    through their sizes and times. The number at most doubles or halves from one slice to the next, since one
+    measurement says little.
     """
 
     def __init__(self, events_max: int) -> None:
         self._events_max = events_max
+        self._samples: deque[tuple[int, float]] = deque(maxlen=SLICES_LEARNT)
+        self._commit_s = 0.0  # what a slice takes without its events, as far as is known
         self.events = min(SLICE_EVENTS_FIRST, events_max)
 
     def note(self, events: int, took_s: float) -> None:
-        """Learn from one slice. A short one that was quick says nothing of longer ones."""
-        if events < self.events and took_s <= SLICE_S:
+        """Learn from one slice. A short one says nothing of longer ones."""
+        if events * 4 < self.events:
             return
-        # Much of a short time may be the commit itself, however many events it holds: then double, rather than reckon.
-        fitting = self.events * 2 if took_s <= SLICE_S / 2 else int(events * SLICE_S / took_s)
-        fitting = max(self.events // 2, min(fitting, self.events * 2))
-        self.events = max(1, min(fitting, self._events_max))
+        self._samples.append((events, took_s))
+        fitting = max(self.events // 2, min(self._fitting(), self.events * 2))
+        self.events = min(max(fitting, SLICE_EVENTS_MIN), self._events_max)
+
+    def _fitting(self) -> int:
+        sizes = [size for size, _ in self._samples]
+        mean_size = sum(sizes) / len(sizes)
+        mean_s = sum(took_s for _, took_s in self._samples) / len(sizes)
+        allowed_s = max(SLICE_S, 2 * self._commit_s)
+        if max(sizes) - min(sizes) < mean_size / 4:
+            # Too much alike: their differences are noise. Where the time is not right, try quite another size.
+            newest_s = self._samples[-1][1]
+            if newest_s > allowed_s:
+                return self.events // 2
+            return self.events * 2 if newest_s < allowed_s / 2 else self.events
+        spread = sum((size - mean_size) ** 2 for size in sizes)
+        event_s = sum((size - mean_size) * (took_s - mean_s) for size, took_s in self._samples) / spread
+        self._commit_s = max(0.0, mean_s - max(0.0, event_s) * mean_size)
+        if event_s <= 0:
+            return self.events * 2  # more of them take no longer
+        return int((max(SLICE_S, 2 * self._commit_s) - self._commit_s) / event_s)
 
 
 class Intake:

@@ -109,6 +109,7 @@ class Leases:
         self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = 0.0
         self._notice_wait_s = times.notice_interval_s
         self._is_claiming = False
+        self._wants_room = False  # something could be claimed, and there was no room for it
         self._claim_is_unknown = False
 
     @property
@@ -164,7 +165,8 @@ class Leases:
             # Who has written may soon write more: a looping script, a deployment, another supervisor that leaves.
             self._notice_wait_s = longest_s / 10 if has_news else min(longest_s, self._notice_wait_s * 1.5)
             self._notice_at = now + self._notice_wait_s
-            if has_news or now >= self._poll_at or self._claim_is_unknown:
+            has_room = self._wants_room and owned < self._capacity
+            if has_news or has_room or now >= self._poll_at or self._claim_is_unknown:
                 return self._poll(self._epoch, now, owned, claiming)
         return NO_NEWS
 
@@ -208,6 +210,7 @@ class Leases:
             claimed = self._store.claim_triggers(epoch, limit=room, queues=self._queues)
             self._claim_is_unknown = False
             marks.reach("leases.claim_written")
+        self._wants_room = poll.claimable and len(claimed) >= room
         # A full claim means there may be more: look again at once, after the other duties.
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s

@@ -88,7 +88,8 @@ class Group:
         self._settings = settings
         self._evict = evict
         self._on_progress = on_progress
-        self._log = settings.log.bind(stream=repr(key))
+        self._name = repr(key)
+        self._log = settings.log.bind(stream=self._name)
         self._ledger = Ledger(settings.seqs, self._wake_pump) if checks.has_producer(trigger_class) else None
         self._online: dict[int, Subscription] = {}
         self._producer: SharedStreamProducer | None = None
@@ -174,9 +175,15 @@ class Group:
         """
         timeout_s = self._settings.ack_timeout_s
         deadlines = [] if self._ledger is None else [self._ledger.expire_departed(now)]
+        # A full queue harms nobody where all are full, and is nobody's fault while nothing is handed out.
+        holds = not self._settings.flow.is_stopped and not all(each.is_full for each in self._online.values())
         for subscription in list(self._online.values()):
+            if subscription.waits_for_store:
+                subscription.full_since = None
+            elif subscription.full_since is None and subscription.is_full:
+                self._note_full([subscription])
             owed_by = None if self._ledger is None else _account(subscription).earliest_deadline()
-            held_by = None if subscription.full_since is None else subscription.full_since + timeout_s
+            held_by = subscription.full_since + timeout_s if holds and subscription.full_since is not None else None
             if owed_by is not None and owed_by <= now:
                 self._fail(subscription, AckTimeout(self.key, timeout_s))
             elif held_by is not None and held_by <= now:
@@ -192,16 +199,16 @@ class Group:
         if self._has_ended or self._settings.flow.is_stopped:
             return None
         if absent := self._settings.seats.absent(self.key):
-            return Hold(self.key, "absent subscriber", tuple(absent))
-        full = [id_ for id_, subscription in self._online.items() if subscription.full_since is not None]
+            return Hold(self._name, "absent subscriber", tuple(absent))
+        full = {id_: each.full_since for id_, each in self._online.items() if each.full_since is not None}
         if full:
-            return Hold(self.key, "full queue", tuple(full))
+            return Hold(self._name, "full queue", tuple(full), since=min(full.values()))
         if self.outstanding < OUTSTANDING_EVENTS_MAX:
             return None
         owed = {id_: _account(subscription).earliest_deadline() for id_, subscription in self._online.items()}
         oldest = min((deadline for deadline in owed.values() if deadline is not None), default=None)
         return Hold(
-            self.key, "unresolved events", tuple(id_ for id_, at in owed.items() if at is not None and at == oldest)
+            self._name, "unresolved events", tuple(id_ for id_, at in owed.items() if at is not None and at == oldest)
         )
 
     async def run(self) -> None:
@@ -379,7 +386,7 @@ class Group:
         """From now on these hold the group up, where a full queue does."""
         if self._settings.overflow == "pause":
             for subscription in subscriptions:
-                if subscription.is_full:
+                if subscription.is_full and not subscription.waits_for_store:
                     subscription.full_since = self._settings.now()
 
     def _enter(self, item: Any, subscriptions: list[Subscription]) -> tuple[Any, list[Share]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
@@ -14,16 +14,18 @@ HOLD_REPORT_AGAIN_S = 300.0  # and then again this often, for as long as it last
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why a stream waits before it pulls its next event, and for which triggers.
+    """Why a stream waits before it pulls its next event, and for which triggers. ``stream`` is its key as text.
 
     ``full queue``: these have as many raw events waiting as they may (back-pressure). ``absent subscriber``: these
     failed, and are expected back (`Seats`). ``unresolved events``: too many events are broadcast and not advanced;
     these are the triggers that owe the oldest of them.
     """
 
-    stream: Hashable
+    stream: str
     reason: Literal["full queue", "absent subscriber", "unresolved events"]
     trigger_ids: tuple[int, ...]
+    since: float | None = field(default=None, compare=False)  # by the manager's clock, where it is known: when a queue
+    # was filled that nothing was pulled from since
 
 
 class HoldReports:
@@ -31,29 +33,37 @@ class HoldReports:
 
     def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
         self._log = log
-        self._since: dict[Hashable, tuple[float, Hold]] = {}
-        self._reported_at: dict[Hashable, float] = {}
+        self._lasting: dict[str, _Lasting] = {}
 
     def note(self, holds: Iterable[Hold], now: float) -> None:
         """Take what holds now."""
         current = {hold.stream: hold for hold in holds}
-        for stream in [stream for stream in self._since if stream not in current]:
-            since, hold = self._since.pop(stream)
-            if self._reported_at.pop(stream, None) is not None:
-                self._log.info("a shared stream goes on", stream=repr(stream), waited_s=round(now - since, 1))
+        for stream in [stream for stream in self._lasting if stream not in current]:
+            lasting = self._lasting.pop(stream)
+            if lasting.reported_at is not None:
+                self._log.info("a shared stream goes on", stream=stream, waited_s=round(now - lasting.began_at, 1))
         for stream, hold in current.items():
-            since, before = self._since.get(stream, (now, hold))
-            if before.reason != hold.reason:
-                since = now
-            self._since[stream] = since, hold
-            reported_at = self._reported_at.get(stream)
-            is_due = now - since >= HOLD_REPORT_S if reported_at is None else now - reported_at >= HOLD_REPORT_AGAIN_S
-            if is_due:
-                self._reported_at[stream] = now
-                self._log.warning(
-                    "a shared stream waits for its subscribers",
-                    stream=repr(stream),
-                    reason=hold.reason,
-                    trigger_ids=list(hold.trigger_ids),
-                    waited_s=round(now - since, 1),
-                )
+            before = self._lasting.get(stream)
+            if before is None or before.hold.reason != hold.reason or before.hold.since != hold.since:
+                # Also where a queue is full again: somebody pulled from it meanwhile, and is slow, but alive.
+                self._lasting[stream] = _Lasting(hold, now if hold.since is None else hold.since)
+            self._report(self._lasting[stream], now)
+
+    def _report(self, lasting: _Lasting, now: float) -> None:
+        before = lasting.reported_at
+        if now - lasting.began_at >= HOLD_REPORT_S if before is None else now - before >= HOLD_REPORT_AGAIN_S:
+            lasting.reported_at = now
+            self._log.warning(
+                "a shared stream waits for its subscribers",
+                stream=lasting.hold.stream,
+                reason=lasting.hold.reason,
+                trigger_ids=list(lasting.hold.trigger_ids),
+                waited_s=round(now - lasting.began_at, 1),
+            )
+
+
+@dataclass(slots=True)
+class _Lasting:
+    hold: Hold
+    began_at: float
+    reported_at: float | None = None

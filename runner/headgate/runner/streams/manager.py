@@ -7,6 +7,7 @@ a fresh group instead of a dead one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -261,7 +262,11 @@ class SharedStreamManager:
     # --- inside ----------------------------------------------------------------------------------
 
     def _holds(self) -> Iterator[Hold]:
-        return (hold for group in self._groups.values() if (hold := group.hold()) is not None)
+        for group in self._groups.values():
+            # The key is the author's object: where its hash fails by now, this must not end all other streams.
+            with contextlib.suppress(Exception):
+                if (hold := group.hold()) is not None:
+                    yield hold
 
     def _evict(self, group: Group) -> None:
         if self._groups.get(group.key) is group:

@@ -66,7 +66,10 @@ class Subscription:
         self.trigger_id = trigger_id
         self.account = account
         self.on_failed: Callable[[Exception], None] | None = None
-        self.full_since: float | None = None  # by the group's clock, while it holds the group up
+        # By the group's clock: when the queue was filled from which nothing was pulled since. None where there is room,
+        # and while the trigger waits for the store (`Host`), which is no fault of its own.
+        self.full_since: float | None = None
+        self.waits_for_store = False
         self._flow = flow
         self._queue_events_max = queue_events_max
         self._on_room = on_room
