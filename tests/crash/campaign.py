@@ -205,6 +205,8 @@ class Campaign:
         """Drain the pair; return a result only where that went wrong."""
         result = Result("drain", "SIGTERM", self._subscribers, self._dialect)
         try:
+            # One that was started a moment ago may have nothing to do, and not listen to SIGTERM yet.
+            wait_until(lambda: self._main.runner() or self._main.exit_code() is not None, "a runner before the drain")
             codes = [supervisor.drain() for supervisor in self._supervisors if supervisor.exit_code() is None]
             if any(codes):
                 result.error = f"exit codes {codes} after a drain"
