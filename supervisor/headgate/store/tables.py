@@ -26,6 +26,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
     UniqueConstraint,
     column,
     false,
@@ -297,7 +298,7 @@ task_instance = Table(
 )
 
 
-def _index_tasks(name: str, *columns: str, where: ColumnElement[bool], unique: bool = False) -> None:
+def _index_tasks(name: str, *columns: str, where: ColumnElement[bool] | TextClause, unique: bool = False) -> None:
     of = [task_instance.c[column] for column in columns]
     Index(name, *of, unique=unique, postgresql_where=where, sqlite_where=where)
 
