@@ -9,17 +9,18 @@ from typing import Literal
 import msgspec
 from sqlalchemy import Connection, and_, delete, exists, func, select, update
 
-from headgate.protocol.dags import DagSpec, TaskSpec, TaskState, decode_dag, encode_dag
+from headgate.protocol.dags import DEFAULT_POOL, DagSpec, TaskSpec, TaskState, decode_dag, encode_dag
 from headgate.protocol.messages import ERROR_CHARS_MAX
 from headgate.scheduling import states
 from headgate.store import task_rows
 from headgate.store.bulk import Kind, insert_into, insert_new
 from headgate.store.dead_letters import storable_text
 from headgate.store.errors import NoSuchRow
-from headgate.store.tables import dag, dag_run, import_error, task_instance
+from headgate.store.tables import dag, dag_run, import_error, pool, task_instance
 from headgate.store.times import bound
 from headgate.store.watchers import check_name
 
+DEFAULT_POOL_SLOTS = 128  # of `DEFAULT_POOL`, until somebody says otherwise: more than the workers of a machine
 FILE_CHARS_MAX = 4096  # of a path, as Linux has it
 RunType = Literal["manual", "scheduled", "asset"]
 RunEnd = Literal["success", "failed"]
@@ -50,7 +51,8 @@ class DagRow(msgspec.Struct, frozen=True):
 def save_file(connection: Connection, now: datetime, file: str, specs: Sequence[DagSpec]) -> None:
     """Record what a file that was parsed holds now; DAGs it held earlier and holds no more are put away.
 
-    A DAG of the same name in another file moves to this one: the file parsed last has it.
+    A DAG of the same name in another file moves to this one: the file parsed last has it. The pool that tasks use
+    unless they say otherwise is made where it is not there: no dispatch may wait for another one that makes it.
     """
     check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
     for spec in sorted(specs, key=lambda spec: spec.dag_id):
@@ -65,6 +67,8 @@ def save_file(connection: Connection, now: datetime, file: str, specs: Sequence[
             name=spec.dag_id, created_date=now, is_paused=spec.is_paused_upon_creation, **told
         )
         connection.execute(statement.on_conflict_do_update(index_elements=[dag.c.name], set_=told))
+    default = insert_into(connection, pool).values(name=DEFAULT_POOL, slots=DEFAULT_POOL_SLOTS)
+    connection.execute(default.on_conflict_do_nothing())
     gone = [dag.c.file == file, dag.c.removed_at.is_(None), dag.c.name.not_in([spec.dag_id for spec in specs])]
     connection.execute(update(dag).where(*gone).values(removed_at=now))
     connection.execute(delete(import_error).where(import_error.c.file == file))

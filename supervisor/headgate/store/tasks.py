@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import Connection, Integer, and_, bindparam, false, func, or_, select
 
-from headgate.protocol.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
+from headgate.protocol.dags import POOL_SLOTS_MAX, TaskState
 from headgate.scheduling import states
 from headgate.store import task_rows, task_values
 from headgate.store.bulk import insert_into
@@ -25,8 +25,6 @@ from headgate.store.secrets import Secrets
 from headgate.store.tables import dag, dag_run, pool, task_instance, trigger_event
 from headgate.store.times import UtcDateTime, bound, read
 from headgate.store.watchers import check_name
-
-DEFAULT_POOL_SLOTS = 128  # of `DEFAULT_POOL`, until somebody says otherwise: more than the workers of a machine
 
 _C = task_instance.c
 Decision = Literal["scheduled", "upstream_failed", "upstream_skipped"]
@@ -128,11 +126,7 @@ _USED = Prepared(
 
 def _lock_pools(connection: Connection) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
     """Lock what pools can be had; return the slots of each, the free ones of each, and the pools passed over."""
-    default = insert_into(connection, pool).values(name=DEFAULT_POOL, slots=DEFAULT_POOL_SLOTS)
     names = {name for (name,) in _POOL_NAMES.run(connection).fetchall()}
-    if DEFAULT_POOL not in names:
-        connection.execute(default.on_conflict_do_nothing())
-        names.add(DEFAULT_POOL)
     slots = {name: int(count) for name, count in _POOLS.run(connection).fetchall()}
     # Counted after the locks are had: what another dispatched before it let go of a pool is committed, and seen.
     used = {name: int(count) for name, count in _USED.run(connection).fetchall()}
