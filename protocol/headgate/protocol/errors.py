@@ -6,6 +6,10 @@ and frame logs. Nothing but a `ProtocolError` is raised by ``headgate.protocol``
 
 from __future__ import annotations
 
+from typing import Final
+
+ID_SHOWN_CHARS_MAX: Final = 250  # of an id in a sentence; one that is longer is at fault itself
+
 
 class ProtocolError(Exception):
     """A rule of the protocol was broken."""
@@ -64,6 +68,29 @@ class ValueTooLong(ProtocolError, ValueError):
 
 class ValueMalformed(ProtocolError, ValueError):
     """Bytes that should hold an encoded value do not, or hold a type that is not registered here."""
+
+
+class DagMalformed(ProtocolError, ValueError):
+    """A DAG breaks a rule; ``task_id`` is set where one task is at fault."""
+
+    def __init__(self, dag_id: str, task_id: str | None, problem: str) -> None:
+        task = "" if task_id is None else f", task {task_id[:ID_SHOWN_CHARS_MAX]!a}"
+        super().__init__(f"DAG {dag_id[:ID_SHOWN_CHARS_MAX]!a}{task}: {problem}")
+        self.dag_id = dag_id
+        self.task_id = task_id
+        self.problem = problem
+
+
+class DagTooLong(ProtocolError, ValueError):
+    """A DAG is too long once encoded."""
+
+    def __init__(self, dag_id: str, spec_bytes: int, bytes_max: int) -> None:
+        super().__init__(
+            f"DAG {dag_id[:ID_SHOWN_CHARS_MAX]!a} needs {spec_bytes:,} bytes on the wire; the limit is {bytes_max:,}"
+        )
+        self.dag_id = dag_id
+        self.spec_bytes = spec_bytes
+        self.bytes_max = bytes_max
 
 
 class FrameLogError(ProtocolError):

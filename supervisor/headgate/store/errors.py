@@ -72,6 +72,19 @@ class NoSuchWatcher(StoreError):
         self.name = name
 
 
+class NoSuchRow(StoreError):
+    """There is no variable, connection, pool, DAG, run or task of this name; ``what`` says which of them."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"there is no {what} named {name!r}")
+        self.what = what
+        self.name = name
+
+
+class ValueRefused(StoreError, ValueError):
+    """A value a user wants to be stored is too big, or has no form; the message names the value and the limit."""
+
+
 class BadName(StoreError, ValueError):
     """A name a user chose cannot be stored and shown safely; the message says why."""
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, literal_column, null, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, or_, select, update
 
 from headgate.protocol.messages import (
     ERROR_CHARS_MAX,
@@ -154,8 +154,9 @@ _MARK_LAST = Prepared(
 _MINE = and_(trigger.c.id == bindparam("id_"), trigger.c.triggerer_id == bindparam("epoch"))
 _RETURNED = Prepared(
     update(trigger)
-    .where(_MINE, trigger.c.finished_at.is_(None))
-    .values(finished_at=bindparam("now"), triggerer_id=null())
+    .where(_MINE)
+    # It is finished already where the task that waited for it has gone on; now its owner is done with it, too.
+    .values(finished_at=func.coalesce(trigger.c.finished_at, bindparam("now")), triggerer_id=null())
 )
 _FAILED = Prepared(
     update(trigger)

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from headgate.protocol import marks
 from headgate.protocol.messages import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
 from headgate.protocol.values import encode_value
-from headgate.store import dead_letters, driver_errors, leases, notices, reading, watchers
+from headgate.store import dead_letters, deferral, driver_errors, leases, notices, reading, watchers
 from headgate.store import events as event_log
 from headgate.store.deadline import Deadline
 from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
@@ -25,6 +25,7 @@ from headgate.store.errors import NoSuchWatcher, RowsRefused
 from headgate.store.leases import ClaimedTrigger, Clock, Poll, TriggererRow
 from headgate.store.prepared import driver_of
 from headgate.store.secrets import Secrets
+from headgate.store.task_verbs import TaskVerbs
 
 # A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S: one
 # that takes longer than both is with a server, or behind a network, that has stopped answering.
@@ -48,6 +49,10 @@ class Store:
         self._connection: Connection | None = None
         self._notices: notices.Notices | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
+        self.tasks = TaskVerbs(self._writing, self._reading, secrets, clock)
+        # Triggers that were claimed here, and that a task waits for: all others' events cost nothing more for tasks.
+        # No more than this supervisor may own.
+        self._waited_for: set[int] = set()
 
     def __enter__(self) -> Store:
         return self
@@ -124,12 +129,14 @@ class Store:
         """Take up to ``limit`` triggers nobody runs, oldest first, and return them. No trigger has two owners."""
         with self._writing() as connection:
             rows = leases.claim(connection, epoch, self._clock, limit=limit, queues=queues)
+        self._note_tasks(rows)
         return [leases.decrypted(row, self._secrets) for row in rows]
 
     def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]:
         """Return the triggers this epoch owns and should be running."""
         with self._reading() as connection:
             rows = leases.claimed(connection, epoch)
+        self._note_tasks(rows)
         return [leases.decrypted(row, self._secrets) for row in rows]
 
     def has_news(self) -> bool:
@@ -154,6 +161,7 @@ class Store:
         with self._writing() as connection:
             leases.release(connection, epoch, self._clock, ids)
             notices.tell(connection)
+        self._waited_for.difference_update(ids)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -177,10 +185,19 @@ class Store:
             stored, redelivered = event_log.insert_events(connection, now, events)
             marks.reach("store.rows_inserted")
             dead_letters.bury_refused(connection, now, refused)
+            if self._waited_for:  # before the triggers' own rows: see `headgate.store.task_rows` on locks
+                deferral.take_events(connection, now, events, self._waited_for)
+                deferral.take_ends(connection, now, self._secrets, epoch, finished, self._waited_for)
             failure_counts = event_log.finish(connection, epoch, now, finished)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
+        if self._waited_for:
+            self._waited_for.difference_update(run.trigger_id for run in finished if run.outcome == "returned")
         return event_log.StoredSlice(stored=stored, redelivered=redelivered, failure_counts=failure_counts)
+
+    def _note_tasks(self, rows: Sequence[leases.ToRun]) -> None:
+        # A watcher's trigger has its name, removed or not.
+        self._waited_for.update(id_ for id_, watcher, *_ in rows if watcher is None)
 
     def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
         """Record an event as a dead letter, with its whole payload. Burying it again changes nothing."""

@@ -4,6 +4,9 @@ Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` are never deleted: they
 (``removed_at``, ``stopped_at``, ``fenced_at``), so that what refers to them stays readable. Ids are never
 given twice, which SQLite promises only when asked to (``sqlite_autoincrement``).
 
+The tables of tasks, after the same seed and its state machine, follow those of triggers; what a task's state is allowed
+to be together with its other columns, the database checks.
+
 The migrations say the same a second time, on purpose; a test holds the two together.
 """
 
@@ -14,6 +17,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -22,11 +26,14 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
     UniqueConstraint,
+    column,
     false,
     text,
 )
 
+from headgate.protocol.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BYTES_MAX, TaskState
 from headgate.protocol.messages import KEY_CHARS_MAX
 from headgate.store.times import UtcDateTime
 
@@ -191,4 +198,159 @@ Index(
     unique=True,
     postgresql_where=_keyed_letter,
     sqlite_where=_keyed_letter,
+)
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+RUN_STATES = ("running", "success", "failed")
+RUN_TYPES = ("manual", "scheduled", "asset")
+
+# A DAG as its file said last. ``name`` is its author's dag_id.
+dag = Table(
+    "dag",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("file", Text, nullable=False),
+    Column("spec", LargeBinary, nullable=False),  # `headgate.protocol.dags.encode_dag`
+    Column("max_active_runs", BigInteger, nullable=False),
+    Column("is_paused", Boolean, nullable=False),
+    Column("created_date", UtcDateTime, nullable=False),
+    Column("parsed_at", UtcDateTime, nullable=False),
+    Column("removed_at", UtcDateTime),  # its file no longer has it
+    UniqueConstraint("name"),
+    sqlite_autoincrement=True,
+)
+
+import_error = Table(
+    "import_error",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("file", Text, nullable=False),
+    Column("error", Text, nullable=False),  # with its traceback
+    Column("stored_at", UtcDateTime, nullable=False),
+    UniqueConstraint("file"),
+    sqlite_autoincrement=True,
+)
+
+dag_run = Table(
+    "dag_run",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("dag_id", BigId, ForeignKey("dag.id"), nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("run_type", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("logical_date", UtcDateTime),
+    Column("conf", LargeBinary),  # encoded by `headgate.protocol.values`
+    Column("created_date", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime),
+    UniqueConstraint("dag_id", "run_id"),
+    CheckConstraint(column("state").in_(RUN_STATES), name="state"),
+    CheckConstraint(column("run_type").in_(RUN_TYPES), name="run_type"),
+    sqlite_autoincrement=True,
+)
+_active_run = dag_run.c.ended_at.is_(None)
+Index("ix_dag_run_active", dag_run.c.dag_id, postgresql_where=_active_run, sqlite_where=_active_run)
+
+# One task of one run. ``token`` names what the task was last given to, a worker or a trigger: a new random one for
+# each dispatch and for each deferral, so that the answer of an earlier one matches no row.
+task_instance = Table(
+    "task_instance",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("dag_run_id", BigId, ForeignKey("dag_run.id"), nullable=False),
+    Column("task_id", Text, nullable=False),
+    Column("state", Text, nullable=False, server_default=text("'none'")),
+    Column("try_number", BigInteger, nullable=False, server_default=text("0")),  # the try it is in, the first is 1
+    Column("tries_max", BigInteger, nullable=False),  # no try after this one; a clear raises it
+    Column("token", Text),
+    Column("trigger_id", BigId, ForeignKey("trigger.id")),
+    Column("next_method", Text),
+    Column("next_kwargs", Text),  # encrypted
+    Column("event_id", BigId, ForeignKey("trigger_event.id")),  # the event that resumes it
+    Column("trigger_timeout", UtcDateTime),
+    Column("deadline", UtcDateTime),  # of the whole try, deferrals included
+    Column("retry_at", UtcDateTime),
+    Column("triggerer_id", BigId, ForeignKey("triggerer.id")),  # the epoch of the supervisor whose worker has it
+    Column("retries", BigInteger, nullable=False),
+    Column("retry_delay_s", Double, nullable=False),
+    Column("retry_exponential_backoff", Boolean, nullable=False),
+    Column("max_retry_delay_s", Double),
+    Column("execution_timeout_s", Double),
+    Column("priority_weight", BigInteger, nullable=False),
+    Column("queue", Text, nullable=False, server_default=text(f"'{DEFAULT_QUEUE}'")),
+    Column("pool", Text, nullable=False, server_default=text(f"'{DEFAULT_POOL}'")),
+    Column("pool_slots", BigInteger, nullable=False),
+    Column("created_date", UtcDateTime, nullable=False),
+    Column("scheduled_at", UtcDateTime),  # when it became ready last
+    Column("queued_at", UtcDateTime),
+    Column("started_at", UtcDateTime),  # when this try began
+    Column("ended_at", UtcDateTime),
+    Column("last_error", Text),
+    UniqueConstraint("dag_run_id", "task_id"),
+    CheckConstraint(column("state").in_([state.value for state in TaskState]), name="state"),
+    CheckConstraint("(state = 'deferred') = (trigger_id IS NOT NULL)", name="trigger"),
+    CheckConstraint("(state IN ('queued', 'running', 'restarting')) = (triggerer_id IS NOT NULL)", name="owner"),
+    CheckConstraint("(state = 'up_for_retry') = (retry_at IS NOT NULL)", name="retry"),
+    CheckConstraint("(state IN ('queued', 'running', 'restarting', 'deferred')) = (token IS NOT NULL)", name="token"),
+    sqlite_autoincrement=True,
+)
+
+
+def _index_tasks(name: str, *columns: str, where: ColumnElement[bool] | TextClause, unique: bool = False) -> None:
+    of = [task_instance.c[column] for column in columns]
+    Index(name, *of, unique=unique, postgresql_where=where, sqlite_where=where)
+
+
+# Written out: a partial index serves a statement that says the same, and ours say ``state = 'scheduled'``.
+_index_tasks("ix_task_instance_scheduled", "pool", "queue", "priority_weight", "id", where=text("state = 'scheduled'"))
+_index_tasks("ix_task_instance_retry", "retry_at", where=task_instance.c.retry_at.is_not(None))
+_index_tasks("ix_task_instance_timeout", "trigger_timeout", where=text("state = 'deferred'"))
+_index_tasks("uq_task_instance_trigger", "trigger_id", where=task_instance.c.trigger_id.is_not(None), unique=True)
+_index_tasks("ix_task_instance_owner", "triggerer_id", where=task_instance.c.triggerer_id.is_not(None))
+
+xcom = Table(
+    "xcom",
+    metadata,
+    Column("task_instance_id", BigId, ForeignKey("task_instance.id"), primary_key=True, autoincrement=False),
+    Column("key", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),  # encoded by `headgate.protocol.values`
+    Column("stored_at", UtcDateTime, nullable=False),
+    CheckConstraint(f"length(value) <= {XCOM_BYTES_MAX}", name="value_bytes"),
+)
+
+variable = Table(
+    "variable",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("value", Text, nullable=False),  # encrypted
+    Column("description", Text, nullable=False, server_default=text("''")),
+    Column("updated_at", UtcDateTime, nullable=False),
+    UniqueConstraint("name"),
+    sqlite_autoincrement=True,
+)
+
+connection = Table(
+    "connection",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("value", Text, nullable=False),  # encrypted
+    Column("description", Text, nullable=False, server_default=text("''")),
+    Column("updated_at", UtcDateTime, nullable=False),
+    UniqueConstraint("name"),
+    sqlite_autoincrement=True,
+)
+
+pool = Table(
+    "pool",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("slots", BigInteger, nullable=False),
+    UniqueConstraint("name"),
+    CheckConstraint("slots >= 0", name="slots"),
+    sqlite_autoincrement=True,
 )

@@ -1,0 +1,153 @@
+"""The states of a task, and every way from one to another, as one table (seed 004, State Transitions).
+
+The way of most tasks::
+
+                  ┌────────── resumed by its event, its trigger's failure, or a timeout ─────┐
+                  ▼                                                                          │
+    none ──▶ scheduled ──▶ queued ──▶ running ──defers──▶ deferred ────────────────────────▶─┘
+                  ▲  └─────────────▶─────┘ │
+                  │                        ├──▶ success | failed | skipped
+                  └──── up_for_retry ◀─────┘
+
+A user may clear a task from anywhere; clearing one that runs leads over ``restarting``, so that the old worker is known
+to be gone before another begins. The five states in `TERMINAL` are left by clearing, and in no other way.
+
+The store's functions take the old states of their UPDATE, and the new one, from here. A transition that the table does
+not have is `IllegalTransition`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from headgate.protocol.dags import TaskState
+
+TriggerId = Literal["set", "clear", "-"]
+NextMethod = Literal["set", "__fail__", "clear", "-"]
+By = Literal["scheduler", "worker", "triggerer", "supervisor", "user"]
+
+FAIL_METHOD: Final = "__fail__"  # the next_method of a task that is resumed to fail; never a method of an author's
+
+_S = TaskState
+TERMINAL: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.SKIPPED, _S.UPSTREAM_FAILED, _S.REMOVED})
+UNFINISHED: Final = frozenset(_S) - TERMINAL
+OCCUPYING: Final = frozenset({_S.QUEUED, _S.RUNNING, _S.RESTARTING})  # has slots of its pool, and an owner
+_NOT_WAITING = UNFINISHED - {_S.DEFERRED}
+_BEFORE_A_WORKER = frozenset({_S.NONE, _S.SCHEDULED, _S.QUEUED, _S.UP_FOR_RETRY})
+
+
+class IllegalTransition(Exception):
+    """The table has no such transition; nothing was changed."""
+
+    def __init__(self, event: str, state: TaskState) -> None:
+        super().__init__(f"a task that is {state.value} cannot have {event!r} happen to it")
+        self.event = event
+        self.state = state
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """One row. ``trigger_id`` and ``next_method`` say what becomes of these columns; ``by`` who causes it.
+
+    ``-``: stays as it is. ``action`` is what else happens, in the same transaction unless it says otherwise.
+    """
+
+    event: str
+    from_: frozenset[TaskState]
+    to: TaskState
+    trigger_id: TriggerId
+    next_method: NextMethod
+    by: By
+    action: str
+
+
+def _row(
+    event: str,
+    from_: TaskState | frozenset[TaskState],
+    to: TaskState,
+    trigger_id: TriggerId,
+    next_method: NextMethod,
+    by: By,
+    action: str,
+) -> Transition:
+    sources = from_ if isinstance(from_, frozenset) else frozenset({from_})
+    return Transition(event, sources, to, trigger_id, next_method, by, action)
+
+
+TRANSITIONS: Final[tuple[Transition, ...]] = (
+    # --- before a worker -------------------------------------------------------------------------
+    _row("scheduled", _S.NONE, _S.SCHEDULED, "-", "-", "scheduler", "Begin a try: its trigger rule holds"),
+    _row("upstream_failed", _S.NONE, _S.UPSTREAM_FAILED, "-", "-", "scheduler", "Its trigger rule can no longer hold"),
+    _row("upstream_skipped", _S.NONE, _S.SKIPPED, "-", "-", "scheduler", "Its trigger rule skips it"),
+    _row("queued", _S.SCHEDULED, _S.QUEUED, "-", "-", "scheduler", "Take slots of its pool; new token"),
+    _row("picked_up", _S.SCHEDULED, _S.RUNNING, "-", "-", "worker", "Execute, or the callback method; new token"),
+    _row("started", _S.QUEUED, _S.RUNNING, "-", "-", "worker", "Execute, or the callback method"),
+    _row("started_in_trigger", _S.SCHEDULED, _S.DEFERRED, "set", "set", "scheduler", "Create trigger; no worker"),
+    # --- on a worker -----------------------------------------------------------------------------
+    _row("deferred", _S.RUNNING, _S.DEFERRED, "set", "set", "worker", "Create trigger, free the worker; new token"),
+    _row("succeeded", _S.RUNNING, _S.SUCCESS, "-", "-", "worker", "Task done; store its XComs"),
+    _row("skipped", _S.RUNNING, _S.SKIPPED, "-", "-", "worker", "Task done"),
+    _row("failed", _S.RUNNING, _S.FAILED, "-", "-", "worker", "Task failed, and no try is left"),
+    _row("failed_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "worker", "Wait for the retry delay"),
+    _row("retry_due", _S.UP_FOR_RETRY, _S.SCHEDULED, "-", "-", "scheduler", "Begin the next try, from execute"),
+    # --- while it waits for its trigger ----------------------------------------------------------
+    _row("event", _S.DEFERRED, _S.SCHEDULED, "clear", "set", "triggerer", "Resume via callback, with the event"),
+    _row("trigger_failed", _S.DEFERRED, _S.SCHEDULED, "clear", "__fail__", "triggerer", "Resume to fail, with error"),
+    _row("timed_out", _S.DEFERRED, _S.SCHEDULED, "clear", "__fail__", "supervisor", "Resume to fail; cancel trigger"),
+    _row("ended_success", _S.DEFERRED, _S.SUCCESS, "clear", "-", "triggerer", "TaskSuccessEvent; store its XComs"),
+    _row("ended_skipped", _S.DEFERRED, _S.SKIPPED, "clear", "-", "triggerer", "TaskSkippedEvent; store its XComs"),
+    _row("ended_failed", _S.DEFERRED, _S.FAILED, "clear", "-", "triggerer", "TaskFailedEvent, and no try is left"),
+    _row("ended_to_retry", _S.DEFERRED, _S.UP_FOR_RETRY, "clear", "clear", "triggerer", "TaskFailedEvent; retry delay"),
+    # --- a worker or its supervisor is gone ------------------------------------------------------
+    _row("worker_lost", _S.RUNNING, _S.FAILED, "-", "-", "supervisor", "The try failed; no try is left"),
+    _row("worker_lost_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The try failed"),
+    _row("handed_back", _S.QUEUED, _S.SCHEDULED, "-", "-", "supervisor", "It never began: the same try goes on"),
+    _row("adopted", _S.QUEUED, _S.SCHEDULED, "-", "-", "supervisor", "Its supervisor is gone: the same try goes on"),
+    _row("adopted", _S.RUNNING, _S.FAILED, "-", "-", "supervisor", "Its supervisor is gone, and no try is left"),
+    _row("adopted_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The supervisor is gone"),
+    _row("adopted", _S.RESTARTING, _S.NONE, "-", "-", "supervisor", "Its supervisor is gone, and so is the old worker"),
+    # --- what users do ---------------------------------------------------------------------------
+    _row("cleared", _S.DEFERRED, _S.NONE, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),
+    _row("cleared", _S.RUNNING, _S.RESTARTING, "-", "clear", "user", "The worker is ended, with on_kill()"),
+    _row("cleared", _BEFORE_A_WORKER | TERMINAL, _S.NONE, "-", "clear", "user", "Forget its XComs and its end"),
+    _row("restarted", _S.RESTARTING, _S.NONE, "-", "-", "supervisor", "The old worker is gone"),
+    _row("marked_success", _S.DEFERRED, _S.SUCCESS, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),
+    _row("marked_success", _NOT_WAITING, _S.SUCCESS, "-", "clear", "user", "End a worker, with on_kill()"),
+    _row("marked_failed", _S.DEFERRED, _S.FAILED, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),
+    _row("marked_failed", _NOT_WAITING, _S.FAILED, "-", "clear", "user", "End a worker; no retry"),
+    _row("removed", _S.DEFERRED, _S.REMOVED, "clear", "clear", "scheduler", "Cleanup trigger: no longer in its DAG"),
+    _row("removed", _BEFORE_A_WORKER, _S.REMOVED, "-", "clear", "scheduler", "Its DAG no longer has it"),
+)
+
+_BY_EVENT: Final = {(row.event, state): row for row in TRANSITIONS for state in row.from_}
+
+
+def move(event: str, state: TaskState) -> Transition:
+    """Return the row for ``event`` in ``state``. Raises `IllegalTransition`, and `KeyError` for no event at all."""
+    row = _BY_EVENT.get((event, state))
+    if row is None:
+        of(event)
+        raise IllegalTransition(event, state)
+    return row
+
+
+def of(event: str) -> tuple[Transition, ...]:
+    """Return the rows of an event. Raises `KeyError` where there is none."""
+    rows = tuple(row for row in TRANSITIONS if row.event == event)
+    if not rows:
+        raise KeyError(event)
+    return rows
+
+
+def markdown() -> str:
+    """Return the table as Markdown, a line a row, ending with a newline: the documentation shows this very text."""
+    head = ("From", "Event", "To", "trigger_id", "next_method", "By", "Action")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    order = list(TaskState)
+    for row in TRANSITIONS:
+        sources = ", ".join(state.value for state in sorted(row.from_, key=order.index))
+        method = f"`{row.next_method}`" if row.next_method == FAIL_METHOD else row.next_method
+        cells = (sources, f"`{row.event}`", row.to.value, row.trigger_id, method, row.by, row.action)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,64 @@
+"""Whether a task may run, by the states of the tasks directly upstream of it.
+
+The answer never depends on the order in which those end: it is given as soon as no further end could change it, and not
+before (only ``all_done`` waits for all of them in any case). A skip and a failure upstream of one task would otherwise
+make it skipped or failed as chance has it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, assert_never
+
+from headgate.protocol.dags import TaskState, TriggerRule
+from headgate.scheduling.states import TERMINAL
+
+Readiness = Literal["run", "wait", "skipped", "upstream_failed"]
+
+
+def ready(rule: TriggerRule, upstream_states: Iterable[TaskState]) -> Readiness:
+    """Say what becomes of a task in the state ``none`` whose upstream tasks are in these states.
+
+    A task without upstream runs, whatever its rule. An upstream task that was removed counts as skipped.
+    """
+    states = Counter(upstream_states)
+    success = states[TaskState.SUCCESS]
+    failed = states[TaskState.FAILED]
+    broken = failed + states[TaskState.UPSTREAM_FAILED]
+    skipped = states[TaskState.SKIPPED] + states[TaskState.REMOVED]
+    is_done = all(state in TERMINAL for state in states)
+    if not states:
+        return "run"
+    match rule:
+        case "always":
+            return "run"
+        case "all_done":
+            return "run" if is_done else "wait"
+        case "all_success":
+            return _unless(broken, "upstream_failed", is_done, "skipped" if skipped else "run")
+        case "none_failed":
+            return _unless(broken, "upstream_failed", is_done, "run")
+        case "none_failed_min_one_success":
+            return _unless(broken, "upstream_failed", is_done, "run" if success else "skipped")
+        case "none_skipped":
+            return _unless(skipped, "skipped", is_done, "run")
+        case "all_failed":
+            return _unless(success + skipped, "skipped", is_done, "run")
+        case "all_skipped":
+            return _unless(success + broken, "skipped", is_done, "run")
+        case "one_success":
+            return _unless(success, "run", is_done, "upstream_failed" if broken else "skipped")
+        case "one_failed":
+            return _unless(broken, "run", is_done, "skipped")
+        case "one_done":
+            return _unless(success + failed, "run", is_done, "upstream_failed" if broken else "skipped")
+        case _:
+            assert_never(rule)
+
+
+def _unless(deciding: int, decided: Readiness, is_done: bool, otherwise: Readiness) -> Readiness:
+    """Return ``decided`` as soon as a single deciding state is there, ``otherwise`` once all have ended without one."""
+    if deciding:
+        return decided
+    return otherwise if is_done else "wait"

@@ -1,0 +1,280 @@
+"""`TaskVerbs`: what a store does with tasks, each verb one transaction. It is reached as ``store.tasks``.
+
+What `headgate.store.store.Store` says of its verbs holds for these: the errors, the epoch, and that each may be
+repeated. A verb that moves a task says whether it did; where somebody else was first, it changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy import Connection
+
+from headgate.protocol.dags import DagSpec, TaskState
+from headgate.store import dags, deferral, leases, notices, task_actions, task_ends, task_values, tasks
+from headgate.store.leases import Clock
+from headgate.store.secrets import Secrets
+from headgate.store.tables import connection as connection_table
+from headgate.store.tables import variable
+
+TASKS_A_TRANSACTION_MAX = 500  # of one kind of due tasks: some tens of milliseconds, so that others have their turn
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+class TaskVerbs:
+    """The verbs for DAGs, runs, tasks, and the values they read."""
+
+    def __init__(self, writing: Transaction, reading: Transaction, secrets: Secrets, clock: Clock | None) -> None:
+        self._writing = writing
+        self._reading = reading
+        self._secrets = secrets
+        self._clock = clock
+
+    # --- DAGs and runs ---------------------------------------------------------------------------
+
+    def save_file(self, epoch: int, file: str, specs: Sequence[DagSpec]) -> None:
+        """Record the DAGs of a file that was parsed; those it holds no more are put away."""
+        with self._writing() as connection:
+            dags.save_file(connection, leases.hold(connection, epoch, self._clock), file, specs)
+
+    def save_import_error(self, epoch: int, file: str, error: str) -> None:
+        """Record why a file cannot be parsed, until it can be."""
+        with self._writing() as connection:
+            dags.save_import_error(connection, leases.hold(connection, epoch, self._clock), file, error)
+
+    def import_errors(self) -> dict[str, str]:
+        """Return the error of each file that cannot be parsed, by file."""
+        with self._reading() as connection:
+            return dags.import_errors(connection)
+
+    def list_dags(self) -> list[dags.DagRow]:
+        """Return the DAGs that some file has, by name."""
+        with self._reading() as connection:
+            return dags.listed(connection)
+
+    def set_paused(self, dag: str, *, is_paused: bool) -> None:
+        """Pause a DAG, or have it go on. Raises `NoSuchRow`."""
+        with self._writing() as connection:
+            dags.set_paused(connection, dag, is_paused=is_paused)
+
+    def create_run(
+        self,
+        dag: str,
+        run_id: str,
+        *,
+        run_type: dags.RunType = "manual",
+        logical_date: datetime | None = None,
+        conf: bytes | None = None,
+    ) -> int | None:
+        """Begin a run with all tasks of its DAG; return its id, None where the DAG has a run of this name already.
+
+        Of several supervisors that create the same run one does. Raises `NoSuchRow` and `BadName`.
+        """
+        with self._writing() as connection:
+            now = leases.read_clock(connection, self._clock)
+            return dags.create_run(connection, now, dag, run_id, run_type, logical_date, conf)
+
+    def follow_dag(self, epoch: int, dag_run_id: int) -> list[int]:
+        """Bring a run in line with its changed DAG; return the ids of the tasks that were removed from it."""
+        with self._writing() as connection:
+            return dags.follow_dag(connection, leases.hold(connection, epoch, self._clock), dag_run_id)
+
+    def end_run(self, epoch: int, dag_run_id: int, state: dags.RunEnd) -> bool:
+        """End a run; return whether that was done: not while one of its tasks is unfinished."""
+        with self._writing() as connection:
+            return dags.end_run(connection, leases.hold(connection, epoch, self._clock), dag_run_id, state)
+
+    def task_states(self, dag_run_id: int) -> dict[str, TaskState]:
+        """Return the state of each task of a run, by task id."""
+        with self._reading() as connection:
+            return dags.task_states(connection, dag_run_id)
+
+    def task_id_of(self, dag_run_id: int, task_id: str) -> int:
+        """Return what the other verbs call this task. Raises `NoSuchRow`."""
+        with self._reading() as connection:
+            return tasks.task_id_of(connection, dag_run_id, task_id)
+
+    # --- to a worker -----------------------------------------------------------------------------
+
+    def decide(self, epoch: int, decision: tasks.Decision, ids: Iterable[int]) -> list[int]:
+        """Schedule tasks, or do what else their trigger rules say; return the ids of those that were in ``none``."""
+        with self._writing() as connection:
+            return tasks.decide(connection, leases.hold(connection, epoch, self._clock), decision, ids)
+
+    def retry_due(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
+        """Begin the next try of tasks whose retry delay is over; return their ids."""
+        with self._writing() as connection:
+            return tasks.retry_due(connection, leases.hold(connection, epoch, self._clock), limit=limit)
+
+    def dispatch(
+        self, epoch: int, *, limit: int, queues: Sequence[str], straight_to_worker: bool = False
+    ) -> tasks.Dispatched:
+        """Take up to ``limit`` scheduled tasks of these queues, as priorities and pools allow, with a new token each.
+
+        They are ``queued``, and begin with `start`; where a worker is idle for each, ``running`` at once.
+        """
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            return tasks.dispatch(
+                connection,
+                now,
+                self._secrets,
+                epoch,
+                limit=limit,
+                queues=queues,
+                straight_to_worker=straight_to_worker,
+            )
+
+    def start(self, epoch: int, task_id: int, token: str) -> bool:
+        """Say that a worker begins with a queued task; return whether it may."""
+        with self._writing() as connection:
+            return tasks.start(connection, leases.hold(connection, epoch, self._clock), task_id, token)
+
+    def set_pool(self, name: str, slots: int) -> None:
+        """Make a pool, or change how many slots it has. Raises `BadName` and `ValueRefused`."""
+        with self._writing() as connection:
+            tasks.set_pool(connection, name, slots)
+
+    # --- deferral --------------------------------------------------------------------------------
+
+    def defer(self, epoch: int, task_id: int, token: str, wait: deferral.Deferral) -> str | None:
+        """Have a running task wait, and its worker go; return its new token, None where it is too late."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            notices.tell(connection)
+            return deferral.defer(connection, now, self._secrets, task_id, token, wait)
+
+    def start_in_trigger(self, epoch: int, task_id: int, wait: deferral.Deferral) -> str | None:
+        """Have a scheduled task begin in its trigger, without a worker; return its token, None where it is too late."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            notices.tell(connection)
+            return deferral.start_in_trigger(connection, now, self._secrets, task_id, wait)
+
+    def time_out(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
+        """Resume deferred tasks to fail that have waited for too long, by the database's clock; return their ids."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            notices.tell(connection)
+            return deferral.time_out(connection, now, self._secrets, limit=limit)
+
+    def remove_orphans(self, epoch: int) -> list[int]:
+        """Remove triggers that neither a watcher nor a task has; return their ids."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            notices.tell(connection)
+            return deferral.remove_orphans(connection, now)
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def succeed(
+        self,
+        epoch: int,
+        task_id: int,
+        token: str,
+        *,
+        end: Literal["succeeded", "skipped"] = "succeeded",
+        xcoms: Mapping[str, bytes] | None = None,
+    ) -> bool:
+        """End a running task well, with its encoded XComs; return whether it was the token's to end.
+
+        Raises `ValueRefused` for an XCom over the limit; nothing was written then: fail the task with it.
+        """
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            return task_ends.succeed(connection, now, task_id, token, end, xcoms or {})
+
+    def fail(self, epoch: int, task_id: int, token: str, error: str, *, may_retry: bool = True) -> TaskState | None:
+        """End the try of a running task badly; return its new state, None where it was not the token's to end."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            return task_ends.fail(connection, now, task_id, token, error, may_retry=may_retry)
+
+    def lose_worker(self, epoch: int, task_id: int, token: str, reason: str) -> TaskState | None:
+        """Say that the worker of a task is gone; return its new state, None where it had lost it before."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            return task_ends.lose_worker(connection, now, task_id, token, reason)
+
+    def adopt(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> dict[int, TaskState]:
+        """Take tasks from supervisors that are fenced or have ended; return their new states by id."""
+        with self._writing() as connection:
+            return task_ends.adopt(connection, leases.hold(connection, epoch, self._clock), limit=limit)
+
+    def owned(self, epoch: int) -> list[task_ends.OwnedTask]:
+        """Return the tasks that this epoch's workers have; a worker that has another is to be ended."""
+        with self._reading() as connection:
+            return task_ends.owned(connection, leases.read_clock(connection, self._clock), epoch)
+
+    # --- users -----------------------------------------------------------------------------------
+
+    def clear(self, task_id: int) -> TaskState | None:
+        """Have a task begin anew; return its new state, None where it is being cleared already. Raises `NoSuchRow`."""
+        with self._writing() as connection:
+            notices.tell(connection)
+            return task_actions.clear(connection, leases.read_clock(connection, self._clock), task_id)
+
+    def mark(self, task_id: int, mark: task_actions.Mark) -> bool:
+        """End a task as a user says; return whether it had not ended. Raises `NoSuchRow`."""
+        with self._writing() as connection:
+            notices.tell(connection)
+            return task_actions.mark(connection, leases.read_clock(connection, self._clock), task_id, mark)
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def push_xcoms(self, epoch: int, task_id: int, token: str, values: Mapping[str, bytes]) -> bool:
+        """Store XComs of a running task; return whether it was the token's. Raises `ValueRefused`."""
+        with self._writing() as connection:
+            now = leases.hold(connection, epoch, self._clock)
+            return task_ends.push_xcoms(connection, now, task_id, token, values)
+
+    def pull_xcom(self, dag_run_id: int, task_id: str, key: str) -> bytes | None:
+        """Return an XCom, encoded; None where there is none."""
+        with self._reading() as connection:
+            return task_values.pull_xcom(connection, dag_run_id, task_id, key)
+
+    def set_variable(self, name: str, value: bytes, *, description: str = "") -> None:
+        """Store a variable, encrypted. Raises `BadName` and `ValueRefused`."""
+        with self._writing() as connection:
+            now = leases.read_clock(connection, self._clock)
+            task_values.put(connection, now, self._secrets, variable, name, value, description)
+
+    def get_variable(self, name: str) -> bytes | None:
+        """Return a variable in clear, None where there is none. Raises `BadKey`."""
+        with self._reading() as connection:
+            return task_values.get(connection, self._secrets, variable, name)
+
+    def remove_variable(self, name: str) -> None:
+        """Delete a variable. Raises `NoSuchRow`."""
+        with self._writing() as connection:
+            task_values.drop(connection, variable, name)
+
+    def list_variables(self) -> list[task_values.NamedValue]:
+        """Return the variables by name, without their values."""
+        with self._reading() as connection:
+            return task_values.listed(connection, variable)
+
+    def set_connection(self, name: str, value: bytes, *, description: str = "") -> None:
+        """Store a connection, encrypted. Raises `BadName` and `ValueRefused`."""
+        with self._writing() as connection:
+            now = leases.read_clock(connection, self._clock)
+            task_values.put(connection, now, self._secrets, connection_table, name, value, description)
+
+    def get_connection(self, name: str) -> bytes | None:
+        """Return a connection in clear, None where there is none. Raises `BadKey`."""
+        with self._reading() as connection:
+            return task_values.get(connection, self._secrets, connection_table, name)
+
+    def remove_connection(self, name: str) -> None:
+        """Delete a connection. Raises `NoSuchRow`."""
+        with self._writing() as connection:
+            task_values.drop(connection, connection_table, name)
+
+    def list_connections(self) -> list[task_values.NamedValue]:
+        """Return the connections by name, without their values."""
+        with self._reading() as connection:
+            return task_values.listed(connection, connection_table)
