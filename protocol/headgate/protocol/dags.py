@@ -37,7 +37,6 @@ POOL_SLOTS_MAX = 1_000_000
 ACTIVE_RUNS_MAX = 100_000
 XCOM_BYTES_MAX = 48 * 1024  # one encoded XCom; what is bigger belongs in a file or an object store
 XCOMS_PER_STEP_MAX = 100  # pushed by one step of a task
-XCOM_KEY_CHARS_MAX = 250
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_POOL: Final = "default_pool"
@@ -220,7 +219,7 @@ def check_dag(spec: DagSpec) -> None:
     for task in spec.tasks:
         need(task.task_id not in known, task.task_id, "stands in the DAG twice")
         known.add(task.task_id)
-        problem = _task_problem(task)
+        problem = task_problem(task)
         need(problem is None, task.task_id, str(problem))
     for task in spec.tasks:
         for upstream in task.upstream:
@@ -305,7 +304,7 @@ def asset_problem(uri: str) -> str | None:
     return None
 
 
-def _task_problem(task: TaskSpec) -> str | None:
+def task_problem(task: TaskSpec) -> str | None:
     """Return what is wrong with one task on its own, None for nothing."""
     if (problem := id_problem(task.task_id)) is not None:
         return f"the task_id {problem}"

@@ -12,7 +12,6 @@ import enum
 import inspect
 import math
 import sys
-import traceback
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import aclosing
 from functools import partial
@@ -40,6 +39,7 @@ from headgate.protocol.messages import (
     TriggerSpec,
 )
 from headgate.protocol.values import encode_value
+from headgate.runner.faults import describe_error, storable
 from headgate.runner.loading import load_trigger
 from headgate.runner.logs import SpecNames, naming_trigger
 from headgate.runner.outbox import Outbox
@@ -364,7 +364,7 @@ class Host:
         index, run.events = run.events, run.events + 1
         envelope = (spec.trigger_id, spec.trigger_run_id, index, binding.seq or 0)
         if problem:
-            problem = _storable(problem)[:ERROR_CHARS_MAX]
+            problem = storable(problem)[:ERROR_CHARS_MAX]
             log.error("an event is refused", reason=problem, sequence_index=index, **SpecNames(spec))
             self._outbox.put(
                 RefusedEvent(*envelope, problem, payload_bytes, payload, None if key is None else _shown(key), position)
@@ -422,7 +422,7 @@ class Host:
     def _report(self, spec: TriggerSpec, ending: Ending, *, events: int) -> None:
         text = trace = ""
         if ending.error is not None:
-            text, trace = _describe(ending.error)
+            text, trace = describe_error(ending.error)
             level = log.error if ending.outcome == "failed" else log.warning
             level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **SpecNames(spec))
         self._outbox.put(
@@ -455,35 +455,15 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, trio.Cancelled)
 
 
-def _describe(error: BaseException) -> tuple[str, str]:
-    """The error in one sentence and its traceback, both fit to be stored, whatever class it is of."""
-    name = type(error).__name__
-    try:
-        text = f"{name}: {error}"
-    except BaseException as exc:  # an author's exception may fail at anything, even at saying what it is
-        text = f"{name}, whose text cannot be had: its __str__ raised {type(exc).__name__}"
-    try:
-        trace = "".join(traceback.format_exception(error))
-    except BaseException as exc:
-        trace = f"the traceback cannot be had: formatting it raised {type(exc).__name__}"
-    # Of a sentence the beginning matters most, of a traceback the end.
-    return _storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], _storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
-
-
-def _storable(text: str) -> str:
-    """The text with what no database stores (NUL, lone surrogates) written as an escape."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
 def _is_key(key: object) -> bool:
     if key is None:
         return True
     if not isinstance(key, str) or len(key) > KEY_CHARS_MAX:
         return False
-    return (key.isascii() and "\0" not in key) or _storable(key) == key  # the first is true of most, and cheap
+    return (key.isascii() and "\0" not in key) or storable(key) == key  # the first is true of most, and cheap
 
 
 def _shown(key: object) -> str:
     """A key that may be unfit to be one, as text that shows what it was."""
     text = key if isinstance(key, str) else f"<{type(key).__name__}>"
-    return _storable(text[:KEY_CHARS_MAX])[:KEY_CHARS_MAX]
+    return storable(text[:KEY_CHARS_MAX])[:KEY_CHARS_MAX]

@@ -1,0 +1,62 @@
+"""What one step of a task came to: a step is one call of an operator's method, from its start or a resumption on.
+
+The worker process that made the call reports one of these four; the supervisor stores it. Every value in them is
+encoded by `headgate.protocol.values` where the author could still be told that it cannot be.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class _Step(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
+    """What all structs of a step have in common."""
+
+
+class XCom(_Step, frozen=True):
+    """One value a task leaves for others; ``value`` is encoded, ``XCOM_BYTES_MAX`` bytes at most."""
+
+    key: str
+    value: bytes
+
+
+class StepSucceeded(_Step, frozen=True, tag="succeeded"):
+    """The task is done. ``skips`` are tasks of its DAG, downstream of it, that shall not run in this run."""
+
+    xcoms: tuple[XCom, ...] = ()
+    skips: tuple[str, ...] = ()
+
+
+class StepSkipped(_Step, frozen=True, tag="skipped"):
+    """The task says that there was nothing to do."""
+
+    reason: str = ""
+    xcoms: tuple[XCom, ...] = ()
+
+
+class StepFailed(_Step, frozen=True, tag="failed"):
+    """The try has failed. ``may_retry`` False: another try would fail as well, so none is made."""
+
+    error: str
+    traceback: str = ""
+    may_retry: bool = True
+    xcoms: tuple[XCom, ...] = ()
+
+
+class StepDeferred(_Step, frozen=True, tag="deferred"):
+    """The task waits for a trigger, and goes on in ``next_method(context, event=..., **next_kwargs)``.
+
+    ``kwargs`` and ``next_kwargs`` are encoded dicts. ``timeout_s`` counts from the moment the deferral is stored.
+    """
+
+    classpath: str
+    kwargs: bytes
+    next_method: str
+    next_kwargs: bytes
+    timeout_s: float | None = None
+    xcoms: tuple[XCom, ...] = ()
+
+
+StepOutcome: TypeAlias = StepSucceeded | StepSkipped | StepFailed | StepDeferred

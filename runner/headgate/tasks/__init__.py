@@ -1,0 +1,87 @@
+"""What DAG authors write against: DAGs, operators, sensors, and deferral."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from headgate.tasks.context import Context, TaskInstance
+from headgate.tasks.dag import DAG
+from headgate.tasks.decorators import task
+from headgate.tasks.errors import (
+    SensorTimeout,
+    TaskDeferralError,
+    TaskDeferred,
+    TaskFailed,
+    TaskSkipped,
+    TriggerTimeout,
+    XComMissing,
+)
+from headgate.tasks.operator import BaseOperator, XComArg, chain
+from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, PythonOperator, ShortCircuitOperator
+from headgate.tasks.options import TaskOptions
+from headgate.tasks.schedule import Asset
+from headgate.triggers.base import StartTriggerArgs
+
+if TYPE_CHECKING:
+    from headgate.tasks.bash import BashOperator
+    from headgate.tasks.http import HttpSensor
+    from headgate.tasks.sensors import (
+        BaseSensorOperator,
+        DateTimeSensor,
+        FileSensor,
+        PokeReturnValue,
+        TimeSensor,
+        TriggerSensor,
+    )
+
+# Loaded when asked for: a file without sensors is parsed without an event loop and an HTTP client.
+_HOMES = {
+    "BaseSensorOperator": "sensors",
+    "BashOperator": "bash",
+    "DateTimeSensor": "sensors",
+    "FileSensor": "sensors",
+    "HttpSensor": "http",
+    "PokeReturnValue": "sensors",
+    "TimeSensor": "sensors",
+    "TriggerSensor": "sensors",
+}
+
+__all__ = [
+    "DAG",
+    "Asset",
+    "BaseOperator",
+    "BaseSensorOperator",
+    "BashOperator",
+    "BranchPythonOperator",
+    "Context",
+    "DateTimeSensor",
+    "EmptyOperator",
+    "FileSensor",
+    "HttpSensor",
+    "PokeReturnValue",
+    "PythonOperator",
+    "SensorTimeout",
+    "ShortCircuitOperator",
+    "StartTriggerArgs",
+    "TaskDeferralError",
+    "TaskDeferred",
+    "TaskFailed",
+    "TaskInstance",
+    "TaskOptions",
+    "TaskSkipped",
+    "TimeSensor",
+    "TriggerSensor",
+    "TriggerTimeout",
+    "XComArg",
+    "XComMissing",
+    "chain",
+    "task",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for. Raises AttributeError for what is not here."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

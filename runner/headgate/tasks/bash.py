@@ -1,0 +1,185 @@
+"""`BashOperator`: a command, and everything it starts, in a process group of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Unpack
+
+from headgate.tasks.context import Context
+from headgate.tasks.dag import DAG
+from headgate.tasks.errors import TaskSkipped
+from headgate.tasks.operator import BaseOperator
+from headgate.tasks.options import TaskOptions
+
+__all__ = ["BashFailed", "BashOperator"]
+
+LINE_BYTES_MAX: Final = 32 * 1024  # a longer line is logged in pieces
+LAST_LINE_CHARS_MAX: Final = 8000  # of the last line: an XCom takes 48 KiB, and a character six bytes of it at most
+READ_BYTES_MAX: Final = 64 * 1024  # what a pipe holds
+KILL_GRACE_S: Final = 5.0  # between asking the group to end and ending it
+SKIP_EXIT_CODE: Final = 99
+
+
+class BashFailed(Exception):
+    """The command ended with an exit code that is not 0; negative: by that signal."""
+
+    def __init__(self, returncode: int, last_line: str) -> None:
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        super().__init__(f"the command ended with {how}; the last line of its output: {last_line!r:.500}")
+        self.returncode = returncode
+        self.last_line = last_line
+
+
+class BashOperator(BaseOperator):
+    """Runs ``bash_command`` with bash, logs its output line by line, and returns the last line.
+
+    stderr is part of the output. Bytes that are not UTF-8 are replaced. ``env`` is the whole environment, or what is
+    added to the worker's with ``append_env``. The exit code ``skip_on_exit_code`` skips the task.
+
+    The command leads a process group. When it ends, on its own or because the task is killed, the rest of the group
+    ends too: what is left in the background would outlive the task, unseen. Raises `BashFailed`.
+    """
+
+    def __init__(
+        self,
+        *,
+        bash_command: str,
+        env: Mapping[str, str] | None = None,
+        append_env: bool = False,
+        cwd: str | None = None,
+        skip_on_exit_code: int | None = SKIP_EXIT_CODE,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(task_id=task_id, dag=dag, **options)
+        if not isinstance(bash_command, str) or not bash_command or "\0" in bash_command:
+            raise self._malformed(f"bash_command must be a command, not {bash_command!r:.100}")
+        self.bash_command = bash_command
+        self.env = None if env is None else dict(env)
+        self.append_env = append_env
+        self.cwd = cwd
+        self.skip_on_exit_code = skip_on_exit_code
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()  # held where the process is waited for, and where it is signalled
+
+    def execute(self, context: Context) -> Any:
+        """Run the command to its end."""
+        bash = shutil.which("bash")
+        if bash is None:
+            raise FileNotFoundError("there is no bash on this machine's PATH")
+        env = {**os.environ, **self.env} if self.append_env and self.env is not None else self.env
+        with subprocess.Popen(
+            [bash, "-c", self.bash_command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=self.cwd,
+            start_new_session=True,
+        ) as process:
+            self._process = process
+            try:
+                last_line = self._read_output(process)
+            finally:
+                # Not waited for yet, the leader is still there: its number names no group but its own.
+                with self._lock:
+                    _signal_group(process, signal.SIGKILL)
+                    returncode = process.wait()
+                    self._process = None
+        if returncode == 0:
+            return last_line
+        if returncode == self.skip_on_exit_code:
+            raise TaskSkipped(f"the command ended with exit code {returncode}, which says to skip")
+        raise BashFailed(returncode, last_line)
+
+    def on_kill(self) -> None:
+        """Ask the command's group to end, and end it if it has not after a grace.
+
+        May be called from another thread than the step's, or from a signal handler in the midst of it.
+        """
+        with self._lock:
+            process = self._process
+            if process is None or process.returncode is not None:
+                return
+            ended = os.pidfd_open(process.pid)
+            _signal_group(process, signal.SIGTERM)
+        try:
+            if not select.select([ended], [], [], KILL_GRACE_S)[0]:
+                with self._lock:
+                    _signal_group(process, signal.SIGKILL)
+        finally:
+            os.close(ended)
+
+    def _read_output(self, process: subprocess.Popen[bytes]) -> str:
+        """Log the output until the command has ended, and return its last line.
+
+        The end of the output is not waited for: a process in the background may keep it open for ever.
+        """
+        assert process.stdout is not None
+        output = process.stdout.fileno()
+        os.set_blocking(output, False)
+        lines = _Lines(self.log)
+        ended = os.pidfd_open(process.pid)
+        try:
+            watched = [output, ended]
+            while ended not in (ready := select.select(watched, [], [])[0]):
+                if ready and not lines.read(output):
+                    watched.remove(output)
+        finally:
+            os.close(ended)
+        # All the command wrote is in the pipe by now. What others go on writing into it is not waited for.
+        _signal_group(process, signal.SIGKILL)
+        left = fcntl.fcntl(output, fcntl.F_GETPIPE_SZ)
+        while left > 0 and (taken := lines.read(output)):
+            left -= taken
+        return lines.close()
+
+
+class _Lines:
+    """Logs bytes line by line, and keeps the last line."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._rest = b""
+        self._last = ""
+
+    def read(self, output: int) -> int:
+        """Take what is there to be read, once; return the number of bytes, 0 at the end or where nothing is."""
+        try:
+            data = os.read(output, READ_BYTES_MAX)
+        except BlockingIOError:
+            return 0
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._tell(line)
+        while len(self._rest) > LINE_BYTES_MAX:
+            self._tell(self._rest[:LINE_BYTES_MAX])
+            self._rest = self._rest[LINE_BYTES_MAX:]
+        return len(data)
+
+    def close(self) -> str:
+        """Log what no line feed ended, and return the last line, cut to what an XCom holds."""
+        if self._rest:
+            self._tell(self._rest)
+        return self._last[:LAST_LINE_CHARS_MAX]
+
+    def _tell(self, line: bytes) -> None:
+        self._last = line.decode(errors="replace").rstrip("\r")
+        self._log.info("%s", self._last)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal the process's group, unless it was waited for: its number may be another's by then."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)

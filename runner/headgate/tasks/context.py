@@ -1,0 +1,120 @@
+"""What a task is told about the run it belongs to, and how it leaves and reads values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+
+from headgate.protocol.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
+from headgate.protocol.dags import name_problem as _name_problem
+from headgate.protocol.steps import XCom
+from headgate.protocol.values import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from headgate.tasks.operator import BaseOperator
+
+RETURN_VALUE: Final = "return_value"  # the key of what a task's method returned
+
+
+class XComReader(Protocol):
+    """Gives the encoded XCom a task of this run has left under a key; None if there is none."""
+
+    def __call__(self, task_id: str, key: str) -> bytes | None: ...
+
+
+class TaskInstance:
+    """This task in this run: who it is, and its XComs.
+
+    ``try_number`` counts from 1 and stays the same over deferrals. ``read_xcom`` looks up what other tasks have left.
+    """
+
+    def __init__(
+        self,
+        *,
+        dag_id: str,
+        task_id: str,
+        run_id: str,
+        try_number: int = 1,
+        read_xcom: XComReader | None = None,
+    ) -> None:
+        self.dag_id = dag_id
+        self.task_id = task_id
+        self.run_id = run_id
+        self.try_number = try_number
+        self._read_xcom = read_xcom
+        self._pushed: dict[str, bytes] = {}
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        """Leave ``value`` for other tasks under ``key``; a second push of the same key replaces the first.
+
+        It is stored with the outcome of this step. Raises `ValueNotSerializable`, `ValueTooLong` beyond
+        ``XCOM_BYTES_MAX`` bytes, and ValueError for a key that is none or one key too many.
+        """
+        if (problem := _name_problem(key)) is not None:
+            raise ValueError(f"the key of an XCom {problem}")
+        if key not in self._pushed and len(self._pushed) >= XCOMS_PER_STEP_MAX:
+            raise ValueError(f"{key!r} is one XCom too many: a step of a task may push {XCOMS_PER_STEP_MAX}")
+        self._pushed[key] = encode_value(value, where=f"xcom {key!r}", bytes_max=XCOM_BYTES_MAX)
+
+    def xcom_pull(self, task_ids: str, key: str = RETURN_VALUE, *, default: Any = None) -> Any:
+        """Return what the task ``task_ids`` of this run has left under ``key``; ``default`` if that is nothing.
+
+        Raises RuntimeError where the task runs without anybody to ask.
+        """
+        if self._read_xcom is None:
+            raise RuntimeError(f"xcom_pull({task_ids!r}) needs a running DAG: nobody here knows other tasks' XComs")
+        data = self._read_xcom(task_ids, key)
+        return default if data is None else decode_value(data)
+
+    def take_pushed(self) -> tuple[XCom, ...]:
+        """Return what was pushed, and forget it."""
+        pushed, self._pushed = self._pushed, {}
+        return tuple(XCom(key, value) for key, value in pushed.items())
+
+
+class Context(TypedDict):
+    """What a task's methods get as ``context``. Moments are aware; ``params`` are those of the run."""
+
+    ti: TaskInstance
+    task_instance: TaskInstance
+    task: BaseOperator
+    dag_id: str
+    task_id: str
+    run_id: str
+    try_number: int
+    logical_date: datetime | None
+    data_interval_start: datetime | None
+    data_interval_end: datetime | None
+    params: Mapping[str, Any]
+
+
+def make_context(
+    task: BaseOperator,
+    *,
+    run_id: str,
+    try_number: int = 1,
+    logical_date: datetime | None = None,
+    data_interval: tuple[datetime, datetime] | None = None,
+    params: Mapping[str, Any] | None = None,
+    read_xcom: XComReader | None = None,
+) -> Context:
+    """Return the context of one step of ``task``."""
+    dag_id = "" if task.dag is None else task.dag.dag_id
+    instance = TaskInstance(
+        dag_id=dag_id, task_id=task.task_id, run_id=run_id, try_number=try_number, read_xcom=read_xcom
+    )
+    start, end = data_interval or (None, None)
+    return Context(
+        ti=instance,
+        task_instance=instance,
+        task=task,
+        dag_id=dag_id,
+        task_id=task.task_id,
+        run_id=run_id,
+        try_number=try_number,
+        logical_date=logical_date,
+        data_interval_start=start,
+        data_interval_end=end,
+        params=dict(params or {}),
+    )

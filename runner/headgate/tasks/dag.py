@@ -1,0 +1,180 @@
+"""`DAG`: tasks, what comes before what, and when all that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from headgate.protocol.dags import DEFAULT_MAX_ACTIVE_RUNS, DagSpec, check_dag, id_problem
+from headgate.protocol.errors import DagMalformed
+from headgate.tasks.options import TaskOptions, options_problem
+from headgate.tasks.schedule import Schedule, read_schedule, read_zone
+
+if TYPE_CHECKING:
+    from headgate.tasks.operator import BaseOperator
+
+# The DAGs whose `with` blocks are open, the innermost last; and, while a file is loaded, those it has made.
+_open: ContextVar[tuple[DAG, ...]] = ContextVar("headgate open DAGs", default=())
+_made: ContextVar[list[DAG] | None] = ContextVar("headgate DAGs of a file", default=None)
+
+
+class DAG:
+    """Tasks that run together, in the order of their arrows.
+
+    ``schedule`` is None (runs when asked to), a cron expression of five fields or a preset such as ``@daily``, read in
+    ``timezone`` (by default that of ``start_date`` if it is a `ZoneInfo`, else UTC), or one or several `Asset`.
+    ``start_date`` is aware; ``catchup`` makes the runs between it and now, and needs it. ``default_args`` are options
+    for all tasks that do not say otherwise.
+
+    Used as a context manager, it takes the tasks made in its block. Raises `DagMalformed`, which names the DAG, the
+    task and the value, here or when tasks are made and joined.
+    """
+
+    def __init__(
+        self,
+        dag_id: str,
+        *,
+        schedule: Schedule = None,
+        start_date: datetime | None = None,
+        timezone: str | None = None,
+        catchup: bool = False,
+        max_active_runs: int = DEFAULT_MAX_ACTIVE_RUNS,
+        default_args: TaskOptions | None = None,
+        description: str = "",
+        tags: Sequence[str] = (),
+        is_paused_upon_creation: bool = False,
+    ) -> None:
+        self.dag_id = dag_id
+        self._tasks: dict[str, BaseOperator] = {}
+        self._check_types(
+            {"dag_id": dag_id, "description": description},
+            {"catchup": catchup, "is_paused_upon_creation": is_paused_upon_creation},
+        )
+        if (problem := id_problem(dag_id)) is not None:
+            raise DagMalformed(dag_id, None, f"the dag_id {problem}")
+        if not isinstance(max_active_runs, int) or isinstance(max_active_runs, bool):
+            raise DagMalformed(dag_id, None, f"max_active_runs must be an int, not {max_active_runs!r:.100}")
+        if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+            raise DagMalformed(dag_id, None, f"tags must be several str, not {tags!r:.100}")
+        if (problem := options_problem(default_args or {})) is not None:
+            raise DagMalformed(dag_id, None, f"default_args: {problem}")
+        if catchup and start_date is None:
+            raise DagMalformed(dag_id, None, "catchup needs a start_date to catch up from")
+        self.start_date = _aware(dag_id, start_date)
+        self.timezone = _zone_of(dag_id, timezone, start_date)
+        self.catchup = catchup
+        self.max_active_runs = max_active_runs
+        self.default_args: TaskOptions = TaskOptions(**(default_args or {}))
+        self.description = description
+        self.tags = tuple(tags)
+        self.is_paused_upon_creation = is_paused_upon_creation
+        try:
+            self.schedule = read_schedule(schedule, self.timezone)
+        except ValueError as error:
+            raise DagMalformed(dag_id, None, str(error)) from None
+        self.to_spec()  # says at once, at the author's line, what the protocol's limits say
+        made = _made.get()
+        if made is not None:
+            made.append(self)
+
+    def __repr__(self) -> str:
+        return f"<DAG {self.dag_id!r}, {len(self._tasks)} tasks>"
+
+    def __enter__(self) -> DAG:
+        _open.set((*_open.get(), self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _open.set(_open.get()[:-1])
+        if kind is None:
+            self.to_spec()  # a cycle is told here, where its author looks for it
+
+    @property
+    def tasks(self) -> Mapping[str, BaseOperator]:
+        """The tasks by their ids, in the order they were made."""
+        return MappingProxyType(self._tasks)
+
+    def add(self, task: BaseOperator) -> None:
+        """Take a task in; done by the task itself when it is made. Raises `DagMalformed` for a second one of its id."""
+        if task.task_id in self._tasks:
+            raise DagMalformed(self.dag_id, task.task_id, "stands in the DAG twice: each task needs an id of its own")
+        self._tasks[task.task_id] = task
+
+    def descendants(self, task_id: str) -> set[str]:
+        """Return the ids of all tasks below this one."""
+        found: set[str] = set()
+        pending = [task_id]
+        while pending:
+            below = self._tasks[pending.pop()].downstream_task_ids - found
+            found |= below
+            pending.extend(below)
+        return found
+
+    def to_spec(self) -> DagSpec:
+        """Return what the supervisor schedules from. Raises `DagMalformed`."""
+        spec = DagSpec(
+            dag_id=self.dag_id,
+            schedule=self.schedule,
+            start_date_s=None if self.start_date is None else self.start_date.timestamp(),
+            catchup=self.catchup,
+            max_active_runs=self.max_active_runs,
+            tasks=tuple(task.to_spec() for task in self._tasks.values()),
+            is_paused_upon_creation=self.is_paused_upon_creation,
+            description=self.description,
+            tags=self.tags,
+        )
+        check_dag(spec)
+        return spec
+
+    def _check_types(self, texts: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+        for kind, values in ((str, texts), (bool, flags)):
+            for name, value in values.items():
+                if not isinstance(value, kind):
+                    raise DagMalformed(str(self.dag_id), None, f"{name} must be a {kind.__name__}, not {value!r:.100}")
+
+
+def open_dag() -> DAG | None:
+    """Return the DAG in whose ``with`` block this is called, None outside of all."""
+    dags = _open.get()
+    return dags[-1] if dags else None
+
+
+@contextmanager
+def collecting() -> Generator[list[DAG]]:
+    """Give the list that every DAG made in the block is added to; no ``with`` block outside of it is seen within."""
+    made: list[DAG] = []
+    made_token, open_token = _made.set(made), _open.set(())
+    try:
+        yield made
+    finally:
+        _open.reset(open_token)
+        _made.reset(made_token)
+
+
+def _aware(dag_id: str, start_date: datetime | None) -> datetime | None:
+    if start_date is None:
+        return None
+    if not isinstance(start_date, datetime):
+        raise DagMalformed(dag_id, None, f"start_date must be a datetime, not {start_date!r:.100}")
+    if start_date.utcoffset() is None:
+        problem = f"start_date must be aware of its time zone; {start_date.isoformat()} is naive"
+        raise DagMalformed(dag_id, None, problem)
+    return start_date
+
+
+def _zone_of(dag_id: str, timezone: str | None, start_date: datetime | None) -> str:
+    if timezone is None:
+        zone = None if start_date is None else start_date.tzinfo
+        return zone.key if isinstance(zone, ZoneInfo) and zone.key is not None else "UTC"
+    try:
+        read_zone(timezone)
+    except ValueError as error:
+        raise DagMalformed(dag_id, None, f"timezone: {error}") from None
+    return timezone

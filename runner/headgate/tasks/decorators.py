@@ -1,0 +1,98 @@
+"""``@task``: a function that is a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+
+from headgate.tasks.dag import open_dag
+from headgate.tasks.operator import XComArg
+from headgate.tasks.operators import BranchPythonOperator, PythonOperator, ShortCircuitOperator
+from headgate.tasks.options import TaskOptions
+
+__all__ = ["TaskFunction", "task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskFunction(Generic[P, R]):
+    """A function that, called in a DAG, becomes a task of it; ``function`` is the function itself, to be tested."""
+
+    def __init__(
+        self, function: Callable[P, R], kind: type[PythonOperator], task_id: str | None, options: TaskOptions
+    ) -> None:
+        self.function = function
+        self._kind = kind
+        self._task_id = task_id
+        self._options = options
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", kind.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> XComArg:
+        """Add a task to the open DAG, which will call the function with these arguments; return what it will return.
+
+        The second task made of the same function in a DAG gets the id of the first with ``__1``, and so on.
+        """
+        dag = open_dag()
+        if dag is None:
+            raise RuntimeError(f"{self.__name__} is a task: call it in the with block of a DAG, or its .function")
+        operator = self._kind(
+            python_callable=self.function,
+            op_args=args,
+            op_kwargs=kwargs,
+            task_id=self._free_id(dag.tasks.keys()),
+            **self._options,
+        )
+        return operator.output
+
+    def override(self, *, task_id: str | None = None, **options: Unpack[TaskOptions]) -> TaskFunction[P, R]:
+        """Return the same function with another id or other options."""
+        merged = cast(TaskOptions, {**self._options, **options})
+        return TaskFunction(self.function, self._kind, task_id or self._task_id, merged)
+
+    def _free_id(self, taken: Any) -> str:
+        first = self._task_id or self.__name__
+        number, task_id = 0, first
+        while task_id in taken:
+            number += 1
+            task_id = f"{first}__{number}"
+        return task_id
+
+
+class _TaskDecorator:
+    """``@task``, ``@task(retries=2)``, ``@task.branch`` and ``@task.short_circuit``."""
+
+    def __init__(self, kind: type[PythonOperator]) -> None:
+        self._kind = kind
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+    @overload
+    def __call__(
+        self, /, *, task_id: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+
+    def __call__(
+        self, function: Callable[..., Any] | None = None, /, *, task_id: str | None = None, **options: Any
+    ) -> Any:
+        """Make a task of ``function``, or return what does so with these options."""
+
+        def decorate(function: Callable[P, R]) -> TaskFunction[P, R]:
+            return TaskFunction(function, self._kind, task_id, cast(TaskOptions, options))
+
+        return decorate if function is None else decorate(function)
+
+    @property
+    def branch(self) -> _TaskDecorator:
+        """As `BranchPythonOperator`."""
+        return _TaskDecorator(BranchPythonOperator)
+
+    @property
+    def short_circuit(self) -> _TaskDecorator:
+        """As `ShortCircuitOperator`."""
+        return _TaskDecorator(ShortCircuitOperator)
+
+
+task = _TaskDecorator(PythonOperator)

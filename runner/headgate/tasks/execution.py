@@ -1,0 +1,107 @@
+"""One step of one task: call the operator's method, and say what it came to. No process, no I/O of headgate's own.
+
+A step never raises for what the author's code does, but for `KeyboardInterrupt`: that is how whoever runs a step stops
+it, and it is not the task's failure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.messages import ERROR_CHARS_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.values import decode_value, encode_value
+from headgate.runner.faults import describe_error, storable
+from headgate.tasks.context import RETURN_VALUE, Context
+from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
+from headgate.tasks.operator import BaseOperator
+from headgate.tasks.storing import encode_trigger
+
+NO_EVENT = b"null"  # the encoding of None: what `__fail__` is resumed with
+
+
+class Resumption(msgspec.Struct, frozen=True):
+    """Where a deferred task goes on: the method, its encoded kwargs, and the encoded payload of the event.
+
+    For ``__fail__`` the kwargs are ``error`` and ``traceback`` (both str), and ``reason``, one of `errors`' reasons.
+    """
+
+    next_method: str
+    next_kwargs: bytes
+    event: bytes = NO_EVENT
+
+
+class Unresumable(Exception):
+    """A task cannot go on as it said it would: its operator has changed since, or what was stored is damaged."""
+
+
+def run_step(operator: BaseOperator, context: Context, resumption: Resumption | None = None) -> StepOutcome:
+    """Call ``execute``, or the method of ``resumption``, of an operator that no step was run with before.
+
+    Whatever is returned, raised or pushed is in the outcome, with no reference to the author's objects.
+    """
+    instance = context["ti"]
+    outcome: StepOutcome
+    try:
+        value = operator.execute(context) if resumption is None else _resume(operator, context, resumption)
+        if operator._deferral is not None:
+            raise RuntimeError(
+                f"the deferral in {operator.task_id!r} was caught by an except clause of the task's own, and the task "
+                f"went on: nothing may catch TaskDeferred but to raise it again"
+            )
+        if value is not None:
+            instance.xcom_push(RETURN_VALUE, value)
+        outcome = StepSucceeded(skips=tuple(sorted(operator.skips)))
+    except TaskDeferred as deferral:
+        outcome = _deferred(operator, deferral)
+    except TaskSkipped as skip:
+        outcome = StepSkipped(reason=storable(_text_of(skip)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit and an asyncio cancellation are the task's failure as well
+        outcome = _failed(operator, error)
+    return msgspec.structs.replace(outcome, xcoms=instance.take_pushed())
+
+
+def _resume(operator: BaseOperator, context: Context, resumption: Resumption) -> object:
+    kwargs = decode_value(resumption.next_kwargs)
+    if not isinstance(kwargs, dict):
+        raise Unresumable(f"the kwargs of the resumption are a {type(kwargs).__name__}, not a dict")
+    if resumption.next_method != FAIL_METHOD:
+        problem = operator.method_problem(resumption.next_method, kwargs)
+        if problem is not None:
+            raise Unresumable(problem)
+    event = decode_value(resumption.event)
+    return operator.resume_execution(resumption.next_method, kwargs, event, context)
+
+
+def _deferred(operator: BaseOperator, deferral: TaskDeferred) -> StepOutcome:
+    """Turn a deferral into what is stored of it; one that cannot be stored or resumed fails here and now."""
+    try:
+        if (problem := operator.method_problem(deferral.method_name, deferral.kwargs)) is not None:
+            raise Unresumable(problem)
+        classpath, kwargs = encode_trigger(deferral.trigger)
+        next_kwargs = encode_value(deferral.kwargs, where="kwargs", bytes_max=KWARGS_BYTES_MAX)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _failed(operator, error)
+    timeout_s = None if deferral.timeout is None else deferral.timeout.total_seconds()
+    return StepDeferred(classpath, kwargs, deferral.method_name, next_kwargs, timeout_s)
+
+
+def _failed(operator: BaseOperator, error: BaseException) -> StepFailed:
+    text, trace = describe_error(error)
+    if isinstance(error, ProtocolError | Unresumable):
+        # Raised by headgate, of a value: which task it is of is not in the sentence yet.
+        dag = "" if operator.dag is None else f"DAG {operator.dag.dag_id!r}, "
+        text = f"{dag}task {operator.task_id!r}: {text}"[:ERROR_CHARS_MAX]
+    return StepFailed(error=text, traceback=trace, may_retry=not isinstance(error, TaskFailed))
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)[:ERROR_CHARS_MAX]
+    except Exception as exc:  # an author's exception may fail at anything
+        return f"{type(error).__name__}, whose text cannot be had: its __str__ raised {type(exc).__name__}"

@@ -1,0 +1,75 @@
+"""`HttpSensor`: apart from the other sensors, for the time its client takes to be imported."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Unpack
+
+from headgate.tasks.context import Context
+from headgate.tasks.dag import DAG
+from headgate.tasks.options import TaskOptions
+from headgate.tasks.sensors import TIMEOUT, Mode, TriggerSensor
+from headgate.triggers.base import BaseTrigger
+from headgate.triggers.http import TIMEOUT_S, TRIES_MAX, HttpTrigger
+
+__all__ = ["HttpSensor"]
+
+
+class HttpSensor(TriggerSensor):
+    """Waits until ``url`` is answered with ``expected_status``; see `HttpTrigger`, whose payload it returns.
+
+    ``poke_interval`` is the wait between two requests, ``request_timeout`` that for one, ``tries_max`` the number of
+    failed ones after one another that fails the try.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        method: str = "GET",
+        headers: dict[str, str] | None = None,
+        expected_status: int = 200,
+        request_timeout: timedelta = timedelta(seconds=TIMEOUT_S),
+        tries_max: int = TRIES_MAX,
+        mode: Mode = "deferrable",
+        poke_interval: timedelta = timedelta(seconds=5),
+        timeout: timedelta = TIMEOUT,
+        soft_fail: bool = False,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(
+            mode=mode,
+            poke_interval=poke_interval,
+            timeout=timeout,
+            soft_fail=soft_fail,
+            task_id=task_id,
+            dag=dag,
+            **options,
+        )
+        self.url = url
+        self.method = method
+        self.headers = dict(headers or {})
+        self.expected_status = expected_status
+        self.request_timeout = request_timeout
+        self.tries_max = tries_max
+        try:
+            self._trigger()
+        except (TypeError, ValueError) as error:
+            raise self._malformed(str(error)) from None
+
+    def make_trigger(self, context: Context) -> BaseTrigger:
+        """Return an `HttpTrigger` for the request."""
+        return self._trigger()
+
+    def _trigger(self) -> HttpTrigger:
+        return HttpTrigger(
+            self.url,
+            method=self.method,
+            headers=self.headers,
+            expected_status=self.expected_status,
+            poll_interval_s=self.poke_interval.total_seconds(),
+            timeout_s=self.request_timeout.total_seconds(),
+            tries_max=self.tries_max,
+        )

@@ -1,0 +1,274 @@
+"""`BaseOperator`: what every task is made of; and how tasks are joined."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, Unpack
+
+from headgate.protocol.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
+from headgate.protocol.errors import DagMalformed, ProtocolError
+from headgate.protocol.messages import KWARGS_BYTES_MAX
+from headgate.protocol.values import encode_value
+from headgate.tasks.context import RETURN_VALUE, Context
+from headgate.tasks.dag import DAG, open_dag
+from headgate.tasks.errors import (
+    FAIL_METHOD,
+    REASON_TIMEOUT,
+    TaskDeferralError,
+    TaskDeferred,
+    TriggerTimeout,
+    XComMissing,
+)
+from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
+from headgate.tasks.storing import check_classpath
+from headgate.triggers.base import BaseTrigger, StartTriggerArgs
+
+Joined = TypeVar("Joined", bound="Joinable")
+
+
+class Arrows:
+    """What can stand on either side of ``>>`` and ``<<``."""
+
+    def _operator(self) -> BaseOperator:
+        raise NotImplementedError
+
+    def set_downstream(self, other: Joinable) -> None:
+        """Let ``other`` run after this. Raises `DagMalformed` for a task of another DAG, or of none."""
+        for task in operators_of(other):
+            _join(self._operator(), task)
+
+    def set_upstream(self, other: Joinable) -> None:
+        """Let this run after ``other``. Raises as `set_downstream` does."""
+        for task in operators_of(other):
+            _join(task, self._operator())
+
+    def __rshift__(self, other: Joined) -> Joined:
+        self.set_downstream(other)
+        return other
+
+    def __lshift__(self, other: Joined) -> Joined:
+        self.set_upstream(other)
+        return other
+
+    # For a list on the left: a list has no arrows of its own.
+    def __rrshift__(self, other: Sequence[Arrows]) -> Arrows:
+        self.set_upstream(other)
+        return self
+
+    def __rlshift__(self, other: Sequence[Arrows]) -> Arrows:
+        self.set_downstream(other)
+        return self
+
+
+Joinable: TypeAlias = Arrows | Sequence[Arrows]
+
+
+class BaseOperator(Arrows):
+    """One task of a DAG. A subclass overrides `execute`, and any other method it wants to be resumed in.
+
+    No instance survives a deferral: what is resumed is a new one, made by parsing the DAG's file again (seed 002). The
+    only state that reaches it is what `defer` was given as ``kwargs``.
+
+    Without ``dag`` the task belongs to the DAG in whose ``with`` block it is made; a task of none can be executed (in
+    a test, say), not joined. Raises `DagMalformed`, which names DAG, task and value.
+    """
+
+    start_trigger_args: StartTriggerArgs | None = None
+    start_from_trigger: bool = False
+    operator_name: ClassVar[str | None] = None  # what is shown; None: the name of the class
+
+    def __init__(self, *, task_id: str, dag: DAG | None = None, **options: Unpack[TaskOptions]) -> None:
+        self.task_id = task_id
+        self.dag = open_dag() if dag is None else dag
+        self.upstream_task_ids: set[str] = set()
+        self.downstream_task_ids: set[str] = set()
+        self.skips: set[str] = set()  # set by a step that succeeds: what of the tasks below shall not run
+        self._deferral: TaskDeferred | None = None
+        dag_args = TaskOptions() if self.dag is None else self.dag.default_args
+        if not isinstance(task_id, str):
+            raise self._malformed(f"task_id must be a str, not {task_id!r:.100}")
+        if (problem := options_problem(options)) is not None:
+            raise self._malformed(problem)
+        given: dict[str, Any] = {**DEFAULTS, **dag_args, **options}
+        self.retries: int = given["retries"]
+        self.retry_delay: timedelta = given["retry_delay"]
+        self.retry_exponential_backoff: bool = given["retry_exponential_backoff"]
+        self.max_retry_delay: timedelta | None = given["max_retry_delay"]
+        self.execution_timeout: timedelta | None = given["execution_timeout"]
+        self.priority_weight: int = given["priority_weight"]
+        self.queue: str = given["queue"]
+        self.pool: str = given["pool"]
+        self.pool_slots: int = given["pool_slots"]
+        self.trigger_rule: TriggerRule = given["trigger_rule"]
+        self.start_trigger_args = given.get("start_trigger_args", self.start_trigger_args)
+        self.start_from_trigger = given.get("start_from_trigger", self.start_from_trigger)
+        # Said here, at the author's line; the trigger to start with is looked at when the subclass is done with it.
+        if (problem := task_problem(self._spec(None))) is not None:
+            raise self._malformed(problem)
+        if self.dag is not None:
+            self.dag.add(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.task_id!r}>"
+
+    # --- what authors override ---
+
+    def execute(self, context: Context) -> Any:
+        """Do the task's work. What is returned, if not None, is left as the XCom ``return_value``."""
+        raise NotImplementedError(f"{type(self).__name__} does not override execute")
+
+    def on_kill(self) -> None:
+        """Stop what the task has started elsewhere. Called only when a user acts on the running task (I14)."""
+
+    # --- deferral ---
+
+    def defer(
+        self,
+        *,
+        trigger: BaseTrigger,
+        method_name: str,
+        kwargs: dict[str, Any] | None = None,
+        timeout: timedelta | None = None,
+    ) -> NoReturn:
+        """Give up the worker until ``trigger`` fires; raises `TaskDeferred`, whose arguments these are."""
+        self._deferral = TaskDeferred(trigger=trigger, method_name=method_name, kwargs=kwargs, timeout=timeout)
+        raise self._deferral
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
+        """Go on after a deferral: call ``next_method(context, event=event, **next_kwargs)``.
+
+        For ``__fail__`` raises `TriggerTimeout` or `TaskDeferralError`, with the trigger's error and traceback.
+        """
+        if next_method != FAIL_METHOD:
+            return getattr(self, next_method)(context, event=event, **next_kwargs)
+        kind = TriggerTimeout if next_kwargs.get("reason") == REASON_TIMEOUT else TaskDeferralError
+        raise kind(str(next_kwargs.get("error", "the trigger failed")), str(next_kwargs.get("traceback", "")))
+
+    def method_problem(self, name: str, kwargs: dict[str, Any]) -> str | None:
+        """Return why this task cannot be resumed in the method ``name`` with these kwargs, None if it can."""
+        method = getattr(self, name, None)
+        if not callable(method):
+            return f"{type(self).__name__} has no method {name!r:.100} to be resumed in"
+        try:
+            inspect.signature(method).bind(None, event=None, **kwargs)
+        except TypeError as error:
+            return f"{type(self).__name__}.{name} cannot be called with (context, event=..., kwargs): {error}"
+        except ValueError:  # written in C, it has no signature to be had
+            return None
+        return None
+
+    # --- the rest of the DAG ---
+
+    @property
+    def log(self) -> logging.Logger:
+        """The logger of this operator's class."""
+        return logging.getLogger(f"{type(self).__module__}.{type(self).__qualname__}")
+
+    @property
+    def output(self) -> XComArg:
+        """What this task returns, to be passed to a task that takes values of others."""
+        return XComArg(self)
+
+    def to_spec(self) -> TaskSpec:
+        """Return what the supervisor knows of the task. Raises `DagMalformed`."""
+        return self._spec(self._start_trigger() if self.start_from_trigger else None)
+
+    def _operator(self) -> BaseOperator:
+        return self
+
+    def _malformed(self, problem: str) -> DagMalformed:
+        dag_id = "(none)" if self.dag is None else self.dag.dag_id
+        return DagMalformed(dag_id, str(self.task_id), problem)
+
+    def _spec(self, start_trigger: StartTrigger | None) -> TaskSpec:
+        def seconds(delay: timedelta | None) -> float | None:
+            return None if delay is None else delay.total_seconds()
+
+        return TaskSpec(
+            task_id=self.task_id,
+            operator=(self.operator_name or type(self).__name__)[:NAME_CHARS_MAX],
+            upstream=tuple(sorted(self.upstream_task_ids)),
+            trigger_rule=self.trigger_rule,
+            retries=self.retries,
+            retry_delay_s=self.retry_delay.total_seconds(),
+            retry_exponential_backoff=self.retry_exponential_backoff,
+            max_retry_delay_s=seconds(self.max_retry_delay),
+            execution_timeout_s=seconds(self.execution_timeout),
+            priority_weight=self.priority_weight,
+            queue=self.queue,
+            pool=self.pool,
+            pool_slots=self.pool_slots,
+            start_trigger=start_trigger,
+        )
+
+    def _start_trigger(self) -> StartTrigger:
+        start = self.start_trigger_args
+        if start is None:
+            raise self._malformed("start_from_trigger needs start_trigger_args")
+        next_kwargs = start.next_kwargs or {}
+        if (problem := self.method_problem(start.next_method, next_kwargs)) is not None:
+            raise self._malformed(f"start_trigger_args.next_method: {problem}")
+        try:
+            check_classpath(start.trigger_cls)
+            return StartTrigger(
+                classpath=start.trigger_cls,
+                kwargs=_encoded(start.trigger_kwargs or {}, "start_trigger_args.trigger_kwargs"),
+                next_method=start.next_method,
+                next_kwargs=_encoded(next_kwargs, "start_trigger_args.next_kwargs"),
+                timeout_s=None if start.timeout is None else start.timeout.total_seconds(),
+            )
+        except ProtocolError as error:
+            raise self._malformed(str(error)) from error
+
+
+class XComArg(Arrows):
+    """What a task will have returned when the tasks below it run; a placeholder in a DAG file."""
+
+    def __init__(self, operator: BaseOperator, key: str = RETURN_VALUE) -> None:
+        self.operator = operator
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"<XComArg {self.key!r} of {self.operator.task_id!r}>"
+
+    def resolve(self, context: Context) -> Any:
+        """Return the value. Raises `XComMissing` if the task has left none, which includes having returned None."""
+        missing = object()
+        value = context["ti"].xcom_pull(self.operator.task_id, self.key, default=missing)
+        if value is missing:
+            raise XComMissing(f"the task {self.operator.task_id!r} has left nothing under {self.key!r}")
+        return value
+
+    def _operator(self) -> BaseOperator:
+        return self.operator
+
+
+def chain(*links: Joinable) -> None:
+    """Join each of ``links`` to the next: ``chain(a, [b, c], d)`` is ``a >> [b, c] >> d``, also for two lists."""
+    for above, below in itertools.pairwise(links):
+        for task in operators_of(above):
+            task.set_downstream(below)
+
+
+def operators_of(joinable: Joinable) -> Iterator[BaseOperator]:
+    """Give the operators that stand on one side of an arrow. Raises TypeError for what is none."""
+    for part in joinable if isinstance(joinable, Sequence) and not isinstance(joinable, str) else [joinable]:
+        if not isinstance(part, Arrows):
+            raise TypeError(f"tasks are joined to tasks, not to {part!r:.100}")
+        yield part._operator()
+
+
+def _join(above: BaseOperator, below: BaseOperator) -> None:
+    if above.dag is None or above.dag is not below.dag:
+        problem = f"cannot be joined to {below.task_id!r}: each must be in a DAG, and both in the same"
+        raise above._malformed(problem)
+    above.downstream_task_ids.add(below.task_id)
+    below.upstream_task_ids.add(above.task_id)
+
+
+def _encoded(kwargs: dict[str, Any], where: str) -> bytes:
+    return encode_value(kwargs, where=where, bytes_max=KWARGS_BYTES_MAX)

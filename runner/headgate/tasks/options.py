@@ -1,0 +1,79 @@
+"""What every task can be told beside what its operator needs, and the check of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final, TypedDict
+
+from headgate.protocol.dags import DEFAULT_POOL, DEFAULT_QUEUE, TRIGGER_RULES, TriggerRule
+from headgate.triggers.base import StartTriggerArgs
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of a task; those that are not given come from the DAG's ``default_args``.
+
+    ``execution_timeout`` counts over the whole task, deferrals included. ``start_trigger_args`` with
+    ``start_from_trigger`` lets the task start in the trigger runner, with no worker at all.
+    """
+
+    retries: int
+    retry_delay: timedelta
+    retry_exponential_backoff: bool
+    max_retry_delay: timedelta | None
+    execution_timeout: timedelta | None
+    priority_weight: int
+    queue: str
+    pool: str
+    pool_slots: int
+    trigger_rule: TriggerRule
+    start_trigger_args: StartTriggerArgs | None
+    start_from_trigger: bool
+
+
+DEFAULTS: Final = TaskOptions(
+    retries=0,
+    retry_delay=timedelta(minutes=5),
+    retry_exponential_backoff=False,
+    max_retry_delay=None,
+    execution_timeout=None,
+    priority_weight=1,
+    queue=DEFAULT_QUEUE,
+    pool=DEFAULT_POOL,
+    pool_slots=1,
+    trigger_rule="all_success",
+)
+# The last two have their defaults on the operator's class, where its author may set them.
+NAMES: Final = frozenset({*DEFAULTS, "start_trigger_args", "start_from_trigger"})
+
+_NONE: Final = type(None)
+_TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
+    "retries": (int,),
+    "retry_delay": (timedelta,),
+    "retry_exponential_backoff": (bool,),
+    "max_retry_delay": (timedelta, _NONE),
+    "execution_timeout": (timedelta, _NONE),
+    "priority_weight": (int,),
+    "queue": (str,),
+    "pool": (str,),
+    "pool_slots": (int,),
+    "trigger_rule": (str,),
+    "start_trigger_args": (StartTriggerArgs, _NONE),
+    "start_from_trigger": (bool,),
+}
+assert _TYPES.keys() == NAMES
+
+
+def options_problem(options: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the names and types of options, None for nothing. Their limits are the protocol's."""
+    for name, value in options.items():
+        if name not in NAMES:
+            return f"there is no option {name!r:.100}; there are {', '.join(sorted(NAMES))}"
+        kinds = _TYPES[name]
+        # A bool is an int to Python, and never meant as one here.
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join("None" if kind is _NONE else kind.__name__ for kind in kinds)
+            return f"{name} must be {wanted}, not {value!r:.100}"
+        if name == "trigger_rule" and value not in TRIGGER_RULES:
+            return f"trigger_rule must be one of {', '.join(TRIGGER_RULES)}, not {value!r:.100}"
+    return None

@@ -1,0 +1,97 @@
+"""From a DAG file to its DAGs: the file is run, and every DAG made meanwhile is one of its DAGs.
+
+The file is run as a module of a name of its own, so that two files of the same name do not meet, and from its source
+alone: a cached compilation would be taken for a file that was changed twice within a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+import re
+import sys
+from types import ModuleType
+from typing import Final
+
+import msgspec
+
+from headgate.protocol.dags import DagSpec, encode_dag
+from headgate.protocol.errors import DagMalformed
+from headgate.runner.faults import describe_error
+from headgate.tasks.dag import DAG, collecting
+from headgate.tasks.storing import DAG_MODULES
+
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # what is longer is data, and belongs in a file beside
+DAGS_PER_FILE_MAX: Final = 1000
+
+
+class DagFileRefused(Exception):
+    """A DAG file is not run, or what it made is not taken."""
+
+
+class ParsedFile(msgspec.Struct, frozen=True):
+    """What came of one file: its DAGs, or the error and its traceback, each ``ERROR_CHARS_MAX`` characters at most."""
+
+    dags: tuple[DagSpec, ...] = ()
+    error: str = ""
+    traceback: str = ""
+
+
+def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
+    """Run the file and return the specs of its DAGs, or why there are none.
+
+    A file is taken as a whole: where one of its DAGs is at fault, it has none. Raises nothing but `KeyboardInterrupt`.
+    """
+    try:
+        specs = tuple(dag.to_spec() for dag in load_dags(path).values())
+        for spec in specs:
+            encode_dag(spec)  # the length on the wire is a limit as well
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: the author's file is run as it is
+        linecache.checkcache()  # the traceback shows the lines that ran, not those of an earlier version
+        text, trace = describe_error(error)
+        return ParsedFile(error=text, traceback=trace)
+    return ParsedFile(dags=specs)
+
+
+def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
+    """Run the file and return its DAGs by their ids, in the order they were made.
+
+    Raises whatever the file raises, `DagFileRefused` for one that is too long or makes too many, `DagMalformed` for two
+    DAGs of one id.
+    """
+    path = os.path.abspath(path)
+    with open(path, "rb") as file:
+        source = file.read(FILE_BYTES_MAX + 1)
+    if len(source) > FILE_BYTES_MAX:
+        raise DagFileRefused(f"{path} is longer than {FILE_BYTES_MAX:,} bytes")
+    module = ModuleType(module_name(path))
+    module.__file__ = path
+    code = compile(source, path, "exec", dont_inherit=True)
+    # It stays there: dataclasses, pickle and the like look a class's module up by its name, also when tasks run.
+    previous = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        with collecting() as made:
+            exec(code, module.__dict__)
+    except BaseException:
+        del sys.modules[module.__name__]
+        if previous is not None:
+            sys.modules[module.__name__] = previous
+        raise
+    if len(made) > DAGS_PER_FILE_MAX:
+        raise DagFileRefused(f"{path} makes {len(made)} DAGs; the limit is {DAGS_PER_FILE_MAX}")
+    dags: dict[str, DAG] = {}
+    for dag in made:
+        if dag.dag_id in dags:
+            raise DagMalformed(dag.dag_id, None, "is made twice by this file: each DAG needs an id of its own")
+        dags[dag.dag_id] = dag
+    return dags
+
+
+def module_name(path: str) -> str:
+    """Return the name the file at this absolute path is run as; no other path gives the same one."""
+    stem = re.sub(r"\W", "_", os.path.splitext(os.path.basename(path))[0])[:60]
+    return f"{DAG_MODULES}.{stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"

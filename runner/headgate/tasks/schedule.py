@@ -1,0 +1,79 @@
+"""When a DAG runs: from what its author wrote to what the scheduler reads.
+
+Cron expressions are read by cronsim, which keeps to Debian's cron at the clock changes of a time zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeAlias
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim
+
+from headgate.protocol.dags import AssetSchedule, CronSchedule, asset_problem
+
+CRON_FIELDS: Final = 5  # minute, hour, day of month, month, day of week
+PRESETS: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """Something outside, named by its ``uri``, whose events can start a DAG. Raises ValueError for a bad URI."""
+
+    uri: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.uri, str):
+            raise TypeError(f"the uri of an asset must be a str, not {type(self.uri).__name__}")
+        if (problem := asset_problem(self.uri)) is not None:
+            raise ValueError(f"the uri {problem}")
+
+
+Schedule: TypeAlias = str | Asset | Sequence[Asset] | None
+
+
+def read_schedule(schedule: Schedule, timezone: str) -> CronSchedule | AssetSchedule | None:
+    """Return the schedule as the scheduler reads it. Raises ValueError, which names the value, for what is none."""
+    if schedule is None:
+        return None
+    if isinstance(schedule, str):
+        cron = PRESETS.get(schedule, " ".join(schedule.split()))
+        check_cron(cron, timezone)
+        return CronSchedule(cron, timezone)
+    assets = [schedule] if isinstance(schedule, Asset) else schedule
+    if not isinstance(assets, Sequence) or not all(isinstance(asset, Asset) for asset in assets):
+        raise ValueError(f"schedule must be None, a cron expression or assets, not {schedule!r:.100}")
+    return AssetSchedule(tuple(asset.uri for asset in assets))
+
+
+def check_cron(cron: str, timezone: str) -> None:
+    """Raise ValueError unless ``cron`` is an expression of five fields that matches some moment in ``timezone``."""
+    fields = len(cron.split())
+    if fields != CRON_FIELDS:
+        presets = "" if not cron.startswith("@") else f"; the presets are {', '.join(PRESETS)}"
+        raise ValueError(f"the cron expression {cron!r:.100} has {fields} fields, not {CRON_FIELDS}{presets}")
+    begin = datetime(2000, 1, 1, tzinfo=read_zone(timezone))
+    try:
+        next(CronSim(cron, begin))
+    except StopIteration:
+        raise ValueError(f"the cron expression {cron!r} matches no moment") from None
+    except Exception as error:
+        # The library asserts here and there where it has no error of its own.
+        raise ValueError(f"{cron!r:.100} is no cron expression: {str(error) or type(error).__name__}") from None
+
+
+def read_zone(name: str) -> ZoneInfo:
+    """Return the IANA time zone of this name. Raises ValueError if the machine has none such."""
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError, TypeError):
+        raise ValueError(f"{name!r:.100} is no time zone this machine knows") from None

@@ -1,0 +1,272 @@
+"""Sensors: tasks that wait for something. Each gives up its worker while it waits, unless it is told not to."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from abc import abstractmethod
+from datetime import UTC, datetime, timedelta
+from datetime import time as time_of_day
+from typing import Any, Literal, NoReturn, Unpack
+
+import trio
+
+from headgate.tasks.context import Context
+from headgate.tasks.dag import DAG
+from headgate.tasks.errors import SensorTimeout, TaskFailed, TaskSkipped, TriggerTimeout
+from headgate.tasks.operator import BaseOperator
+from headgate.tasks.options import TaskOptions
+from headgate.tasks.schedule import read_zone
+from headgate.triggers.base import BaseTrigger, TriggerEvent
+from headgate.triggers.file import FileTrigger
+from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger, utc_now
+
+__all__ = ["BaseSensorOperator", "DateTimeSensor", "FileSensor", "PokeReturnValue", "TimeSensor", "TriggerSensor"]
+
+POKE_INTERVAL = timedelta(seconds=60)
+TIMEOUT = timedelta(days=7)
+
+Mode = Literal["poke", "deferrable"]
+
+
+class PokeReturnValue:
+    """What `BaseSensorOperator.poke` may return instead of a bool: ``xcom_value`` is left as ``return_value``."""
+
+    def __init__(self, is_done: bool, xcom_value: Any = None) -> None:
+        self.is_done = is_done
+        self.xcom_value = xcom_value
+
+    def __bool__(self) -> bool:
+        return self.is_done
+
+
+class BaseSensorOperator(BaseOperator):
+    """Waits until `poke` returns something true, asked every ``poke_interval``.
+
+    ``mode="deferrable"`` (the default) gives up the worker between two pokes. ``"poke"`` holds it.
+    What has not come ``timeout`` after the first poke of a try ends the task: as failed without another try
+    (`SensorTimeout`), or as skipped with ``soft_fail``.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: Mode = "deferrable",
+        poke_interval: timedelta = POKE_INTERVAL,
+        timeout: timedelta = TIMEOUT,
+        soft_fail: bool = False,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(task_id=task_id, dag=dag, **options)
+        if mode not in ("poke", "deferrable"):
+            raise self._malformed(f"mode must be 'poke' or 'deferrable', not {mode!r:.100}")
+        for name, wait in (("poke_interval", poke_interval), ("timeout", timeout)):
+            if not isinstance(wait, timedelta) or wait <= timedelta(0):
+                raise self._malformed(f"{name} must be a timedelta of more than 0, not {wait!r:.100}")
+        self.mode: Mode = mode
+        self.poke_interval = poke_interval
+        self.timeout = timeout
+        self.soft_fail = soft_fail
+
+    @abstractmethod
+    def poke(self, context: Context) -> bool | PokeReturnValue:
+        """Return whether what is waited for is there."""
+        raise NotImplementedError(f"{type(self).__name__} does not override poke")
+
+    def execute(self, context: Context, event: Any = None, waiting_since: datetime | None = None) -> Any:
+        """Poke until something is there; ``waiting_since`` is of the first poke of this try, before any deferral."""
+        since = waiting_since or self._now()
+        while True:
+            found = self.poke(context)
+            if found:
+                return found.xcom_value if isinstance(found, PokeReturnValue) else None
+            left = since + self.timeout - self._now()
+            if left <= timedelta(0):
+                self._give_up()
+            # The last poke is at the end of the timeout, not before it.
+            pause = min(self.poke_interval, left)
+            if self.mode == "deferrable":
+                # The deferral has no timeout of its own: the wait is short, and the sensor looks at its own.
+                self.defer(
+                    trigger=TimeDeltaTrigger(pause, clock=self._now),
+                    method_name="execute",
+                    kwargs={"waiting_since": since},
+                )
+            self._pause(pause.total_seconds())
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
+        """Go on as every task does, but take the deferral's timeout for the sensor's."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, event, context)
+        except TriggerTimeout as error:
+            self._give_up(error)
+
+    # The next two are overridden in tests, which do not wait.
+
+    def _now(self) -> datetime:
+        return utc_now()
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def _give_up(self, cause: Exception | None = None) -> NoReturn:
+        problem = f"the sensor {self.task_id!r} has waited for {self.timeout}, which is its timeout"
+        if self.soft_fail:
+            raise TaskSkipped(problem) from cause
+        raise SensorTimeout(problem) from cause
+
+
+class TriggerSensor(BaseSensorOperator):
+    """A sensor that waits with a trigger: it defers once, and returns the payload of the event.
+
+    A subclass says which trigger (`make_trigger`). ``mode="poke"`` runs that very trigger on the worker. A trigger
+    that fails fails the try.
+    """
+
+    @abstractmethod
+    def make_trigger(self, context: Context) -> BaseTrigger:
+        """Return the trigger to wait with."""
+        raise NotImplementedError(f"{type(self).__name__} does not override make_trigger")
+
+    def poke(self, context: Context) -> NoReturn:
+        """Not used here: the trigger is what looks."""
+        raise NotImplementedError(f"{type(self).__name__} waits with a trigger, and has nothing to poke")
+
+    def execute(self, context: Context, event: Any = None, waiting_since: datetime | None = None) -> Any:
+        """Defer to the trigger, or run it here and now."""
+        trigger = self.make_trigger(context)
+        if self.mode == "deferrable":
+            self.defer(trigger=trigger, method_name="execute_complete", timeout=self.timeout)
+        try:
+            fired = trio.run(_first_event, trigger, self.timeout.total_seconds())
+        except trio.TooSlowError as error:
+            self._give_up(error)
+        return self._complete_here(fired, context)
+
+    def execute_complete(self, context: Context, event: Any = None) -> Any:
+        """Return the event's payload."""
+        return event
+
+    def _complete_here(self, fired: TriggerEvent, context: Context) -> Any:
+        """Do with the event what the supervisor does where the task is deferred."""
+        if fired.kind == "event":
+            return self.execute_complete(context, event=fired.payload)
+        for key, value in ((fired.payload or {}).get("xcoms") or {}).items():
+            context["ti"].xcom_push(key, value)
+        if fired.kind == "skipped":
+            raise TaskSkipped(f"{self.task_id!r}: its trigger fired a TaskSkippedEvent")
+        if fired.kind == "failed":
+            raise RuntimeError(f"{self.task_id!r}: its trigger fired a TaskFailedEvent")
+        return None
+
+
+class DateTimeSensor(TriggerSensor):
+    """Waits until ``target_time``, an aware datetime or the ISO text of one. Returns it in UTC."""
+
+    def __init__(
+        self,
+        *,
+        target_time: datetime | str,
+        mode: Mode = "deferrable",
+        timeout: timedelta = TIMEOUT,
+        soft_fail: bool = False,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(mode=mode, timeout=timeout, soft_fail=soft_fail, task_id=task_id, dag=dag, **options)
+        try:
+            moment = datetime.fromisoformat(target_time) if isinstance(target_time, str) else target_time
+            self.target_time = DateTimeTrigger(moment).moment
+        except (TypeError, ValueError) as error:
+            raise self._malformed(f"target_time: {error}") from None
+
+    def make_trigger(self, context: Context) -> BaseTrigger:
+        """Return a `DateTimeTrigger` for the moment."""
+        return DateTimeTrigger(self.target_time, clock=self._now)
+
+
+class TimeSensor(TriggerSensor):
+    """Waits until the clock shows ``target_time`` on the day the try begins; not at all if that has passed.
+
+    The clock is that of the time's own zone if it has one, else of the DAG's time zone. An hour that a day has twice is
+    its first, one that it lacks is the moment at which the clock has passed it. Returns the moment in UTC.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_time: time_of_day,
+        mode: Mode = "deferrable",
+        timeout: timedelta = TIMEOUT,
+        soft_fail: bool = False,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(mode=mode, timeout=timeout, soft_fail=soft_fail, task_id=task_id, dag=dag, **options)
+        if not isinstance(target_time, time_of_day):
+            raise self._malformed(f"target_time must be a datetime.time, not {target_time!r:.100}")
+        self.target_time = target_time
+
+    def make_trigger(self, context: Context) -> BaseTrigger:
+        """Return a `DateTimeTrigger` for that time today."""
+        zone = self.target_time.tzinfo or (UTC if self.dag is None else read_zone(self.dag.timezone))
+        today = self._now().astimezone(zone).date()
+        return DateTimeTrigger(datetime.combine(today, self.target_time, tzinfo=zone), clock=self._now)
+
+
+class FileSensor(TriggerSensor):
+    """Waits for a file or a folder at ``filepath``, which may be a pattern. Returns the payload of `FileTrigger`."""
+
+    def __init__(
+        self,
+        *,
+        filepath: str | os.PathLike[str],
+        mode: Mode = "deferrable",
+        poke_interval: timedelta = timedelta(seconds=5),
+        timeout: timedelta = TIMEOUT,
+        soft_fail: bool = False,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(
+            mode=mode,
+            poke_interval=poke_interval,
+            timeout=timeout,
+            soft_fail=soft_fail,
+            task_id=task_id,
+            dag=dag,
+            **options,
+        )
+        self.filepath = filepath
+        try:
+            self._trigger()
+        except (TypeError, ValueError) as error:
+            raise self._malformed(f"filepath: {error}") from None
+
+    def make_trigger(self, context: Context) -> BaseTrigger:
+        """Return a `FileTrigger` for the path."""
+        return self._trigger()
+
+    def _trigger(self) -> FileTrigger:
+        return FileTrigger(self.filepath, poke_interval_s=self.poke_interval.total_seconds())
+
+
+async def _first_event(trigger: BaseTrigger, timeout_s: float) -> TriggerEvent:
+    """Run a trigger on this loop up to its first event. Raises `trio.TooSlowError`, and what the trigger raises."""
+    events = trigger.run()
+    try:
+        with trio.fail_after(timeout_s if math.isfinite(timeout_s) else math.inf):
+            async for event in events:
+                return event
+    finally:
+        with trio.CancelScope(shield=True):
+            if (close := getattr(events, "aclose", None)) is not None:
+                await close()
+            await trigger.cleanup()
+    raise TaskFailed(f"{type(trigger).__name__} returned before its first event")

@@ -1,0 +1,46 @@
+"""From a trigger object to what is stored of it, checked where its author can still be told."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headgate.protocol.dags import CLASSPATH_CHARS_MAX
+from headgate.protocol.errors import ValueNotSerializable
+from headgate.protocol.messages import KWARGS_BYTES_MAX
+from headgate.protocol.values import encode_value
+from headgate.triggers.base import BaseTrigger
+
+DAG_MODULES: Final = "headgate_dag_files"  # the modules that DAG files are loaded as stand under this name
+
+
+class TriggerNotStorable(ValueNotSerializable):
+    """A trigger cannot be stored, or not be made again by a runner from what is stored."""
+
+
+def encode_trigger(trigger: BaseTrigger) -> tuple[str, bytes]:
+    """Return the trigger's classpath and its encoded kwargs.
+
+    Raises `TriggerNotStorable`, `ValueNotSerializable` with the path of the value that cannot travel, `ValueTooLong`,
+    or whatever its `serialize` raises.
+    """
+    name = type(trigger).__name__
+    if not isinstance(trigger, BaseTrigger):
+        raise TriggerNotStorable("the trigger", f"is a {name}, not a headgate.triggers.base.BaseTrigger")
+    said: object = trigger.serialize()
+    if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], str) and isinstance(said[1], dict)):
+        raise TriggerNotStorable(f"{name}.serialize()", f"must return (classpath, kwargs), not {said!r:.200}")
+    classpath, kwargs = said
+    check_classpath(classpath)
+    return classpath, encode_value(kwargs, where=f"{name} kwargs", bytes_max=KWARGS_BYTES_MAX)
+
+
+def check_classpath(classpath: str) -> None:
+    """Raise `TriggerNotStorable` for a class that no trigger runner can import."""
+    if not isinstance(classpath, str) or not 0 < len(classpath) <= CLASSPATH_CHARS_MAX or "." not in classpath:
+        raise TriggerNotStorable(f"{classpath!r:.100}", "is not of the form package.module.Class")
+    if "<locals>" in classpath:
+        raise TriggerNotStorable(classpath, "is defined inside a function, where no runner can find it")
+    if classpath.partition(".")[0] in (DAG_MODULES, "__main__"):
+        raise TriggerNotStorable(
+            classpath, "is defined in a DAG file, which no runner imports: move it to a module in import_paths"
+        )

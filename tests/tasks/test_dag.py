@@ -1,0 +1,377 @@
+"""DAGs and tasks as their authors write them: what reaches the scheduler, and what is refused with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from headgate import tasks
+from headgate.protocol.dags import AssetSchedule, CronSchedule, decode_dag, encode_dag
+from headgate.protocol.errors import DagMalformed
+from headgate.protocol.values import decode_value
+from headgate.tasks import DAG, Asset, BaseOperator, EmptyOperator, PythonOperator, StartTriggerArgs, chain, task
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Waiter(BaseOperator):
+    """Starts with its trigger."""
+
+    start_from_trigger = True
+    start_trigger_args = StartTriggerArgs(
+        trigger_cls="headgate.triggers.temporal.DateTimeTrigger",
+        trigger_kwargs={"moment": START},
+        next_method="done",
+        next_kwargs={"order": 7},
+        timeout=timedelta(hours=1),
+    )
+
+    def done(self, context: Any, event: Any = None, order: int = 0) -> None:
+        """End."""
+
+
+def empty(*task_ids: str) -> list[EmptyOperator]:
+    return [EmptyOperator(task_id=task_id) for task_id in task_ids]
+
+
+def arrows(dag: DAG) -> set[str]:
+    return {f"{above}>{task.task_id}" for task in dag.to_spec().tasks for above in task.upstream}
+
+
+# --- joining -------------------------------------------------------------------------------------
+
+
+def test_tasks_are_joined_by_arrows_and_lists_in_both_directions() -> None:
+    with DAG("orders") as dag:
+        a, b, c, d, e, f = empty("a", "b", "c", "d", "e", "f")
+        a >> [b, c] >> d
+        f << e << d
+    assert arrows(dag) == {"a>b", "a>c", "b>d", "c>d", "d>e", "e>f"}
+
+
+def test_a_list_may_stand_on_the_left_of_either_arrow() -> None:
+    with DAG("orders") as dag:
+        a, b, c, d = empty("a", "b", "c", "d")
+        [a, b] >> c
+        [a, b] << d
+    assert arrows(dag) == {"a>c", "b>c", "d>a", "d>b"}
+
+
+def test_a_chain_joins_each_link_to_the_next() -> None:
+    with DAG("orders") as dag:
+        a, b, c, d, e = empty("a", "b", "c", "d", "e")
+        chain(a, [b, c], [d, e])
+    assert arrows(dag) == {"a>b", "a>c", "b>d", "b>e", "c>d", "c>e"}
+
+
+def test_an_arrow_drawn_twice_is_one_arrow() -> None:
+    with DAG("orders") as dag:
+        a, b = empty("a", "b")
+        a >> b
+        b << a
+    assert dag.to_spec().tasks[1].upstream == ("a",)
+
+
+def test_what_is_no_task_cannot_be_joined() -> None:
+    with DAG("orders"):
+        (a,) = empty("a")
+        with pytest.raises(TypeError, match="not to 'b'"):
+            a >> "b"  # type: ignore[operator]
+
+
+def test_a_task_of_another_dag_or_of_none_cannot_be_joined() -> None:
+    with DAG("orders"):
+        (a,) = empty("a")
+    with DAG("others"):
+        (b,) = empty("b")
+    with pytest.raises(DagMalformed, match=r"DAG 'orders', task 'a': cannot be joined to 'b'"):
+        a >> b
+    with pytest.raises(DagMalformed, match="cannot be joined"):
+        EmptyOperator(task_id="c") >> EmptyOperator(task_id="d")
+
+
+def test_a_cycle_is_told_where_the_block_ends() -> None:
+    dag = DAG("orders")
+
+    def write() -> None:
+        with dag:
+            a, b = empty("a", "b")
+            a >> b >> a
+
+    with pytest.raises(
+        DagMalformed, match=r"DAG 'orders', task '[ab]': is upstream of itself: (a >> b >> a|b >> a >> b)"
+    ):
+        write()
+
+
+def test_an_error_in_the_block_is_not_hidden_by_what_it_left_unfinished() -> None:
+    def write() -> None:
+        with DAG("orders"):
+            a, b = empty("a", "b")
+            a >> b >> a
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write()
+    assert EmptyOperator(task_id="after").dag is None
+
+
+def test_blocks_may_stand_in_one_another() -> None:
+    with DAG("outer") as outer:
+        (a,) = empty("a")
+        with DAG("inner") as inner:
+            (b,) = empty("b")
+        (c,) = empty("c")
+    assert (a.dag, b.dag, c.dag) == (outer, inner, outer)
+
+
+# --- schedules -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schedule"),
+    [
+        ({}, None),
+        ({"schedule": "0  6 * * mon-fri"}, CronSchedule("0 6 * * mon-fri", "UTC")),
+        ({"schedule": "@daily"}, CronSchedule("0 0 * * *", "UTC")),
+        ({"schedule": "0 0 29 2 *"}, CronSchedule("0 0 29 2 *", "UTC")),
+        ({"schedule": "0 6 * * *", "timezone": "Asia/Tokyo"}, CronSchedule("0 6 * * *", "Asia/Tokyo")),
+        (
+            {"schedule": "0 6 * * *", "start_date": datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))},
+            CronSchedule("0 6 * * *", "Europe/Berlin"),
+        ),
+        ({"schedule": Asset("s3://in/orders")}, AssetSchedule(("s3://in/orders",))),
+        ({"schedule": [Asset("a"), Asset("b")]}, AssetSchedule(("a", "b"))),
+    ],
+)
+def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: object) -> None:
+    assert decode_dag(encode_dag(DAG("orders", **arguments).to_spec())).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"schedule": "0 25 * * *"}, r"'0 25 \* \* \*' is no cron expression: Bad hour"),
+        ({"schedule": "0 0 31 2 *"}, r"'0 0 31 2 \*' is no cron expression: Bad day-of-month"),
+        ({"schedule": "* * * * * *"}, "has 6 fields, not 5"),
+        ({"schedule": "@fortnightly"}, "has 1 fields, not 5; the presets are @hourly"),
+        ({"schedule": "* * * * 1#2/3"}, "is no cron expression"),
+        ({"schedule": "0 6 * * *", "timezone": "Mars/Base"}, "timezone: 'Mars/Base' is no time zone"),
+        ({"schedule": 3600}, "schedule must be None, a cron expression or assets, not 3600"),
+        ({"schedule": ["a"]}, "schedule must be None, a cron expression or assets"),
+        ({"schedule": [Asset("a"), Asset("a")]}, "names an asset twice"),
+        ({"schedule": []}, "is scheduled by 0 assets"),
+        ({"start_date": datetime(2026, 1, 1)}, "2026-01-01T00:00:00 is naive"),
+        ({"start_date": "2026-01-01"}, "start_date must be a datetime, not '2026-01-01'"),
+        ({"catchup": True}, "catchup needs a start_date"),
+        ({"catchup": 1}, "catchup must be a bool, not 1"),
+        ({"max_active_runs": 0}, "max_active_runs must be in 1"),
+        ({"max_active_runs": "3"}, "max_active_runs must be an int, not '3'"),
+        ({"tags": "shop"}, "tags must be several str, not 'shop'"),
+        ({"default_args": {"owner": "me"}}, "default_args: there is no option 'owner'"),
+        ({"default_args": {"retries": "3"}}, "default_args: retries must be int, not '3'"),
+    ],
+)
+def test_a_dag_that_cannot_be_is_refused_with_its_name_and_the_value(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(DagMalformed, match=f"DAG 'orders': .*{problem}"):
+        DAG("orders", **arguments)
+
+
+@pytest.mark.parametrize("dag_id", ["", "a b", "x" * 251])
+def test_a_bad_dag_id_is_refused(dag_id: str) -> None:
+    with pytest.raises(DagMalformed, match="the dag_id"):
+        DAG(dag_id)
+
+
+def test_a_bad_asset_is_refused() -> None:
+    with pytest.raises(ValueError, match="printable ASCII"):
+        Asset("s3://in/ä")
+    with pytest.raises(TypeError, match="must be a str, not int"):
+        Asset(7)  # type: ignore[arg-type]
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def test_options_reach_the_scheduler() -> None:
+    with DAG("orders", start_date=START, catchup=True, max_active_runs=2, description="what", tags=["shop"]) as dag:
+        EmptyOperator(
+            task_id="load",
+            retries=2,
+            retry_delay=timedelta(seconds=1.5),
+            retry_exponential_backoff=True,
+            max_retry_delay=timedelta(minutes=1),
+            execution_timeout=timedelta(hours=1),
+            priority_weight=-3,
+            queue="heavy",
+            pool="database",
+            pool_slots=2,
+            trigger_rule="none_failed",
+        )
+    spec = decode_dag(encode_dag(dag.to_spec()))
+    assert (spec.start_date_s, spec.catchup, spec.max_active_runs) == (START.timestamp(), True, 2)
+    assert (spec.description, spec.tags) == ("what", ("shop",))
+    (task_spec,) = spec.tasks
+    assert (task_spec.task_id, task_spec.operator, task_spec.trigger_rule) == ("load", "EmptyOperator", "none_failed")
+    assert (task_spec.retries, task_spec.retry_delay_s, task_spec.retry_exponential_backoff) == (2, 1.5, True)
+    assert (task_spec.max_retry_delay_s, task_spec.execution_timeout_s) == (60.0, 3600.0)
+    assert (task_spec.priority_weight, task_spec.queue, task_spec.pool, task_spec.pool_slots) == (
+        -3,
+        "heavy",
+        "database",
+        2,
+    )
+    assert task_spec.start_trigger is None
+
+
+def test_default_args_hold_for_tasks_that_do_not_say_otherwise() -> None:
+    with DAG("orders", default_args={"retries": 3, "queue": "slow"}) as dag:
+        EmptyOperator(task_id="a")
+        EmptyOperator(task_id="b", retries=0)
+    assert [(task.retries, task.queue) for task in dag.to_spec().tasks] == [(3, "slow"), (0, "slow")]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"retries": -1}, r"retries must be in 0\.\.10000, not -1"),
+        ({"retries": True}, "retries must be int, not True"),
+        ({"retry_delay": 5}, "retry_delay must be timedelta, not 5"),
+        ({"retry_delay": timedelta(seconds=-1)}, "retry_delay must be in"),
+        ({"execution_timeout": timedelta(0)}, "execution_timeout must be more than 0"),
+        ({"trigger_rule": "all_succes"}, "trigger_rule must be one of all_success, .*, not 'all_succes'"),
+        ({"pool_slots": 0}, "pool_slots must be in 1"),
+        ({"queue": ""}, "the queue '' must have 1..250 characters"),
+        ({"retires": 3}, "there is no option 'retires'; there are execution_timeout, "),
+        ({"start_from_trigger": "yes"}, "start_from_trigger must be bool, not 'yes'"),
+    ],
+)
+def test_a_bad_option_is_refused_where_the_task_is_made(options: dict[str, Any], problem: str) -> None:
+    with DAG("orders"), pytest.raises(DagMalformed, match=f"DAG 'orders', task 'load': {problem}"):
+        EmptyOperator(task_id="load", **options)
+
+
+def test_two_tasks_of_one_id_are_refused() -> None:
+    with DAG("orders"), pytest.raises(DagMalformed, match="DAG 'orders', task 'a': stands in the DAG twice"):
+        empty("a", "a")
+
+
+@pytest.mark.parametrize("task_id", ["", "a b", "x" * 251, 7])
+def test_a_bad_task_id_is_refused(task_id: Any) -> None:
+    with DAG("orders"), pytest.raises(DagMalformed, match=r"DAG 'orders', task .*: .*task_id"):
+        EmptyOperator(task_id=task_id)
+
+
+# --- starting from a trigger ---------------------------------------------------------------------
+
+
+def test_the_trigger_a_task_starts_with_reaches_the_supervisor() -> None:
+    with DAG("orders") as dag:
+        Waiter(task_id="wait")
+    start = dag.to_spec().tasks[0].start_trigger
+    assert start is not None
+    assert (start.classpath, start.next_method) == ("headgate.triggers.temporal.DateTimeTrigger", "done")
+    assert decode_value(start.kwargs) == {"moment": START}
+    assert decode_value(start.next_kwargs) == {"order": 7}
+    assert start.timeout_s == 3600.0
+
+
+def test_a_task_may_have_start_arguments_and_not_start_from_them() -> None:
+    with DAG("orders") as dag:
+        Waiter(task_id="wait", start_from_trigger=False)
+    assert dag.to_spec().tasks[0].start_trigger is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            {"trigger_kwargs": {"callback": {"then": print}}},
+            r"start_trigger_args.trigger_kwargs\['callback'\]\['then'\] is a builtin_function",
+        ),
+        ({"next_kwargs": {"order": object()}}, r"start_trigger_args.next_kwargs\['order'\] is an object"),
+        ({"next_method": "gone"}, "Waiter has no method 'gone'"),
+        ({"next_kwargs": {"amount": 1}}, "Waiter.done cannot be called .* unexpected keyword argument 'amount'"),
+        ({"trigger_cls": "Trigger"}, "'Trigger' is not of the form package.module.Class"),
+        ({"trigger_cls": "__main__.Trigger"}, "is defined in a DAG file, which no runner imports"),
+        ({"timeout": timedelta(0)}, "the start trigger's timeout must be more than 0"),
+    ],
+)
+def test_a_trigger_that_cannot_be_started_is_refused_with_the_path(arguments: dict[str, Any], problem: str) -> None:
+    start = {"trigger_cls": "a.Trigger", "next_method": "done", **arguments}
+    dag = DAG("orders")
+    Waiter(task_id="wait", dag=dag, start_trigger_args=StartTriggerArgs(**start))
+    with pytest.raises(DagMalformed, match=f"DAG 'orders', task 'wait': .*{problem}"):
+        dag.to_spec()
+
+
+def test_starting_from_a_trigger_needs_one() -> None:
+    dag = DAG("orders")
+    EmptyOperator(task_id="wait", dag=dag, start_from_trigger=True)
+    with pytest.raises(DagMalformed, match="task 'wait': start_from_trigger needs start_trigger_args"):
+        dag.to_spec()
+
+
+# --- functions as tasks --------------------------------------------------------------------------
+
+
+def test_decorated_functions_become_tasks_joined_by_what_they_pass() -> None:
+    @task
+    def extract() -> int:
+        return 1
+
+    @task(retries=2, task_id="loading")
+    def load(value: Any, more: Any) -> None:
+        """Load."""
+
+    with DAG("orders") as dag:
+        first = extract()
+        load(first, more=[{"deep": extract()}]) >> EmptyOperator(task_id="end")
+    assert arrows(dag) == {"extract>loading", "extract__1>loading", "loading>end"}
+    assert dag.tasks["loading"].retries == 2
+    assert extract.function() == 1
+
+
+def test_a_decorated_function_can_be_given_other_options() -> None:
+    @task(retries=2)
+    def extract() -> None:
+        """Extract."""
+
+    with DAG("orders") as dag:
+        extract.override(task_id="other", queue="heavy")()
+    assert [(spec.task_id, spec.retries, spec.queue) for spec in dag.to_spec().tasks] == [("other", 2, "heavy")]
+
+
+def test_a_decorated_function_is_called_in_a_dag() -> None:
+    @task
+    def extract() -> None:
+        """Extract."""
+
+    with pytest.raises(RuntimeError, match=r"extract is a task: call it in the with block of a DAG, or its \.function"):
+        extract()
+
+
+async def coroutine() -> None:
+    """Not a task."""
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [(None, "python_callable must be a function, not None"), (coroutine, "python_callable must not be async")],
+)
+def test_what_cannot_be_called_is_refused(function: Callable[..., Any], problem: str) -> None:
+    with DAG("orders"), pytest.raises(DagMalformed, match=f"task 'call': {problem}"):
+        PythonOperator(task_id="call", python_callable=function)
+
+
+# --- the door ------------------------------------------------------------------------------------
+
+
+def test_the_door_names_what_exists_and_nothing_else() -> None:
+    assert [name for name in tasks.__all__ if not hasattr(tasks, name)] == []
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = tasks.Nothing
