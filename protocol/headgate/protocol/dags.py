@@ -37,6 +37,7 @@ POOL_SLOTS_MAX = 1_000_000
 ACTIVE_RUNS_MAX = 100_000
 XCOM_BYTES_MAX = 48 * 1024  # one encoded XCom; what is bigger belongs in a file or an object store
 XCOMS_PER_STEP_MAX = 100  # pushed by one step of a task
+XCOM_KEY_CHARS_MAX = 250
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_POOL: Final = "default_pool"
