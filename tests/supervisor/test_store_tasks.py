@@ -14,6 +14,7 @@ from headgate.protocol.dags import TaskSpec, TaskState
 from headgate.protocol.messages import FinishedTrigger
 from headgate.protocol.values import decode_value
 from headgate.store.deferral import Deferral
+from headgate.store.engine import open_engine
 from headgate.store.errors import LeaseLost
 from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
@@ -213,6 +214,28 @@ def test_a_slice_that_is_refused_resumes_nothing(store: Store, query: Query) -> 
     with pytest.raises(Exception, match="refuses"):
         store.store_slice(tasks.epoch, events=[event_of(trigger_id), event_of(10_000)])
     assert tasks.row() == before
+
+
+def test_the_events_of_watchers_cost_no_statement_for_tasks(sqlite_url: str, secrets: Any) -> None:
+    with Store(open_engine(sqlite_url), secrets=secrets) as store:
+        tasks = Tasks(store, lambda *_: [])
+        watched = store.add_watcher("w", "a.B", {})
+        said: list[str] = []
+        store._connected().connection.driver_connection.set_trace_callback(said.append)  # type: ignore[union-attr]
+
+        def slice_of(trigger_id: int) -> str:
+            said.clear()
+            end = FinishedTrigger(trigger_id, f"run-{trigger_id}", "failed", 1, error="boom")
+            store.store_slice(tasks.epoch, events=[event_of(trigger_id)], finished=[end])
+            return "\n".join(said)
+
+        assert [trigger.id for trigger in store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)] == [watched]
+        assert "INSERT INTO trigger_event" in (alone := slice_of(watched))
+        assert "task_instance" not in alone
+        assert store.tasks.defer(tasks.epoch, tasks.a, tasks.run_it(), WAIT)
+        (waited_for,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+        assert "task_instance" not in slice_of(watched)
+        assert slice_of(waited_for.id).count("UPDATE task_instance") == 1
 
 
 # --- the trigger's end ---------------------------------------------------------------------------
