@@ -14,6 +14,7 @@ from headgate.protocol.dags import TaskSpec, TaskState
 from headgate.protocol.messages import FinishedTrigger
 from headgate.protocol.values import decode_value
 from headgate.store.deferral import Deferral
+from headgate.store.engine import open_engine
 from headgate.store.errors import LeaseLost
 from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
@@ -196,6 +197,16 @@ def test_the_first_event_of_a_slice_is_the_one_that_resumes(store: Store, query:
     assert len(list(store.list_events())) == 3
 
 
+@pytest.mark.parametrize(("kinds", "state"), [(("event", "failed"), S.SCHEDULED), (("success", "event"), S.SUCCESS)])
+def test_of_several_events_in_a_slice_the_first_says_what_becomes_of_the_task(
+    store: Store, query: Query, kinds: tuple[Any, ...], state: TaskState
+) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    store.store_slice(tasks.epoch, events=[event_of(trigger_id, kind=kind, index=n) for n, kind in enumerate(kinds)])
+    assert tasks.state is state
+
+
 def test_a_slice_that_is_refused_resumes_nothing(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
     _, trigger_id = tasks.defer_it()
@@ -203,6 +214,28 @@ def test_a_slice_that_is_refused_resumes_nothing(store: Store, query: Query) -> 
     with pytest.raises(Exception, match="refuses"):
         store.store_slice(tasks.epoch, events=[event_of(trigger_id), event_of(10_000)])
     assert tasks.row() == before
+
+
+def test_the_events_of_watchers_cost_no_statement_for_tasks(sqlite_url: str, secrets: Any) -> None:
+    with Store(open_engine(sqlite_url), secrets=secrets) as store:
+        tasks = Tasks(store, lambda *_: [])
+        watched = store.add_watcher("w", "a.B", {})
+        said: list[str] = []
+        store._connected().connection.driver_connection.set_trace_callback(said.append)  # type: ignore[union-attr]
+
+        def slice_of(trigger_id: int) -> str:
+            said.clear()
+            end = FinishedTrigger(trigger_id, f"run-{trigger_id}", "failed", 1, error="boom")
+            store.store_slice(tasks.epoch, events=[event_of(trigger_id)], finished=[end])
+            return "\n".join(said)
+
+        assert [trigger.id for trigger in store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)] == [watched]
+        assert "INSERT INTO trigger_event" in (alone := slice_of(watched))
+        assert "task_instance" not in alone
+        assert store.tasks.defer(tasks.epoch, tasks.a, tasks.run_it(), WAIT)
+        (waited_for,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+        assert "task_instance" not in slice_of(watched)
+        assert slice_of(waited_for.id).count("UPDATE task_instance") == 1
 
 
 # --- the trigger's end ---------------------------------------------------------------------------
@@ -381,6 +414,35 @@ def test_a_new_try_does_not_see_the_xcoms_of_the_one_before(store: Store, query:
     assert store.tasks.pull_xcom(tasks.run, "a", "l") == b"2"
     assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
     assert query("SELECT * FROM xcom") == []
+
+
+def test_a_cleared_task_has_no_xcoms_and_its_old_worker_pushes_none(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    assert store.tasks.succeed(tasks.epoch, tasks.a, tasks.run_it(), xcoms={"return_value": b"1"})
+    assert store.tasks.clear(tasks.a) is S.NONE
+    assert query("SELECT * FROM xcom") == []
+    token = tasks.run_it()
+    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"1"})
+    assert store.tasks.clear(tasks.a) is S.RESTARTING
+    assert not store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"2"})
+    assert query("SELECT * FROM xcom") == []
+    (owned,) = store.tasks.owned(tasks.epoch)
+    assert (owned.token, owned.state) == (token, S.RESTARTING)
+    assert store.tasks.lose_worker(tasks.epoch, tasks.a, token, "ended") is S.NONE
+    assert store.tasks.owned(tasks.epoch) == []
+
+
+def test_a_task_that_begins_in_its_trigger_does_so_once_a_try(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, execution_timeout_s=60.0)
+    tasks.bring_to(S.SCHEDULED)
+    assert store.tasks.start_in_trigger(tasks.epoch, tasks.a, WAIT) is not None
+    (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+    row = tasks.row()
+    assert None not in (row["started_at"], row["deadline"], row["trigger_timeout"])
+    store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
+    assert store.tasks.start_in_trigger(tasks.epoch, tasks.a, WAIT) is None
+    (task,) = tasks.dispatch()
+    assert (task.next_method, task.try_number) == (WAIT.next_method, 1)
 
 
 # --- owners --------------------------------------------------------------------------------------

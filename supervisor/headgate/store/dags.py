@@ -92,7 +92,9 @@ def listed(connection: Connection) -> list[DagRow]:
     """Return the DAGs that some file has, by name."""
     columns = [dag.c[name] for name in DagRow.__struct_fields__]
     rows = connection.execute(select(*columns).where(dag.c.removed_at.is_(None)).order_by(dag.c.name))
-    return [DagRow(**{**row._mapping, "spec": decode_dag(row.spec)}) for row in rows]
+    return [
+        DagRow(row.id, row.name, row.file, decode_dag(row.spec), bool(row.is_paused), row.parsed_at) for row in rows
+    ]
 
 
 def set_paused(connection: Connection, name: str, *, is_paused: bool) -> None:

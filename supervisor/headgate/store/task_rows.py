@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Select,
+    GenerativeSelect,
     and_,
     bindparam,
     func,
@@ -41,6 +41,7 @@ from headgate.store.tables import task_instance, trigger
 from headgate.store.times import bound, read
 
 _C = task_instance.c
+Statement = TypeVar("Statement", bound=GenerativeSelect)
 
 
 def new_token() -> str:
@@ -97,7 +98,7 @@ def _locking(condition: ColumnElement[bool]) -> Prepared:
     return Prepared(select(*LOCKED).where(condition).with_for_update(key_share=True))
 
 
-def passing_over(statement: Select[Any]) -> Select[Any]:
+def passing_over(statement: Statement) -> Statement:
     """Have a statement lock the tasks it finds, and pass over those that another is changing this moment."""
     return statement.with_for_update(skip_locked=True, key_share=True, of=task_instance)
 
