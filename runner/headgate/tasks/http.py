@@ -6,11 +6,9 @@ from datetime import timedelta
 from typing import Unpack
 
 from headgate.tasks.context import Context
-from headgate.tasks.dag import DAG
-from headgate.tasks.options import TaskOptions
-from headgate.tasks.sensors import TIMEOUT, Mode, TriggerSensor
+from headgate.tasks.sensors import SensorOptions, TriggerSensor
 from headgate.triggers.base import BaseTrigger
-from headgate.triggers.http import TIMEOUT_S, TRIES_MAX, HttpTrigger
+from headgate.triggers.http import POLL_INTERVAL_S, TIMEOUT_S, TRIES_MAX, HttpTrigger
 
 __all__ = ["HttpSensor"]
 
@@ -22,6 +20,8 @@ class HttpSensor(TriggerSensor):
     failed ones after one another that fails the try.
     """
 
+    poke_interval_default = timedelta(seconds=POLL_INTERVAL_S)
+
     def __init__(
         self,
         *,
@@ -31,23 +31,9 @@ class HttpSensor(TriggerSensor):
         expected_status: int = 200,
         request_timeout: timedelta = timedelta(seconds=TIMEOUT_S),
         tries_max: int = TRIES_MAX,
-        mode: Mode = "deferrable",
-        poke_interval: timedelta = timedelta(seconds=5),
-        timeout: timedelta = TIMEOUT,
-        soft_fail: bool = False,
-        task_id: str,
-        dag: DAG | None = None,
-        **options: Unpack[TaskOptions],
+        **options: Unpack[SensorOptions],
     ) -> None:
-        super().__init__(
-            mode=mode,
-            poke_interval=poke_interval,
-            timeout=timeout,
-            soft_fail=soft_fail,
-            task_id=task_id,
-            dag=dag,
-            **options,
-        )
+        super().__init__(**options)
         self.url = url
         self.method = method
         self.headers = dict(headers or {})

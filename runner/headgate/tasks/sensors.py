@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from abc import abstractmethod
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
-from typing import Any, Literal, NoReturn, Unpack
+from typing import Any, ClassVar, Literal, NoReturn, Required, Unpack
 
 import trio
 
@@ -19,15 +17,25 @@ from headgate.tasks.operator import BaseOperator
 from headgate.tasks.options import TaskOptions
 from headgate.tasks.schedule import read_zone
 from headgate.triggers.base import BaseTrigger, TriggerEvent
-from headgate.triggers.file import FileTrigger
+from headgate.triggers.file import POKE_INTERVAL_S, FileTrigger
 from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger, utc_now
 
 __all__ = ["BaseSensorOperator", "DateTimeSensor", "FileSensor", "PokeReturnValue", "TimeSensor", "TriggerSensor"]
 
-POKE_INTERVAL = timedelta(seconds=60)
 TIMEOUT = timedelta(days=7)
 
 Mode = Literal["poke", "deferrable"]
+
+
+class SensorOptions(TaskOptions, total=False):
+    """The options of a sensor beside what it waits for; see `BaseSensorOperator`."""
+
+    task_id: Required[str]
+    dag: DAG | None
+    mode: Mode
+    poke_interval: timedelta
+    timeout: timedelta
+    soft_fail: bool
 
 
 class PokeReturnValue:
@@ -44,16 +52,18 @@ class PokeReturnValue:
 class BaseSensorOperator(BaseOperator):
     """Waits until `poke` returns something true, asked every ``poke_interval``.
 
-    ``mode="deferrable"`` (the default) gives up the worker between two pokes. ``"poke"`` holds it.
-    What has not come ``timeout`` after the first poke of a try ends the task: as failed without another try
-    (`SensorTimeout`), or as skipped with ``soft_fail``.
+    ``poke_interval`` is a minute if nothing else is said. ``mode="deferrable"`` (the default) gives up the worker
+    between two pokes, ``"poke"`` holds it. What has not come ``timeout`` after the first poke of a try ends the task:
+    as failed without another try (`SensorTimeout`), or as skipped with ``soft_fail``.
     """
+
+    poke_interval_default: ClassVar[timedelta] = timedelta(seconds=60)
 
     def __init__(
         self,
         *,
         mode: Mode = "deferrable",
-        poke_interval: timedelta = POKE_INTERVAL,
+        poke_interval: timedelta | None = None,
         timeout: timedelta = TIMEOUT,
         soft_fail: bool = False,
         task_id: str,
@@ -63,6 +73,7 @@ class BaseSensorOperator(BaseOperator):
         super().__init__(task_id=task_id, dag=dag, **options)
         if mode not in ("poke", "deferrable"):
             raise self._malformed(f"mode must be 'poke' or 'deferrable', not {mode!r:.100}")
+        poke_interval = self.poke_interval_default if poke_interval is None else poke_interval
         for name, wait in (("poke_interval", poke_interval), ("timeout", timeout)):
             if not isinstance(wait, timedelta) or wait <= timedelta(0):
                 raise self._malformed(f"{name} must be a timedelta of more than 0, not {wait!r:.100}")
@@ -71,7 +82,6 @@ class BaseSensorOperator(BaseOperator):
         self.timeout = timeout
         self.soft_fail = soft_fail
 
-    @abstractmethod
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Return whether what is waited for is there."""
         raise NotImplementedError(f"{type(self).__name__} does not override poke")
@@ -126,7 +136,6 @@ class TriggerSensor(BaseSensorOperator):
     that fails fails the try.
     """
 
-    @abstractmethod
     def make_trigger(self, context: Context) -> BaseTrigger:
         """Return the trigger to wait with."""
         raise NotImplementedError(f"{type(self).__name__} does not override make_trigger")
@@ -166,18 +175,8 @@ class TriggerSensor(BaseSensorOperator):
 class DateTimeSensor(TriggerSensor):
     """Waits until ``target_time``, an aware datetime or the ISO text of one. Returns it in UTC."""
 
-    def __init__(
-        self,
-        *,
-        target_time: datetime | str,
-        mode: Mode = "deferrable",
-        timeout: timedelta = TIMEOUT,
-        soft_fail: bool = False,
-        task_id: str,
-        dag: DAG | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> None:
-        super().__init__(mode=mode, timeout=timeout, soft_fail=soft_fail, task_id=task_id, dag=dag, **options)
+    def __init__(self, *, target_time: datetime | str, **options: Unpack[SensorOptions]) -> None:
+        super().__init__(**options)
         try:
             moment = datetime.fromisoformat(target_time) if isinstance(target_time, str) else target_time
             self.target_time = DateTimeTrigger(moment).moment
@@ -196,18 +195,8 @@ class TimeSensor(TriggerSensor):
     its first, one that it lacks is the moment at which the clock has passed it. Returns the moment in UTC.
     """
 
-    def __init__(
-        self,
-        *,
-        target_time: time_of_day,
-        mode: Mode = "deferrable",
-        timeout: timedelta = TIMEOUT,
-        soft_fail: bool = False,
-        task_id: str,
-        dag: DAG | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> None:
-        super().__init__(mode=mode, timeout=timeout, soft_fail=soft_fail, task_id=task_id, dag=dag, **options)
+    def __init__(self, *, target_time: time_of_day, **options: Unpack[SensorOptions]) -> None:
+        super().__init__(**options)
         if not isinstance(target_time, time_of_day):
             raise self._malformed(f"target_time must be a datetime.time, not {target_time!r:.100}")
         self.target_time = target_time
@@ -222,27 +211,10 @@ class TimeSensor(TriggerSensor):
 class FileSensor(TriggerSensor):
     """Waits for a file or a folder at ``filepath``, which may be a pattern. Returns the payload of `FileTrigger`."""
 
-    def __init__(
-        self,
-        *,
-        filepath: str | os.PathLike[str],
-        mode: Mode = "deferrable",
-        poke_interval: timedelta = timedelta(seconds=5),
-        timeout: timedelta = TIMEOUT,
-        soft_fail: bool = False,
-        task_id: str,
-        dag: DAG | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> None:
-        super().__init__(
-            mode=mode,
-            poke_interval=poke_interval,
-            timeout=timeout,
-            soft_fail=soft_fail,
-            task_id=task_id,
-            dag=dag,
-            **options,
-        )
+    poke_interval_default = timedelta(seconds=POKE_INTERVAL_S)
+
+    def __init__(self, *, filepath: str | os.PathLike[str], **options: Unpack[SensorOptions]) -> None:
+        super().__init__(**options)
         self.filepath = filepath
         try:
             self._trigger()
@@ -261,7 +233,7 @@ async def _first_event(trigger: BaseTrigger, timeout_s: float) -> TriggerEvent:
     """Run a trigger on this loop up to its first event. Raises `trio.TooSlowError`, and what the trigger raises."""
     events = trigger.run()
     try:
-        with trio.fail_after(timeout_s if math.isfinite(timeout_s) else math.inf):
+        with trio.fail_after(timeout_s):
             async for event in events:
                 return event
     finally:
