@@ -13,9 +13,12 @@ from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
 from headgate.protocol.dags import TaskSpec, TaskState
 from headgate.protocol.messages import FinishedTrigger
 from headgate.protocol.values import decode_value
+from headgate.store import deferral, task_ends
+from headgate.store import tasks as tasks_module
 from headgate.store.deferral import Deferral
 from headgate.store.engine import open_engine
 from headgate.store.errors import LeaseLost
+from headgate.store.prepared import driver_of
 from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import Candidate, fit
@@ -236,6 +239,25 @@ def test_the_events_of_watchers_cost_no_statement_for_tasks(sqlite_url: str, sec
         (waited_for,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
         assert "task_instance" not in slice_of(watched)
         assert slice_of(waited_for.id).count("UPDATE task_instance") == 1
+
+
+def test_what_is_asked_again_and_again_never_reads_the_tasks_that_have_ended(sqlite_url: str) -> None:
+    asked = {
+        "resume": deferral._RESUME,
+        "time out": deferral._TIMED_OUT,
+        "retry": tasks_module._RETRY_DUE,
+        "candidates": tasks_module._candidates(("default", "other")),
+        "slots in use": tasks_module._USED,
+        "owned": task_ends._OWNED,
+        "orphans": task_ends._ORPHANS,
+    }
+    with open_engine(sqlite_url).connect() as connection:
+        for name, statement in asked.items():
+            parameters = [None] * len(statement.places(connection.dialect))
+            text = "EXPLAIN QUERY PLAN " + statement.text(connection.dialect)
+            plan = [step for *_, step in driver_of(connection).execute(text, parameters).fetchall()]
+            assert any("task_instance USING INDEX" in step for step in plan), (name, plan)
+            assert not any("SCAN task_instance" in step for step in plan), (name, plan)
 
 
 # --- the trigger's end ---------------------------------------------------------------------------

@@ -87,8 +87,11 @@ _ORPHANS = Prepared(
     task_rows.passing_over(
         select(_C.triggerer_id, *task_rows.LOCKED)
         .join(triggerer, triggerer.c.id == _C.triggerer_id)
-        .where(or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
-        .order_by(_C.id)
+        # Said though the join says it, and in this order: an index of what has an owner goes by both.
+        .where(
+            _C.triggerer_id.is_not(None), or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None))
+        )
+        .order_by(_C.triggerer_id, _C.id)
         .limit(bindparam("limit", type_=Integer()))
     )
 )
