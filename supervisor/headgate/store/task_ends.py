@@ -41,12 +41,20 @@ def succeed(
 
 
 def fail(
-    connection: Connection, now: datetime, task_id: int, token: str, error: str, *, may_retry: bool
+    connection: Connection,
+    now: datetime,
+    task_id: int,
+    token: str,
+    error: str,
+    *,
+    may_retry: bool,
+    xcoms: Mapping[str, bytes],
 ) -> TaskState | None:
     """End the try of a running task badly; return the task's new state, None where it was not the token's to end."""
     task = task_rows.locked(connection, task_id, token=token)
     if task is None or task.state is not TaskState.RUNNING:
         return None
+    task_values.push_xcoms(connection, now, task_id, xcoms)
     if not may_retry:
         task = msgspec.structs.replace(task, tries_max=task.try_number)
     return task_rows.fail(connection, now, task, "failed", "failed_to_retry", error)
