@@ -180,7 +180,7 @@ def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behi
 def test_a_clear_that_comes_while_a_task_is_deferring_takes_its_trigger_with_it(race: Race) -> None:
     token = race.run_it()
     said = race.second_waits(
-        lambda connection, now: deferral.defer(connection, now, race.one._secrets, race.a, token, WAIT),
+        lambda connection, now: deferral.defer(connection, now, race.one._secrets, race.a, token, WAIT, {}),
         lambda: race.two.tasks.clear(race.a),
     )
     assert said is S.NONE

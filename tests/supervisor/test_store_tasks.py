@@ -13,9 +13,12 @@ from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
 from headgate.protocol.dags import TaskSpec, TaskState
 from headgate.protocol.messages import FinishedTrigger
 from headgate.protocol.values import decode_value
+from headgate.store import deferral, task_ends
+from headgate.store import tasks as tasks_module
 from headgate.store.deferral import Deferral
 from headgate.store.engine import open_engine
-from headgate.store.errors import LeaseLost
+from headgate.store.errors import LeaseLost, ValueRefused
+from headgate.store.prepared import driver_of
 from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import Candidate, fit
@@ -119,9 +122,9 @@ def answers(tasks: Tasks, token: str) -> dict[str, object]:
     return {
         "start": verbs.start(epoch, a, token),
         "push_xcoms": verbs.push_xcoms(epoch, a, token, {"k": b"1"}),
-        "defer": verbs.defer(epoch, a, token, WAIT),
+        "defer": verbs.defer(epoch, a, token, WAIT, xcoms={"k": b"1"}),
         "succeed": verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
-        "fail": verbs.fail(epoch, a, token, "late"),
+        "fail": verbs.fail(epoch, a, token, "late", xcoms={"k": b"1"}),
         "lose_worker": verbs.lose_worker(epoch, a, token, "late"),
     }
 
@@ -238,6 +241,25 @@ def test_the_events_of_watchers_cost_no_statement_for_tasks(sqlite_url: str, sec
         assert slice_of(waited_for.id).count("UPDATE task_instance") == 1
 
 
+def test_what_is_asked_again_and_again_never_reads_the_tasks_that_have_ended(sqlite_url: str) -> None:
+    asked = {
+        "resume": deferral._RESUME,
+        "time out": deferral._TIMED_OUT,
+        "retry": tasks_module._RETRY_DUE,
+        "candidates": tasks_module._candidates(("default", "other")),
+        "slots in use": tasks_module._USED,
+        "owned": task_ends._OWNED,
+        "orphans": task_ends._ORPHANS,
+    }
+    with open_engine(sqlite_url).connect() as connection:
+        for name, statement in asked.items():
+            parameters = [None] * len(statement.places(connection.dialect))
+            text = "EXPLAIN QUERY PLAN " + statement.text(connection.dialect)
+            plan = [step for *_, step in driver_of(connection).execute(text, parameters).fetchall()]
+            assert any("task_instance USING INDEX" in step for step in plan), (name, plan)
+            assert not any("SCAN task_instance" in step for step in plan), (name, plan)
+
+
 # --- the trigger's end ---------------------------------------------------------------------------
 
 
@@ -252,7 +274,7 @@ def test_a_trigger_that_ends_without_an_event_or_fails_resumes_its_task_to_fail(
         assert task.next_kwargs is not None
         told = decode_value(task.next_kwargs)
         assert expected in told["error"]
-        assert told["traceback"] == "Traceback ..."
+        assert (told["traceback"], told["reason"]) == ("Traceback ...", "trigger_failure")
         assert task.event is None
         store.tasks.mark(tasks.a, "failed")
         store.tasks.clear(tasks.a)
@@ -366,6 +388,7 @@ def test_a_wait_of_its_own_times_out_by_the_databases_clock(store: Store, query:
     assert task.next_kwargs is not None
     assert decode_value(task.next_kwargs) == {
         "error": "the trigger did not fire in time",
+        "traceback": "",
         "reason": "trigger_timeout",
     }
 
@@ -414,6 +437,27 @@ def test_a_new_try_does_not_see_the_xcoms_of_the_one_before(store: Store, query:
     assert store.tasks.pull_xcom(tasks.run, "a", "l") == b"2"
     assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
     assert query("SELECT * FROM xcom") == []
+
+
+def test_xcoms_go_in_with_whatever_ends_a_step_or_nothing_does(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, retries=1)
+    too_big = {"big": b"x" * 50_000}
+    token = tasks.run_it()
+    for verb in (
+        lambda: store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms=too_big),
+        lambda: store.tasks.fail(tasks.epoch, tasks.a, token, "error", xcoms=too_big),
+    ):
+        with pytest.raises(ValueRefused, match="'big'"):
+            verb()
+        assert tasks.state is S.RUNNING
+    assert store.list_triggers() == []
+    assert store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms={"before": b"1"})
+    (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+    store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
+    (task,) = tasks.dispatch()
+    assert store.tasks.fail(tasks.epoch, tasks.a, task.token, "error", xcoms={"after": b"2"}) is S.UP_FOR_RETRY
+    assert store.tasks.pull_xcom(tasks.run, "a", "before") == b"1"
+    assert store.tasks.pull_xcom(tasks.run, "a", "after") == b"2"
 
 
 def test_a_cleared_task_has_no_xcoms_and_its_old_worker_pushes_none(store: Store, query: Query) -> None:

@@ -7,8 +7,9 @@ is resumed by the first event of its trigger, in the very transaction that store
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Literal
 
 import msgspec
 from sqlalchemy import Connection, Integer, bindparam, exists, func, insert, select, update
@@ -29,6 +30,7 @@ from headgate.store.times import UtcDateTime, bound
 _C = task_instance.c
 TRIGGER_QUEUE = "default"
 
+FailReason = Literal["trigger_failure", "trigger_timeout", "execution_timeout"]
 _TIMEOUT = {"trigger_timeout": "the trigger did not fire in time", "execution_timeout": "the task took too long in all"}
 
 
@@ -53,12 +55,19 @@ _INSERT_TRIGGER = Prepared(
 
 
 def defer(
-    connection: Connection, now: datetime, secrets: Secrets, task_id: int, token: str, deferral: Deferral
+    connection: Connection,
+    now: datetime,
+    secrets: Secrets,
+    task_id: int,
+    token: str,
+    deferral: Deferral,
+    xcoms: Mapping[str, bytes],
 ) -> str | None:
     """Have the running task wait; return the token of its deferral, None where ``token`` is not its own any more."""
     task = task_rows.locked(connection, task_id, token=token)
     if task is None or task.state is not TaskState.RUNNING:
         return None
+    task_values.push_xcoms(connection, now, task_id, xcoms)
     return _wait(connection, now, secrets, task, deferral, "deferred", task.deadline)
 
 
@@ -197,17 +206,25 @@ def take_ends(
         if task is None or _OWN.run(connection, of_id=run.trigger_id, epoch=epoch).fetchone() is None:
             continue
         error = run.error if run.outcome == "failed" else "the trigger ended without an event"
-        resume_to_fail(connection, now, secrets, task, "trigger_failed", error, traceback=run.traceback)
+        resume_to_fail(connection, now, secrets, task, "trigger_failed", "trigger_failure", error, run.traceback)
 
 
 def resume_to_fail(
-    connection: Connection, now: datetime, secrets: Secrets, task: LockedTask, event: str, error: str, **details: str
+    connection: Connection,
+    now: datetime,
+    secrets: Secrets,
+    task: LockedTask,
+    event: str,
+    reason: FailReason,
+    error: str,
+    traceback: str = "",
 ) -> None:
     """Have a locked task that is deferred go on in ``__fail__``; the worker raises what stands in its next_kwargs."""
     assert task.trigger_id is not None
-    told = {name: storable_text(text, ERROR_CHARS_MAX) for name, text in {"error": error, **details}.items()}
+    error = storable_text(error, ERROR_CHARS_MAX)
+    told = {"error": error, "traceback": storable_text(traceback, ERROR_CHARS_MAX), "reason": reason}
     next_kwargs = secrets.encrypt(encode_value(told, where="next_kwargs"))
-    task_rows.apply(connection, now, task, event, next_kwargs=next_kwargs, last_error=told["error"])
+    task_rows.apply(connection, now, task, event, next_kwargs=next_kwargs, last_error=error)
     task_rows.finish_trigger(connection, now, task.trigger_id)
 
 
@@ -231,8 +248,9 @@ def time_out(connection: Connection, now: datetime, secrets: Secrets, *, limit: 
     rows = _TIMED_OUT.run(connection, now=bound(connection, now), limit=limit).fetchall()
     tasks = [task_rows.locked_task(connection, row) for row in rows]
     for task in tasks:
-        reason = "execution_timeout" if task.deadline is not None and task.deadline <= now else "trigger_timeout"
-        resume_to_fail(connection, now, secrets, task, "timed_out", _TIMEOUT[reason], reason=reason)
+        is_over = task.deadline is not None and task.deadline <= now
+        reason: FailReason = "execution_timeout" if is_over else "trigger_timeout"
+        resume_to_fail(connection, now, secrets, task, "timed_out", reason, _TIMEOUT[reason])
     return [task.id for task in tasks]
 
 

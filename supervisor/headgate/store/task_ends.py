@@ -41,12 +41,20 @@ def succeed(
 
 
 def fail(
-    connection: Connection, now: datetime, task_id: int, token: str, error: str, *, may_retry: bool
+    connection: Connection,
+    now: datetime,
+    task_id: int,
+    token: str,
+    error: str,
+    *,
+    may_retry: bool,
+    xcoms: Mapping[str, bytes],
 ) -> TaskState | None:
     """End the try of a running task badly; return the task's new state, None where it was not the token's to end."""
     task = task_rows.locked(connection, task_id, token=token)
     if task is None or task.state is not TaskState.RUNNING:
         return None
+    task_values.push_xcoms(connection, now, task_id, xcoms)
     if not may_retry:
         task = msgspec.structs.replace(task, tries_max=task.try_number)
     return task_rows.fail(connection, now, task, "failed", "failed_to_retry", error)
@@ -87,8 +95,11 @@ _ORPHANS = Prepared(
     task_rows.passing_over(
         select(_C.triggerer_id, *task_rows.LOCKED)
         .join(triggerer, triggerer.c.id == _C.triggerer_id)
-        .where(or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
-        .order_by(_C.id)
+        # Said though the join says it, and in this order: an index of what has an owner goes by both.
+        .where(
+            _C.triggerer_id.is_not(None), or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None))
+        )
+        .order_by(_C.triggerer_id, _C.id)
         .limit(bindparam("limit", type_=Integer()))
     )
 )

@@ -141,12 +141,23 @@ class TaskVerbs:
 
     # --- deferral --------------------------------------------------------------------------------
 
-    def defer(self, epoch: int, task_id: int, token: str, wait: deferral.Deferral) -> str | None:
-        """Have a running task wait, and its worker go; return its new token, None where it is too late."""
+    def defer(
+        self,
+        epoch: int,
+        task_id: int,
+        token: str,
+        wait: deferral.Deferral,
+        *,
+        xcoms: Mapping[str, bytes] | None = None,
+    ) -> str | None:
+        """Have a running task wait, and its worker go; return its new token, None where it is too late.
+
+        Raises `ValueRefused` as `succeed` does.
+        """
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
             notices.tell(connection)
-            return deferral.defer(connection, now, self._secrets, task_id, token, wait)
+            return deferral.defer(connection, now, self._secrets, task_id, token, wait, xcoms or {})
 
     def start_in_trigger(self, epoch: int, task_id: int, wait: deferral.Deferral) -> str | None:
         """Have a scheduled task begin in its trigger, without a worker; return its token, None where it is too late."""
@@ -188,11 +199,23 @@ class TaskVerbs:
             now = leases.hold(connection, epoch, self._clock)
             return task_ends.succeed(connection, now, task_id, token, end, xcoms or {})
 
-    def fail(self, epoch: int, task_id: int, token: str, error: str, *, may_retry: bool = True) -> TaskState | None:
-        """End the try of a running task badly; return its new state, None where it was not the token's to end."""
+    def fail(
+        self,
+        epoch: int,
+        task_id: int,
+        token: str,
+        error: str,
+        *,
+        may_retry: bool = True,
+        xcoms: Mapping[str, bytes] | None = None,
+    ) -> TaskState | None:
+        """End the try of a running task badly; return its new state, None where it was not the token's to end.
+
+        Raises `ValueRefused` as `succeed` does: then fail it without XComs.
+        """
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
-            return task_ends.fail(connection, now, task_id, token, error, may_retry=may_retry)
+            return task_ends.fail(connection, now, task_id, token, error, may_retry=may_retry, xcoms=xcoms or {})
 
     def lose_worker(self, epoch: int, task_id: int, token: str, reason: str) -> TaskState | None:
         """Say that the worker of a task is gone; return its new state, None where it had lost it before."""
