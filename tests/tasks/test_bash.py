@@ -177,9 +177,14 @@ def test_an_interrupt_of_the_step_ends_the_group_and_is_passed_on(
     wait_until_all_gone(reader)
 
 
-def test_a_kill_of_what_is_not_running_does_nothing() -> None:
-    operator = bash("true")
+def test_a_kill_that_comes_before_the_command_is_there_is_not_forgotten() -> None:
+    operator = bash("sleep 1000")
     operator.on_kill()
+    assert "signal 9" in getattr(step(operator), "error", "")
+
+
+def test_a_kill_that_comes_after_the_end_does_nothing() -> None:
+    operator = bash("true")
     assert isinstance(step(operator), StepSucceeded)
     operator.on_kill()
 

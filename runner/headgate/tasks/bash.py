@@ -70,31 +70,26 @@ class BashOperator(BaseOperator):
         self.cwd = cwd
         self.skip_on_exit_code = skip_on_exit_code
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
         self._lock = threading.RLock()  # held where the process is waited for, and where it is signalled
 
     def execute(self, context: Context) -> Any:
         """Run the command to its end."""
-        bash = shutil.which("bash")
-        if bash is None:
-            raise FileNotFoundError("there is no bash on this machine's PATH")
-        env = {**os.environ, **self.env} if self.append_env and self.env is not None else self.env
-        with subprocess.Popen(
-            [bash, "-c", self.bash_command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            cwd=self.cwd,
-            start_new_session=True,
-        ) as process:
-            self._process = process
-            try:
-                last_line = self._read_output(process)
-            finally:
-                # Not waited for yet, the leader is still there: its number names no group but its own.
-                with self._lock:
+        last_line, returncode = "", 0
+        try:
+            # A kill from another thread waits for the start; one from a signal handler in the midst of it is seen here.
+            with self._lock:
+                self._process = process = self._start()
+                if self._is_killed:
                     _signal_group(process, signal.SIGKILL)
-                    returncode = process.wait()
+            last_line = self._read_output(process)
+        finally:
+            with self._lock:
+                if self._process is not None:
+                    # Not waited for yet, the leader is still there: its number names no group but its own.
+                    _signal_group(self._process, signal.SIGKILL)
+                    with self._process:
+                        returncode = self._process.wait()
                     self._process = None
         if returncode == 0:
             return last_line
@@ -103,11 +98,12 @@ class BashOperator(BaseOperator):
         raise BashFailed(returncode, last_line)
 
     def on_kill(self) -> None:
-        """Ask the command's group to end, and end it if it has not after a grace.
+        """Ask the command's group to end, and end it if it has not after a grace. One not yet started ends at once.
 
         May be called from another thread than the step's, or from a signal handler in the midst of it.
         """
         with self._lock:
+            self._is_killed = True
             process = self._process
             if process is None or process.returncode is not None:
                 return
@@ -119,6 +115,21 @@ class BashOperator(BaseOperator):
                     _signal_group(process, signal.SIGKILL)
         finally:
             os.close(ended)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        bash = shutil.which("bash")
+        if bash is None:
+            raise FileNotFoundError("there is no bash on this machine's PATH")
+        env = {**os.environ, **self.env} if self.append_env and self.env is not None else self.env
+        return subprocess.Popen(
+            [bash, "-c", self.bash_command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=self.cwd,
+            start_new_session=True,
+        )
 
     def _read_output(self, process: subprocess.Popen[bytes]) -> str:
         """Log the output until the command has ended, and return its last line.
