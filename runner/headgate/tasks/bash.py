@@ -110,7 +110,7 @@ class BashOperator(BaseOperator):
             ended = os.pidfd_open(process.pid)
             _signal_group(process, signal.SIGTERM)
         try:
-            if not select.select([ended], [], [], KILL_GRACE_S)[0]:
+            if not _watching(ended).poll(KILL_GRACE_S * 1000):
                 with self._lock:
                     _signal_group(process, signal.SIGKILL)
         finally:
@@ -142,10 +142,10 @@ class BashOperator(BaseOperator):
         lines = _Lines(self.log)
         ended = os.pidfd_open(process.pid)
         try:
-            watched = [output, ended]
-            while ended not in (ready := select.select(watched, [], [])[0]):
-                if ready and not lines.read(output):
-                    watched.remove(output)
+            waiting = _watching(output, ended)
+            while ended not in (ready := {fd for fd, _ in waiting.poll()}):
+                if output in ready and not lines.read(output):
+                    waiting.unregister(output)
         finally:
             os.close(ended)
         # All the command wrote is in the pipe by now. What others go on writing into it is not waited for.
@@ -187,6 +187,14 @@ class _Lines:
     def _tell(self, line: bytes) -> None:
         self._last = line.decode(errors="replace").rstrip("\r")
         self._log.info("%s", self._last)
+
+
+def _watching(*fds: int) -> select.poll:
+    # Not select(): it takes no numbers beyond 1023, and a worker may have as many files open.
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return poll
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
