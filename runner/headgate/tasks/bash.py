@@ -149,7 +149,6 @@ class BashOperator(BaseOperator):
         finally:
             os.close(ended)
         # All the command wrote is in the pipe by now. What others go on writing into it is not waited for.
-        _signal_group(process, signal.SIGKILL)
         left = fcntl.fcntl(output, fcntl.F_GETPIPE_SZ)
         while left > 0 and (taken := lines.read(output)):
             left -= taken
