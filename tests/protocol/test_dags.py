@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import types
-import typing
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.protocol.strategies import strategy_of
 
 from headgate.protocol import dags
 from headgate.protocol.dags import (
@@ -61,24 +60,6 @@ EXAMPLE = DagSpec(
 
 def with_task(**changes: Any) -> DagSpec:
     return DagSpec("orders", tasks=(msgspec.structs.replace(TaskSpec("one", "EmptyOperator"), **changes),))
-
-
-def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for everything a field of this type can hold."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is int:
-        return st.integers(-(2**63), 2**63)
-    if hint is float:
-        return st.floats(allow_nan=False)
-    if origin is typing.Literal:
-        return st.sampled_from(arguments)
-    if origin in (typing.Union, types.UnionType):
-        return st.one_of([strategy_of(argument) for argument in arguments])
-    if origin is tuple:
-        return st.lists(strategy_of(arguments[0]), max_size=2).map(tuple)
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return st.builds(hint, **{name: strategy_of(h) for name, h in typing.get_type_hints(hint).items()})
-    return st.from_type(hint)
 
 
 def test_a_dag_comes_back_as_it_was() -> None:

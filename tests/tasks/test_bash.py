@@ -46,6 +46,18 @@ def wait_until_all_gone(reader: int) -> None:
     os.close(reader)
 
 
+def killed_once_begun(operator: BashOperator, begun: Path) -> StepOutcome:
+    """Run the operator's step in a thread, kill it once its command has opened ``begun``, and return the outcome."""
+    os.mkfifo(begun)
+    outcomes: list[StepOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(step(operator)))
+    thread.start()
+    assert begun.read_bytes() == b"\n"  # opening it waits for its writer
+    operator.on_kill()
+    thread.join()
+    return outcomes[0]
+
+
 def test_the_last_line_is_returned_and_every_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         outcome = step(bash("echo one; echo two >&2; printf 'three'"))
@@ -126,32 +138,21 @@ def test_what_left_the_group_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trap", ["", "trap 'echo asked; exit 0' TERM;"])
 def test_a_kill_ends_the_whole_group(tmp_path: Path, trap: str) -> None:
     reader = held_open(tmp_path / "alive")
-    os.mkfifo(tmp_path / "started")
-    operator = bash(f"{trap} exec 9>'{tmp_path / 'alive'}'; sleep 1000 & echo >'{tmp_path / 'started'}'; wait")
-    outcomes: list[StepOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(step(operator)))
-    thread.start()
-    assert (tmp_path / "started").read_bytes() == b"\n"  # opening it waits for its writer
-    operator.on_kill()
-    thread.join()
+    begun = tmp_path / "begun"
+    operator = bash(f"{trap} exec 9>'{tmp_path / 'alive'}'; sleep 1000 & echo >'{begun}'; wait")
+    outcome = killed_once_begun(operator, begun)
     wait_until_all_gone(reader)
     if trap:
-        assert last_line(outcomes[0]) == "asked"
+        assert last_line(outcome) == "asked"
     else:
-        assert "signal 15" in getattr(outcomes[0], "error", "")
+        assert "signal 15" in getattr(outcome, "error", "")
 
 
 def test_a_command_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.tasks.bash.KILL_GRACE_S", 0.0)
-    os.mkfifo(tmp_path / "started")
-    operator = bash(f"trap '' TERM; echo >'{tmp_path / 'started'}'; while true; do sleep 1000; done")
-    outcomes: list[StepOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(step(operator)))
-    thread.start()
-    assert (tmp_path / "started").read_bytes() == b"\n"  # opening it waits for its writer
-    operator.on_kill()
-    thread.join()
-    assert "signal 9" in getattr(outcomes[0], "error", "")
+    begun = tmp_path / "begun"
+    operator = bash(f"trap '' TERM; echo >'{begun}'; while true; do sleep 1000; done")
+    assert "signal 9" in getattr(killed_once_begun(operator, begun), "error", "")
 
 
 class Interrupts(logging.Handler):
@@ -177,9 +178,14 @@ def test_an_interrupt_of_the_step_ends_the_group_and_is_passed_on(
     wait_until_all_gone(reader)
 
 
-def test_a_kill_of_what_is_not_running_does_nothing() -> None:
-    operator = bash("true")
+def test_a_kill_that_comes_before_the_command_is_there_is_not_forgotten() -> None:
+    operator = bash("sleep 1000")
     operator.on_kill()
+    assert "signal 9" in getattr(step(operator), "error", "")
+
+
+def test_a_kill_that_comes_after_the_end_does_nothing() -> None:
+    operator = bash("true")
     assert isinstance(step(operator), StepSucceeded)
     operator.on_kill()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -375,3 +377,12 @@ def test_the_door_names_what_exists_and_nothing_else() -> None:
     assert [name for name in tasks.__all__ if not hasattr(tasks, name)] == []
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = tasks.Nothing
+
+
+def test_a_file_without_sensors_is_parsed_without_event_loops_and_clients() -> None:
+    code = (
+        "import sys, headgate.tasks, headgate.tasks.parsing, headgate.tasks.execution\n"
+        "print([name for name in ('trio', 'asyncio', 'httpx2', 'sqlalchemy') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "[]\n"

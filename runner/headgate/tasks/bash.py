@@ -70,31 +70,26 @@ class BashOperator(BaseOperator):
         self.cwd = cwd
         self.skip_on_exit_code = skip_on_exit_code
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
         self._lock = threading.RLock()  # held where the process is waited for, and where it is signalled
 
     def execute(self, context: Context) -> Any:
         """Run the command to its end."""
-        bash = shutil.which("bash")
-        if bash is None:
-            raise FileNotFoundError("there is no bash on this machine's PATH")
-        env = {**os.environ, **self.env} if self.append_env and self.env is not None else self.env
-        with subprocess.Popen(
-            [bash, "-c", self.bash_command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            cwd=self.cwd,
-            start_new_session=True,
-        ) as process:
-            self._process = process
-            try:
-                last_line = self._read_output(process)
-            finally:
-                # Not waited for yet, the leader is still there: its number names no group but its own.
-                with self._lock:
+        last_line, returncode = "", 0
+        try:
+            # A kill from another thread waits for the start; one from a signal handler in the midst of it is seen here.
+            with self._lock:
+                self._process = process = self._start()
+                if self._is_killed:
                     _signal_group(process, signal.SIGKILL)
-                    returncode = process.wait()
+            last_line = self._read_output(process)
+        finally:
+            with self._lock:
+                if self._process is not None:
+                    # Not waited for yet, the leader is still there: its number names no group but its own.
+                    _signal_group(self._process, signal.SIGKILL)
+                    with self._process:
+                        returncode = self._process.wait()
                     self._process = None
         if returncode == 0:
             return last_line
@@ -103,22 +98,38 @@ class BashOperator(BaseOperator):
         raise BashFailed(returncode, last_line)
 
     def on_kill(self) -> None:
-        """Ask the command's group to end, and end it if it has not after a grace.
+        """Ask the command's group to end, and end it if it has not after a grace. One not yet started ends at once.
 
         May be called from another thread than the step's, or from a signal handler in the midst of it.
         """
         with self._lock:
+            self._is_killed = True
             process = self._process
             if process is None or process.returncode is not None:
                 return
             ended = os.pidfd_open(process.pid)
             _signal_group(process, signal.SIGTERM)
         try:
-            if not select.select([ended], [], [], KILL_GRACE_S)[0]:
+            if not _watching(ended).poll(KILL_GRACE_S * 1000):
                 with self._lock:
                     _signal_group(process, signal.SIGKILL)
         finally:
             os.close(ended)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        bash = shutil.which("bash")
+        if bash is None:
+            raise FileNotFoundError("there is no bash on this machine's PATH")
+        env = {**os.environ, **self.env} if self.append_env and self.env is not None else self.env
+        return subprocess.Popen(
+            [bash, "-c", self.bash_command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=self.cwd,
+            start_new_session=True,
+        )
 
     def _read_output(self, process: subprocess.Popen[bytes]) -> str:
         """Log the output until the command has ended, and return its last line.
@@ -131,14 +142,13 @@ class BashOperator(BaseOperator):
         lines = _Lines(self.log)
         ended = os.pidfd_open(process.pid)
         try:
-            watched = [output, ended]
-            while ended not in (ready := select.select(watched, [], [])[0]):
-                if ready and not lines.read(output):
-                    watched.remove(output)
+            waiting = _watching(output, ended)
+            while ended not in (ready := {fd for fd, _ in waiting.poll()}):
+                if output in ready and not lines.read(output):
+                    waiting.unregister(output)
         finally:
             os.close(ended)
         # All the command wrote is in the pipe by now. What others go on writing into it is not waited for.
-        _signal_group(process, signal.SIGKILL)
         left = fcntl.fcntl(output, fcntl.F_GETPIPE_SZ)
         while left > 0 and (taken := lines.read(output)):
             left -= taken
@@ -176,6 +186,14 @@ class _Lines:
     def _tell(self, line: bytes) -> None:
         self._last = line.decode(errors="replace").rstrip("\r")
         self._log.info("%s", self._last)
+
+
+def _watching(*fds: int) -> select.poll:
+    # Not select(): it takes no numbers beyond 1023, and a worker may have as many files open.
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return poll
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -1,0 +1,28 @@
+"""What a struct of the wire can hold, for hypothesis."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+
+def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for everything a field of this type can hold on the wire."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is int:
+        return st.integers(-(2**63), 2**64 - 1)
+    if hint is float:
+        return st.floats(allow_nan=False)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([strategy_of(argument) for argument in arguments])
+    if origin is tuple:
+        return st.lists(strategy_of(arguments[0]), max_size=3).map(tuple)
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return st.builds(hint, **{name: strategy_of(h) for name, h in typing.get_type_hints(hint).items()})
+    return st.from_type(hint)
