@@ -111,6 +111,8 @@ VALUES = st.recursive(
 @example(value=[Decimal("0.10"), Decimal("-0"), Decimal("1E+9"), Decimal("NaN"), Decimal("sNaN"), Decimal("-Infinity")])
 @example(value=[datetime.min, datetime.max, date.min, time.max, timedelta.min, timedelta.max])
 @example(value=[(), set(), frozenset(), {}, [], "", b"", UUID(int=0)])
+@example(value=[time(0, tzinfo=timezone(timedelta(microseconds=us))) for us in (1, -1, 999_999, -999_999)])
+@example(value=[datetime(2026, 1, 1, tzinfo=timezone(timedelta(microseconds=us))) for us in (1, -999_999, 1_000_001)])
 def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert same(round_trip(value), value)
 

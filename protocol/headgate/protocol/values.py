@@ -27,6 +27,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -339,11 +340,16 @@ def _list_of(content: Any) -> list[Any]:
     return content
 
 
+_OFFSET_BELOW_A_SECOND: Final = re.compile(r"([+-])00:00:00\.(\d{6})$")
+
+
 def _read_moment(kind: Callable[[str], Any], content: Any) -> Any:
     text, bracket, zone_name = _text_of(content).partition("[")
     value = kind(text)
     if not bracket:
-        return value
+        # CPython (3.11 to 3.13 at least) takes an offset of less than a second for UTC.
+        tiny = _OFFSET_BELOW_A_SECOND.search(text)
+        return value.replace(tzinfo=timezone(timedelta(microseconds=int("".join(tiny.groups()))))) if tiny else value
     if zone_name[-1:] != "]":
         raise ValueError("the name of the zone does not end")
     zone = ZoneInfo(zone_name[:-1])
