@@ -235,7 +235,7 @@ async def test_a_key_whose_hash_fails_by_now_ends_no_other_stream(autojump_clock
 
     key, broker = Key(), Broker()
     async with SharedStreamManager(ack_timeout=10) as streams:
-        streams.subscribe(trigger_id=1, trigger=Watcher(broker), key=key)
+        streams.subscribe(trigger_id=1, trigger=Watcher(Broker()), key=key)
         subscription = subscribe(streams, broker, 2)
         streams.keep_seat(trigger_id=3, key="elsewhere")
         await trio.sleep(1.5)

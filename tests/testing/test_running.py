@@ -107,7 +107,10 @@ class Asking(_Kwargs):
         with trio.fail_after(3600):
             async with await trio.open_tcp_stream("127.0.0.1", self._kwargs["port"]) as stream:
                 await stream.send_all(b"?")
-                yield TriggerEvent(await stream.receive_some(1))
+                answer = await stream.receive_some(1)
+                # The end of the stream says that the server has closed its descriptor, which is one of this process.
+                assert await stream.receive_some(1) == b""
+                yield TriggerEvent(answer)
 
 
 class Blocking(_Kwargs):
