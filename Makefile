@@ -43,7 +43,7 @@ $(READY): requirements.lock pyproject.toml
 	touch $@
 
 lock:  ## pin the newest versions anew (needs uv)
-	uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url --no-header \
+	uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header \
 		--group dev pyproject.toml --output-file requirements.lock
 
 clean:

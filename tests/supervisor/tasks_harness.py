@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from tests.supervisor.test_store_leases import QUEUES, Clock, register
 
 from headgate.protocol.dags import DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages import EventKind, FiredEvent
@@ -13,22 +14,10 @@ from headgate.store.deferral import Deferral
 from headgate.store.store import Store
 from headgate.store.tasks import TaskToRun
 
-QUEUES = ("default",)
 WAIT = Deferral("a.Trigger", encode_value({"path": "x"}, where="k"), "resume", encode_value({"n": 1}, where="k"))
 S = TaskState
 
-
-class Clock:
-    """A clock that stands still until it is told to move."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
+__all__ = ["QUEUES", "WAIT", "Clock", "S", "Tasks", "event_of"]
 
 
 class Tasks:
@@ -47,9 +36,7 @@ class Tasks:
         self.a = store.tasks.task_id_of(run, tasks[0].task_id)
 
     def register(self) -> int:
-        return self.store.register_triggerer(
-            hostname="h", pid=1, machine="m", process_started=0.0, capacity=10, queues=QUEUES
-        )
+        return register(self.store)
 
     def row(self, task_id: int | None = None) -> dict[str, Any]:
         (row,) = self.query("SELECT * FROM task_instance WHERE id = :id", id=task_id or self.a)

@@ -72,8 +72,8 @@ def test_what_is_not_there_is_named(store: Store) -> None:
         (lambda: store.tasks.task_id_of(7, "t"), "there is no task named 't'"),
         (lambda: store.tasks.clear(7), "there is no task named '7'"),
         (lambda: store.tasks.mark(7, "failed"), "there is no task named '7'"),
-        (lambda: store.tasks.remove_variable("x"), "there is no variable named 'x'"),
-        (lambda: store.tasks.remove_connection("x"), "there is no connection named 'x'"),
+        (lambda: store.tasks.variables.remove("x"), "there is no variable named 'x'"),
+        (lambda: store.tasks.connections.remove("x"), "there is no connection named 'x'"),
     ):
         with pytest.raises(NoSuchRow, match=what):
             call()
@@ -164,28 +164,28 @@ def test_an_xcom_is_as_big_as_it_may_be_and_no_bigger(store: Store, query: Query
 def test_variables_and_connections_are_encrypted_and_apart_from_each_other(
     store: Store, query: Query, database_url: str, secrets: Secrets
 ) -> None:
-    store.tasks.set_variable("x", b"old value", description="what it is for")
-    store.tasks.set_variable("x", b"new value")
-    store.tasks.set_connection("x", b"postgresql://user:hunter2@host")
-    assert store.tasks.get_variable("x") == b"new value"
-    assert store.tasks.get_connection("x") == b"postgresql://user:hunter2@host"
-    assert store.tasks.get_variable("y") is store.tasks.get_connection("y") is None
+    store.tasks.variables.put("x", b"old value", description="what it is for")
+    store.tasks.variables.put("x", b"new value")
+    store.tasks.connections.put("x", b"postgresql://user:hunter2@host")
+    assert store.tasks.variables.get("x") == b"new value"
+    assert store.tasks.connections.get("x") == b"postgresql://user:hunter2@host"
+    assert store.tasks.variables.get("y") is store.tasks.connections.get("y") is None
     stored = query("SELECT value FROM variable UNION ALL SELECT value FROM connection")
     assert len(stored) == 2
     assert not any(word in row["value"] for row in stored for word in ("value", "hunter2"))
-    (listed,) = store.tasks.list_variables()
+    (listed,) = store.tasks.variables.listed()
     assert (listed.name, listed.description) == ("x", "")
-    assert [row.name for row in store.tasks.list_connections()] == ["x"]
+    assert [row.name for row in store.tasks.connections.listed()] == ["x"]
     stranger = Secrets([Fernet.generate_key().decode()], source="another machine")
     with Store(open_engine(database_url), secrets=stranger) as other, pytest.raises(BadKey):
-        other.tasks.get_connection("x")
-    store.tasks.remove_variable("x")
-    store.tasks.remove_connection("x")
-    assert store.tasks.get_variable("x") is store.tasks.get_connection("x") is None
+        other.tasks.connections.get("x")
+    store.tasks.variables.remove("x")
+    store.tasks.connections.remove("x")
+    assert store.tasks.variables.get("x") is store.tasks.connections.get("x") is None
 
 
 def test_values_that_are_too_big_or_badly_named_are_refused_by_name(store: Store) -> None:
-    for put, what in ((store.tasks.set_variable, "variable"), (store.tasks.set_connection, "connection")):
+    for put, what in ((store.tasks.variables.put, "variable"), (store.tasks.connections.put, "connection")):
         with pytest.raises(ValueRefused, match=rf"the {what} 'big' needs 65,537 bytes; the limit is 65,536"):
             put("big", b"x" * (VALUE_BYTES_MAX + 1))
         with pytest.raises(BadName, match=f"the name of a {what}"):

@@ -64,8 +64,8 @@ def defer(
     xcoms: Mapping[str, bytes],
 ) -> str | None:
     """Have the running task wait; return the token of its deferral, None where ``token`` is not its own any more."""
-    task = task_rows.locked(connection, task_id, token=token)
-    if task is None or task.state is not TaskState.RUNNING:
+    task = task_rows.locked(connection, task_id, token=token, state=TaskState.RUNNING)
+    if task is None:
         return None
     task_values.push_xcoms(connection, now, task_id, xcoms)
     return _wait(connection, now, secrets, task, deferral, "deferred", task.deadline)
@@ -75,8 +75,8 @@ def start_in_trigger(
     connection: Connection, now: datetime, secrets: Secrets, task_id: int, deferral: Deferral
 ) -> str | None:
     """Have a task wait that never had a worker in this try; return its token, None where it is not to be started."""
-    task = task_rows.locked(connection, task_id)
-    if task is None or task.state is not TaskState.SCHEDULED or _has_begun(connection, task_id):
+    task = task_rows.locked(connection, task_id, state=TaskState.SCHEDULED)
+    if task is None or _has_begun(connection, task_id):
         return None
     deadline = None
     if task.execution_timeout_s is not None:

@@ -97,8 +97,10 @@ class Store:
 
     def heartbeat(self, epoch: int) -> None:
         """Renew the lease, by the database's clock."""
-        with self._asking() as connection, self._noticed_as_own():
+        with self._asking() as connection:
+            self._own_write_begins()
             leases.beat(connection, epoch, self._clock)
+            self._own_write_ended()
 
     def release_triggerer(self, epoch: int) -> None:
         """End the lease and give up its triggers. Ending it again does nothing."""
@@ -294,17 +296,17 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Generator[Connection]:
-        with self._noticed_as_own(), self._transaction(reads_only=False) as connection:
-            if self._notices is not None:
-                self._notices.own_write_begins()  # from here on nobody else writes
+        with self._transaction(reads_only=False) as connection:
+            self._own_write_begins()  # only now: nobody else writes until it is committed
             yield connection
+        self._own_write_ended()
 
-    @contextmanager
-    def _noticed_as_own(self) -> Generator[None]:
-        """What is written meanwhile is no news to ourselves."""
+    def _own_write_begins(self) -> None:
+        """What is written from here on is no news to ourselves."""
         if self._notices is not None:
             self._notices.own_write_begins()
-        yield
+
+    def _own_write_ended(self) -> None:
         if self._notices is not None:
             self._notices.own_write_ended()
 

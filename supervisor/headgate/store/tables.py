@@ -320,29 +320,23 @@ xcom = Table(
     CheckConstraint(f"length(value) <= {XCOM_BYTES_MAX}", name="value_bytes"),
 )
 
-variable = Table(
-    "variable",
-    metadata,
-    Column("id", BigId, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("value", Text, nullable=False),  # encrypted
-    Column("description", Text, nullable=False, server_default=text("''")),
-    Column("updated_at", UtcDateTime, nullable=False),
-    UniqueConstraint("name"),
-    sqlite_autoincrement=True,
-)
 
-connection = Table(
-    "connection",
-    metadata,
-    Column("id", BigId, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("value", Text, nullable=False),  # encrypted
-    Column("description", Text, nullable=False, server_default=text("''")),
-    Column("updated_at", UtcDateTime, nullable=False),
-    UniqueConstraint("name"),
-    sqlite_autoincrement=True,
-)
+def _encrypted_values(name: str) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("id", BigId, primary_key=True),
+        Column("name", Text, nullable=False),
+        Column("value", Text, nullable=False),  # encrypted
+        Column("description", Text, nullable=False, server_default=text("''")),
+        Column("updated_at", UtcDateTime, nullable=False),
+        UniqueConstraint("name"),
+        sqlite_autoincrement=True,
+    )
+
+
+variable = _encrypted_values("variable")
+connection = _encrypted_values("connection")
 
 pool = Table(
     "pool",

@@ -51,8 +51,8 @@ def fail(
     xcoms: Mapping[str, bytes],
 ) -> TaskState | None:
     """End the try of a running task badly; return the task's new state, None where it was not the token's to end."""
-    task = task_rows.locked(connection, task_id, token=token)
-    if task is None or task.state is not TaskState.RUNNING:
+    task = task_rows.locked(connection, task_id, token=token, state=TaskState.RUNNING)
+    if task is None:
         return None
     task_values.push_xcoms(connection, now, task_id, xcoms)
     if not may_retry:
@@ -62,8 +62,7 @@ def fail(
 
 def push_xcoms(connection: Connection, now: datetime, task_id: int, token: str, values: Mapping[str, bytes]) -> bool:
     """Store XComs of a running task; return whether it was the token's. Raises `ValueRefused`."""
-    task = task_rows.locked(connection, task_id, token=token)
-    if task is None or task.state is not TaskState.RUNNING:
+    if task_rows.locked(connection, task_id, token=token, state=TaskState.RUNNING) is None:
         return False
     task_values.push_xcoms(connection, now, task_id, values)
     return True

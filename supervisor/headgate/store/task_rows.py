@@ -107,13 +107,17 @@ _LOCK = _locking(_C.id == bindparam("of_id"))
 _LOCK_OF_TRIGGER = _locking(_C.trigger_id == bindparam("of_trigger"))
 
 
-def locked(connection: Connection, task_id: int, *, token: str | None = None) -> LockedTask | None:
-    """Lock a task and return it; None where there is no such task, or it was given to somebody else since."""
+def locked(
+    connection: Connection, task_id: int, *, token: str | None = None, state: TaskState | None = None
+) -> LockedTask | None:
+    """Lock a task and return it; None where there is no such task, or its token or its state is not the one given."""
     row = _LOCK.run(connection, of_id=task_id).fetchone()
     if row is None:
         return None
     task = locked_task(connection, row)
-    return task if token is None or task.token == token else None
+    if token is not None and task.token != token:
+        return None
+    return task if state is None or task.state is state else None
 
 
 def locked_by_trigger(connection: Connection, trigger_id: int) -> LockedTask | None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 
 from headgate.protocol.dags import DagSpec, TaskState
 from headgate.store import dags, deferral, leases, notices, task_actions, task_ends, task_values, tasks
@@ -33,6 +33,8 @@ class TaskVerbs:
         self._reading = reading
         self._secrets = secrets
         self._clock = clock
+        self.variables = ValueVerbs(variable, writing, reading, secrets, clock)
+        self.connections = ValueVerbs(connection_table, writing, reading, secrets, clock)
 
     # --- DAGs and runs ---------------------------------------------------------------------------
 
@@ -260,44 +262,36 @@ class TaskVerbs:
         with self._reading() as connection:
             return task_values.pull_xcom(connection, dag_run_id, task_id, key)
 
-    def set_variable(self, name: str, value: bytes, *, description: str = "") -> None:
-        """Store a variable, encrypted. Raises `BadName` and `ValueRefused`."""
+
+class ValueVerbs:
+    """The verbs for the variables, or for the connections: values under names, encrypted."""
+
+    def __init__(
+        self, table: Table, writing: Transaction, reading: Transaction, secrets: Secrets, clock: Clock | None
+    ) -> None:
+        self._table = table
+        self._writing = writing
+        self._reading = reading
+        self._secrets = secrets
+        self._clock = clock
+
+    def put(self, name: str, value: bytes, *, description: str = "") -> None:
+        """Store a value, in place of what was there. Raises `BadName` and `ValueRefused`."""
         with self._writing() as connection:
             now = leases.read_clock(connection, self._clock)
-            task_values.put(connection, now, self._secrets, variable, name, value, description)
+            task_values.put(connection, now, self._secrets, self._table, name, value, description)
 
-    def get_variable(self, name: str) -> bytes | None:
-        """Return a variable in clear, None where there is none. Raises `BadKey`."""
+    def get(self, name: str) -> bytes | None:
+        """Return a value in clear, None where there is none. Raises `BadKey`."""
         with self._reading() as connection:
-            return task_values.get(connection, self._secrets, variable, name)
+            return task_values.get(connection, self._secrets, self._table, name)
 
-    def remove_variable(self, name: str) -> None:
-        """Delete a variable. Raises `NoSuchRow`."""
+    def remove(self, name: str) -> None:
+        """Delete a value. Raises `NoSuchRow`."""
         with self._writing() as connection:
-            task_values.drop(connection, variable, name)
+            task_values.drop(connection, self._table, name)
 
-    def list_variables(self) -> list[task_values.NamedValue]:
-        """Return the variables by name, without their values."""
+    def listed(self) -> list[task_values.NamedValue]:
+        """Return all of them by name, without their values."""
         with self._reading() as connection:
-            return task_values.listed(connection, variable)
-
-    def set_connection(self, name: str, value: bytes, *, description: str = "") -> None:
-        """Store a connection, encrypted. Raises `BadName` and `ValueRefused`."""
-        with self._writing() as connection:
-            now = leases.read_clock(connection, self._clock)
-            task_values.put(connection, now, self._secrets, connection_table, name, value, description)
-
-    def get_connection(self, name: str) -> bytes | None:
-        """Return a connection in clear, None where there is none. Raises `BadKey`."""
-        with self._reading() as connection:
-            return task_values.get(connection, self._secrets, connection_table, name)
-
-    def remove_connection(self, name: str) -> None:
-        """Delete a connection. Raises `NoSuchRow`."""
-        with self._writing() as connection:
-            task_values.drop(connection, connection_table, name)
-
-    def list_connections(self) -> list[task_values.NamedValue]:
-        """Return the connections by name, without their values."""
-        with self._reading() as connection:
-            return task_values.listed(connection, connection_table)
+            return task_values.listed(connection, self._table)

@@ -257,8 +257,8 @@ def _deadline(connection: Connection, now: datetime, stored: Any, timeout_s: flo
 
 def start(connection: Connection, now: datetime, task_id: int, token: str) -> bool:
     """Say that a worker begins with a queued task; return whether it may: the token is still the task's."""
-    task = task_rows.locked(connection, task_id, token=token)
-    if task is None or task.state is not TaskState.QUEUED:
+    task = task_rows.locked(connection, task_id, token=token, state=TaskState.QUEUED)
+    if task is None:
         return False
     deadline = task.deadline
     if deadline is None and task.execution_timeout_s is not None:

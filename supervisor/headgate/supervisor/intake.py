@@ -256,13 +256,13 @@ class Intake:
 
     def _take_slice(self) -> Slice:
         """Return the first slice, cut to the size of now."""
-        piece, size = self._waiting[0], self._slice_size.events
-        if len(piece) <= size:
-            return piece
-        first, rest = piece.cut(size)
-        self._waiting[0] = rest
-        self._waiting.appendleft(first)
-        return first
+        if len(self._waiting[0]) > self._slice_size.events:
+            self._cut_first(self._slice_size.events)
+        return self._waiting[0]
+
+    def _cut_first(self, items: int) -> None:
+        first, rest = self._waiting.popleft().cut(items)
+        self._waiting.extendleft((rest, first))
 
     def _tally_of(self, piece: Slice) -> Tally:
         if piece.incarnation:
@@ -280,8 +280,7 @@ class Intake:
     def _split_or_bury(self, epoch: int, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
         """Halve a refused slice, or bury its single element. True when the element has been dealt with."""
         if len(piece) > 1:
-            self._waiting.popleft()
-            self._waiting.extendleft(reversed(piece.cut(len(piece) // 2)))
+            self._cut_first(len(piece) // 2)
             return False
         if not piece.events:
             # A report about an event or a run, not an event: what it reports stands in the log instead.
