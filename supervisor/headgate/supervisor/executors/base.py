@@ -1,0 +1,73 @@
+"""What the supervisor expects of an executor: whatever takes steps of tasks and brings back their outcomes.
+
+The supervisor has one thread, and calls all of these in it; none may block. An executor decides nothing about tasks: it
+runs what it is given, and reports each step exactly once, by `StepEnded` or `StepLost`. What becomes of the task, the
+store decides: an outcome that comes too late, because the task was cleared meanwhile, changes nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from headgate.protocol.questions import Question
+from headgate.protocol.work import Answer, Step, StepEnded
+
+# Why a step is ended before its time. Only a ``user`` has the task's on_kill() called (I14).
+EndReason = Literal["user", "timeout", "lost"]
+
+
+class StepLost(msgspec.Struct, frozen=True):
+    """A step that will have no outcome: its worker is gone. ``reason`` says how: a signal, an exit code, a limit."""
+
+    token: str
+    reason: str
+
+
+class StepAsked(msgspec.Struct, frozen=True):
+    """A question of a running step; it waits for `Executor.answer`."""
+
+    token: str
+    id: int
+    question: Question
+
+
+ExecutorEvent: TypeAlias = StepEnded | StepLost | StepAsked
+
+
+class Executor(Protocol):
+    """Runs steps."""
+
+    def room(self) -> int:
+        """Return how many steps may be submitted now and would begin at once."""
+        ...
+
+    def submit(self, step: Step) -> None:
+        """Run a step. Never more than `room` of them."""
+        ...
+
+    def end(self, token: str, why: EndReason, text: str) -> None:
+        """End a step that still runs: ``text`` becomes the reason of its `StepLost`, unless its outcome comes first."""
+        ...
+
+    def answer(self, token: str, answer: Answer) -> None:
+        """Answer a question of a step; where the step is gone, so is the answer."""
+        ...
+
+    def events(self, now: float) -> Sequence[ExecutorEvent]:
+        """Return what happened since the last call, in order."""
+        ...
+
+    def wake_at(self) -> float:
+        """Return when `events` has something to do even if nothing happens: a limit to be looked at."""
+        ...
+
+    def drain(self, now: float) -> bool:
+        """Take nothing more; return whether no step is running any more."""
+        ...
+
+    def close(self) -> None:
+        """End all that still runs, and leave no process behind."""
+        ...
