@@ -1,8 +1,7 @@
 """What users' code may ask the supervisor while it runs: questions, and what they are answered with.
 
-A task asks in its worker (`headgate.protocol.work.Ask`), a trigger in the runner (`headgate.protocol.messages`). Neither
-sees the database (I12): the supervisor looks, and answers with values encoded by `headgate.protocol.values`, or with
-text.
+A task asks in its worker, by `headgate.protocol.work.Ask`; a trigger in the runner, by its `Request`. Neither sees the
+database (I12): the supervisor looks, and answers with values encoded by `headgate.protocol.values`, or with text.
 """
 
 from __future__ import annotations
