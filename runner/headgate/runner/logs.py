@@ -1,8 +1,9 @@
-"""Logs of the runner: JSON lines on a socket of their own, so that a flood of them delays no acknowledgement.
+"""Logs of users' code: JSON lines on a socket of their own, so that a flood of them delays no acknowledgement.
 
-Whoever logs, be it a trigger, the watchdog's thread or a library that uses `logging`, only appends to a
-bounded queue. One thread writes it to the socket. When the supervisor does not keep up, the newest records
-are dropped and counted; the next record that gets through says how many are missing.
+The runner's go through a `LogChannel`; a worker has a channel of its own kind (`headgate.worker.records`). In the
+runner, whoever logs, be it a trigger, the watchdog's thread or a library that uses `logging`, only appends to a
+bounded queue. One thread writes it to the socket. When the supervisor does not keep up, the newest records are dropped
+and counted; the next record that gets through says how many are missing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
+from typing import Protocol
 
 import structlog
 
@@ -27,12 +29,18 @@ RECORD_BYTES_MAX = 60_000  # a longer record is cut, so that the reader's line l
 FIELD_CHARS_MAX = 2000  # of each field of a record that is cut; both ends are kept
 # Of each field when that was not enough and only the known ones are kept: JSON may need 12 bytes a character.
 KNOWN_FIELD_CHARS_MAX = 800
-KNOWN_FIELDS = ("event", "level", "logger", "timestamp", "trigger_id")
+# Those of the protocol's names are short as they are (`ID_CHARS_MAX`).
+STEP_FIELDS = ("dag_id", "run_id", "task_id", "try_number", "task_instance_id")
+KNOWN_FIELDS = ("event", "level", "logger", "timestamp", "trigger_id", *STEP_FIELDS)
 CLOSE_WAIT_S = 2.0  # how long the last records may take to leave
 
 # The trigger that the current task works for. Not one of structlog's context variables, because a trigger may
 # clear those, and neither its records nor the watchdog's should lose its name by that.
 trigger_names: ContextVar[Mapping[str, object]] = ContextVar("headgate_trigger", default=MappingProxyType({}))
+
+# What the whole process works for: a worker's step. Threads that the step starts have contexts of their own, and their
+# records belong to it as well.
+_process_names: Mapping[str, object] = MappingProxyType({})
 
 
 class SpecNames(Mapping[str, object]):
@@ -64,6 +72,30 @@ def naming_trigger(names: Mapping[str, object]) -> Generator[None]:
         yield
     finally:
         trigger_names.reset(token)
+
+
+@contextmanager
+def naming_process(names: Mapping[str, object]) -> Generator[None]:
+    """Put ``names`` on all records logged meanwhile in this process, by whatever thread."""
+    global _process_names
+    before, _process_names = _process_names, names
+    try:
+        yield
+    finally:
+        _process_names = before
+
+
+def names_now() -> dict[str, object]:
+    """Return what a record written here and now is to say of whom it belongs to."""
+    return {**_process_names, **trigger_names.get()}
+
+
+class Channel(Protocol):
+    """Where finished records go."""
+
+    def put(self, record: bytes) -> None:
+        """Take one record: a JSON object without line end."""
+        ...
 
 
 class LogChannel:
@@ -169,11 +201,11 @@ def _cut(value: object, chars_max: int) -> object:
 # --- who logs ------------------------------------------------------------------------------------
 
 
-def configure(channel: LogChannel) -> None:
-    """Send structlog's and the standard library's records through the channel, with the trigger they belong to."""
+def configure(channel: Channel) -> None:
+    """Send structlog's and the standard library's records through the channel, with whom they belong to."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
-        _add_trigger_names,
+        _add_names,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         _format_positional,
@@ -203,8 +235,8 @@ def configure(channel: LogChannel) -> None:
     root.setLevel(logging.INFO)
 
 
-def _add_trigger_names(_logger: object, _method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    for name, value in trigger_names.get().items():
+def _add_names(_logger: object, _method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    for name, value in names_now().items():
         record.setdefault(name, value)
     return record
 
@@ -226,7 +258,7 @@ def _render_text(_logger: object, _method: str, record: structlog.typing.EventDi
 
 
 class _ChannelHandler(logging.Handler):
-    def __init__(self, channel: LogChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
 
@@ -241,7 +273,7 @@ class _ChannelHandler(logging.Handler):
                     "logger": record.name,
                     "template": _repr(record.msg),
                     "error": _repr(exc),
-                    **trigger_names.get(),
+                    **names_now(),
                 }
             )
         self._channel.put(data)
