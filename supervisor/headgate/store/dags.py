@@ -88,6 +88,12 @@ def import_errors(connection: Connection) -> dict[str, str]:
     return {file: error for file, error in rows}
 
 
+def files(connection: Connection) -> list[str]:
+    """Return the files that have DAGs, or an error, by name."""
+    with_dags = select(dag.c.file).where(dag.c.removed_at.is_(None))
+    return sorted(connection.execute(with_dags.union(select(import_error.c.file))).scalars())
+
+
 def listed(connection: Connection) -> list[DagRow]:
     """Return the DAGs that some file has, by name."""
     columns = [dag.c[name] for name in DagRow.__struct_fields__]

@@ -46,12 +46,14 @@ _REDELIVERY = Kind(redelivery, ("trigger_event_id", "count", "last_at"))
 class StoredSlice(msgspec.Struct, frozen=True):
     """What became of a slice: events stored now, events that came again, and failures so far by trigger id.
 
-    ``failure_counts`` has the triggers that the slice reports as failed and the caller owns.
+    ``failure_counts`` has the triggers that the slice reports as failed and the caller owns. ``moved_tasks``: a task
+    may go on by it, or a run begin.
     """
 
     stored: int
     redelivered: int
     failure_counts: dict[int, int]
+    moved_tasks: bool = False
 
 
 def _identity(event: FiredEvent) -> Identity:

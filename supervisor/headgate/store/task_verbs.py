@@ -48,6 +48,11 @@ class TaskVerbs:
         with self._writing() as connection:
             dags.save_import_error(connection, leases.hold(connection, epoch, self._clock), file, error)
 
+    def dag_files(self) -> list[str]:
+        """Return the files that are known: of DAGs, and of import errors."""
+        with self._reading() as connection:
+            return dags.files(connection)
+
     def import_errors(self) -> dict[str, str]:
         """Return the error of each file that cannot be parsed, by file."""
         with self._reading() as connection:
@@ -130,6 +135,11 @@ class TaskVerbs:
                 queues=queues,
                 straight_to_worker=straight_to_worker,
             )
+
+    def taken(self, epoch: int) -> list[tasks.TaskToRun]:
+        """Return what this epoch's workers should be running: also what a `dispatch` gave whose answer was lost."""
+        with self._reading() as connection:
+            return tasks.taken(connection, leases.read_clock(connection, self._clock), self._secrets, epoch)
 
     def start(self, epoch: int, task_id: int, token: str) -> bool:
         """Say that a worker begins with a queued task; return whether it may."""
