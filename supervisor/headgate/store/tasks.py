@@ -43,8 +43,9 @@ class TaskToRun(msgspec.Struct, frozen=True):
 
     ``next_method`` None: from the beginning. ``event`` is the payload of the event that resumes it. ``next_kwargs`` are
     None where there are none, or none that a key decrypts: then ``error`` says why. ``deadline`` is when its
-    execution_timeout ends, ``remaining_s`` how long that was off, by the database's clock, when this was told. ``file`` is the path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are
-    those that the run was made for, in the order they were stored, without those that newer ones superseded.
+    execution_timeout ends, ``remaining_s`` how far off that was, by the database's clock. ``file`` is the path of the
+    DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those that the run was made for, in the order they were
+    stored, without those that newer ones superseded.
     """
 
     id: int
@@ -257,7 +258,7 @@ _TAKEN = Prepared(
 
 
 def taken(connection: Connection, now: datetime, secrets: Secrets, epoch: int) -> list[TaskToRun]:
-    """Return the tasks that ``epoch`` should be running: what a dispatch gave it whose answer was lost is among them."""
+    """Return the tasks that ``epoch`` should be running, also those of a dispatch whose answer was lost."""
     found = []
     for task_id, token, stored in _TAKEN.run(connection, epoch=epoch).fetchall():
         told = _TO_RUN.run(connection, of_id=task_id).fetchone()

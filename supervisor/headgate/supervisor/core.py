@@ -63,6 +63,34 @@ class CoreStore(EventStore, LeaseStore, Protocol):
         ...
 
 
+class TaskDuty(Protocol):
+    """The part for tasks, where this supervisor has one; see `headgate.supervisor.task_core`."""
+
+    def notice(self) -> None:
+        """Somebody has written to the database, or an event was stored that may have resumed a task."""
+        ...
+
+    def step(self, epoch: int, now: float) -> bool:
+        """Do one bounded piece of each duty; return whether triggers may have come to be, or have ended."""
+        ...
+
+    def wake_at(self) -> float:
+        """When the next step is due."""
+        ...
+
+    def drain(self, now: float) -> bool:
+        """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""
+        ...
+
+    def end_all(self, reason: str) -> None:
+        """End what still runs."""
+        ...
+
+    def abandon(self) -> None:
+        """End everything, and store nothing more."""
+        ...
+
+
 class CoreSettings(msgspec.Struct, frozen=True):
     """What the core needs of the settings; times in seconds. See `headgate.supervisor.config`."""
 
@@ -102,9 +130,11 @@ class SupervisorCore:
         *,
         is_gone: Callable[[TriggererRow], bool],
         clock: Callable[[], float] = time.monotonic,
+        tasks: TaskDuty | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
+        self._tasks = tasks
         self.intake = Intake(
             store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff(), clock=clock
         )
@@ -208,6 +238,7 @@ class SupervisorCore:
             if not self._is_fenced:
                 self._keep_lease(now)
                 self._store_slice(now)
+                self._look_after_tasks(now)
         except LeaseLost as exc:
             self._lose_lease(exc, now)
         self._look_after_runner(now)
@@ -221,6 +252,8 @@ class SupervisorCore:
         times: list[float | None] = []
         if not self._is_fenced:
             times += [self.leases.wake_at(), self.intake.wake_at()]
+            if self._tasks is not None and self.leases.is_held:
+                times.append(self._tasks.wake_at())
         if self.state is not RunnerState.ABSENT:
             silent_at = self._heard_at + self._settings.runner_silence_max_s
             times.append(silent_at if self._kill_at is None else self._kill_at)
@@ -246,6 +279,8 @@ class SupervisorCore:
     def _keep_lease(self, now: float) -> None:
         owned = len(self.assignments) + len(self._unreadable)
         news = self.leases.step(now, owned=owned, claiming=self._exit is None)
+        if news.has_looked and self._tasks is not None:
+            self._tasks.notice()
         if news.claimed:
             log.info("claimed triggers", triggers=len(news.claimed))
             self.assignments.assign((trigger for trigger in news.claimed if trigger.kwargs is not None), now)
@@ -286,10 +321,30 @@ class SupervisorCore:
         """Another supervisor owns the triggers now: stop them here, and write nothing more (I10)."""
         log.error("the lease is lost; stopping", error=str(error))
         self.intake.discard()
+        if self._tasks is not None:
+            self._tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
         if self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=cancels)))
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _look_after_tasks(self, now: float) -> None:
+        if self._tasks is None or not self.leases.is_held:
+            return
+        if self._exit is not None:
+            self._tasks.drain(now)
+        if self._tasks.step(self.leases.epoch, now):
+            self.leases.look_soon()  # our own writes are not among the notices
+
+    def _are_tasks_done(self, now: float) -> bool:
+        """Whether leaving need not wait for tasks. What still runs when the drain is over is ended."""
+        if self._tasks is None or self._is_fenced or self._tasks.drain(now):
+            return True
+        if self._leave_by is not None and now >= self._leave_by - DRAIN_MARGIN_S:
+            self._tasks.end_all("its supervisor was asked to stop, and would not wait longer")
+        return self._leave_by is not None and now >= self._leave_by
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -301,6 +356,8 @@ class SupervisorCore:
             self._out.append(Send(stored.answer))
         for finished in stored.finished:
             self._end_run(finished, stored, now)
+        if stored.moved_tasks and self._tasks is not None:
+            self._tasks.notice()
 
     def _is_listening(self, stored: Stored) -> bool:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""
@@ -411,6 +468,8 @@ class SupervisorCore:
     def _finish_leaving(self, now: float) -> None:
         """Leave once the runner is gone and what it sent is stored, or once waiting for that is over."""
         if self._exit is None or self.state is not RunnerState.ABSENT:
+            return
+        if not self._are_tasks_done(now):
             return
         if not self._is_fenced and not self.intake.is_empty:
             if self._leave_by is not None and now < self._leave_by:
