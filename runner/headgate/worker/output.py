@@ -127,4 +127,4 @@ class Output:
 
 def _text(writer: LineWriter) -> io.TextIOWrapper:
     # Written through: what was printed is a record at once, however the process ends.
-    return io.TextIOWrapper(writer, encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[arg-type]
+    return io.TextIOWrapper(writer, encoding="utf-8", errors="backslashreplace", write_through=True)
