@@ -46,7 +46,7 @@ from headgate.store.tables import asset_watcher, trigger, triggerer
 from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
 Clock = Callable[[], datetime]
-ToRun = tuple[int, str | None, str, str, str, int]  # id, watcher, classpath, kwargs, queue, failures so far
+ToRun = tuple[int, str | None, str, str, str, int, int | None]  # id, watcher, classpath, kwargs, queue, failures, asset
 
 
 class TriggererRow(msgspec.Struct, frozen=True):
@@ -276,6 +276,7 @@ _OWNED = (
         trigger.c.kwargs,
         trigger.c.queue,
         trigger.c.failure_count,
+        asset_watcher.c.asset_id,
     )
     .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
     .where(
@@ -304,7 +305,7 @@ def claimed(connection: Connection, epoch: int) -> list[ToRun]:
 
 def decrypted(row: ToRun, secrets: Secrets) -> ClaimedTrigger:
     """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
-    id_, name, classpath, encrypted, queue, failure_count = row
+    id_, name, classpath, encrypted, queue, failure_count, _ = row
     kwargs, reason = None, ""
     try:
         kwargs = secrets.decrypt(encrypted)
