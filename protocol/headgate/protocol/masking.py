@@ -94,15 +94,13 @@ def _forms_of(secret: str) -> set[str]:
     whole = [secret, *secret.splitlines()[:MEMBERS_MAX]]
     forms: set[str] = set()
     for text in [part.strip() for part in whole]:
+        if len(text) < SECRET_CHARS_MIN:
+            continue
         encoded = text.encode("utf-8", "surrogatepass")
         forms |= {text, repr(text)[1:-1], repr(encoded)[2:-1], json.dumps(text)[1:-1]}
-        forms |= {
-            json.dumps(text, ensure_ascii=False)[1:-1],
-            quote(encoded),
-            quote(encoded, safe=""),
-            quote_plus(encoded),
-        }
-    return {form for form in forms if len(form) >= SECRET_CHARS_MIN}
+        forms |= {json.dumps(text, ensure_ascii=False)[1:-1], quote(encoded)}
+        forms |= {quote(encoded, safe=""), quote_plus(encoded)}
+    return forms
 
 
 def _texts_in(secret: str) -> list[str]:
