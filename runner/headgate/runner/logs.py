@@ -20,6 +20,7 @@ from types import MappingProxyType
 import structlog
 
 from headgate.protocol.messages import TriggerSpec
+from headgate.runner.asking import told
 
 RECORDS_WAITING_MAX = 10_000  # records waiting for the socket
 RECORDS_BYTES_MAX = 16 * 1024 * 1024  # bytes of these records: what a supervisor that does not read may cost
@@ -28,6 +29,7 @@ FIELD_CHARS_MAX = 2000  # of each field of a record that is cut; both ends are k
 # Of each field when that was not enough and only the known ones are kept: JSON may need 12 bytes a character.
 KNOWN_FIELD_CHARS_MAX = 800
 KNOWN_FIELDS = ("event", "level", "logger", "timestamp", "trigger_id")
+WALK_DEPTH_MAX = 8  # how deep secrets are looked for in the lists and dicts of a record; what is deeper becomes text
 CLOSE_WAIT_S = 2.0  # how long the last records may take to leave
 
 # The trigger that the current task works for. Not one of structlog's context variables, because a trigger may
@@ -124,7 +126,12 @@ class LogChannel:
 
 
 def render(record: Mapping[str, object]) -> bytes:
-    """One record as a JSON object of at most `RECORD_BYTES_MAX` bytes; what JSON does not know becomes its repr."""
+    """One record as a JSON object of at most `RECORD_BYTES_MAX` bytes; what JSON does not know becomes its repr.
+
+    The secrets this process was told are not in it (I12). They are taken out first: a cut could leave half of one.
+    """
+    if told:
+        record = _without_secrets(record)
     data = _object(record)
     if len(data) > RECORD_BYTES_MAX:
         data = _object({name: _cut(value, FIELD_CHARS_MAX) for name, value in record.items()})
@@ -132,6 +139,38 @@ def render(record: Mapping[str, object]) -> bytes:
         known = {name: _cut(record[name], KNOWN_FIELD_CHARS_MAX) for name in KNOWN_FIELDS if name in record}
         data = _object(known | {"cut": True})
     return data.encode()
+
+
+def _without_secrets(record: Mapping[str, object]) -> dict[str, object]:
+    # What says where the record belongs stays, even where somebody's variable has the same text; but only that.
+    ours = {**trigger_names.get(), "level": record.get("level"), "timestamp": record.get("timestamp")}
+    return {
+        told.hide(str(name)): value if _is_ours(ours.get(name), value) else _hidden(value, WALK_DEPTH_MAX)
+        for name, value in record.items()
+    }
+
+
+def _is_ours(ours: object, value: object) -> bool:
+    return ours is value or (isinstance(value, str | int) and type(ours) is type(value) and ours == value)
+
+
+def _hidden(value: object, depth: int) -> object:
+    if isinstance(value, str):
+        return told.hide(value)
+    if value is None or isinstance(value, bool | int | float):
+        text = _repr(value)
+        hidden = told.hide(text)
+        return value if hidden == text else hidden
+    if depth and type(value) is dict:
+        members: dict[object, object] = value
+        return {_hidden_key(key): _hidden(member, depth - 1) for key, member in list(members.items())}
+    if depth and isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return [_hidden(member, depth - 1) for member in list(value)]
+    return told.hide(_repr(value))
+
+
+def _hidden_key(key: object) -> str:
+    return told.hide(key if isinstance(key, str) else _repr(key))
 
 
 def _object(record: Mapping[str, object]) -> str:

@@ -45,6 +45,14 @@ class DagRow(msgspec.Struct, frozen=True):
     parsed_at: datetime
 
 
+class RunStanding(msgspec.Struct, frozen=True):
+    """How a run of a DAG stands; ``run_id`` None where the DAG has no such run."""
+
+    run_id: str | None = None
+    state: str = ""
+    tasks: dict[str, TaskState] = {}
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -222,6 +230,26 @@ def task_states(connection: Connection, dag_run_id: int) -> dict[str, TaskState]
         select(task_instance.c.task_id, task_instance.c.state).where(task_instance.c.dag_run_id == dag_run_id)
     )
     return {task_id: TaskState(state) for task_id, state in rows}
+
+
+def run_standing(
+    connection: Connection, dag_name: str, run_id: str | None, logical_date: datetime | None
+) -> RunStanding | None:
+    """Return how the newest run of a DAG stands that has this run_id and this logical date; None for no such DAG.
+
+    A DAG that no file has any more still has its runs.
+    """
+    dag_id = connection.execute(select(dag.c.id).where(dag.c.name == dag_name)).scalar_one_or_none()
+    if dag_id is None:
+        return None
+    which = [dag_run.c.dag_id == dag_id]
+    if run_id is not None:
+        which.append(dag_run.c.run_id == run_id)
+    if logical_date is not None:
+        which.append(dag_run.c.logical_date == logical_date)
+    newest = select(dag_run.c.id, dag_run.c.run_id, dag_run.c.state).where(*which).order_by(dag_run.c.id.desc())
+    row = connection.execute(newest.limit(1)).first()
+    return RunStanding() if row is None else RunStanding(row.run_id, row.state, task_states(connection, row.id))
 
 
 def active_runs(connection: Connection, dag_name: str) -> int:

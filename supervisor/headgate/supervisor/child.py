@@ -125,7 +125,9 @@ class Child:
         *,
         environment: Mapping[str, str],
         link_of: Callable[[socket.socket, int], Link],
+        hide: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        """Start it. ``hide`` takes out of a line of its output what must not be shown."""
         self.incarnation = incarnation
         frames, frames_of_child = socket.socketpair()
         logs, logs_of_child = socket.socketpair()
@@ -154,10 +156,11 @@ class Child:
         self.records = LineReader(logs.fileno())
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
         self._killed_because = ""
+        self._hide = hide
 
     def note_output(self, line: bytes) -> str:
-        """Remember a line of standard output or error in case it explains a death; return it as text."""
-        text = line.decode("utf-8", "backslashreplace")
+        """Remember a line of output, without secrets, in case it explains a death; return it as text."""
+        text = self._hide(line).decode("utf-8", "backslashreplace")
         self._last_lines.append(text)
         return text
 
