@@ -46,7 +46,10 @@ class DagRow(msgspec.Struct, frozen=True):
 
 
 class RunStanding(msgspec.Struct, frozen=True):
-    """How a run of a DAG stands; ``run_id`` None where the DAG has no such run."""
+    """How a run of a DAG stands; ``run_id`` None where the DAG has no such run.
+
+    ``state`` is ``queued`` for a run that waits for others of its DAG to end, else that of its row.
+    """
 
     run_id: str | None = None
     state: str = ""
@@ -247,9 +250,12 @@ def run_standing(
         which.append(dag_run.c.run_id == run_id)
     if logical_date is not None:
         which.append(dag_run.c.logical_date == logical_date)
-    newest = select(dag_run.c.id, dag_run.c.run_id, dag_run.c.state).where(*which).order_by(dag_run.c.id.desc())
-    row = connection.execute(newest.limit(1)).first()
-    return RunStanding() if row is None else RunStanding(row.run_id, row.state, task_states(connection, row.id))
+    columns = [dag_run.c[name] for name in ("id", "run_id", "state", "started_at")]
+    row = connection.execute(select(*columns).where(*which).order_by(dag_run.c.id.desc()).limit(1)).first()
+    if row is None:
+        return RunStanding()
+    state = "queued" if row.state == "running" and row.started_at is None else row.state
+    return RunStanding(row.run_id, state, task_states(connection, row.id))
 
 
 def active_runs(connection: Connection, dag_name: str) -> int:
