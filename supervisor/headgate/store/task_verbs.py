@@ -109,6 +109,13 @@ class TaskVerbs:
         with self._reading() as connection:
             return dags.task_states(connection, dag_run_id)
 
+    def run_standing(
+        self, dag: str, *, run_id: str | None = None, logical_date: datetime | None = None
+    ) -> dags.RunStanding | None:
+        """Return how the newest such run of a DAG stands, None where there is no such DAG."""
+        with self._reading() as connection:
+            return dags.run_standing(connection, dag, run_id, logical_date)
+
     def task_id_of(self, dag_run_id: int, task_id: str) -> int:
         """Return what the other verbs call this task. Raises `NoSuchRow`."""
         with self._reading() as connection:

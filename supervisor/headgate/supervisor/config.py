@@ -26,8 +26,8 @@ from headgate.protocol.messages import EVENT_BYTES_MAX, FRAME_BYTES_MAX, KWARGS_
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
-# Connections and variables of triggers will be read from the first two, and the last is for those who run
-# headgate's own tests; they are not settings, and left alone.
+# Connections and variables are read from the first two (see `headgate.supervisor.answers`), and the last is for those
+# who run headgate's own tests; they are not settings, and left alone.
 RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_TEST_")
 
 SECONDS_MAX = 366 * 24 * 3600.0  # a time longer than a year is a mistake, and infinity is no time

@@ -32,6 +32,8 @@ from headgate.protocol.messages import (
     FinishedTrigger,
     FromRunner,
     Hello,
+    LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -43,6 +45,7 @@ from headgate.protocol.messages import (
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
+from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
@@ -120,7 +123,10 @@ class RunnerState(enum.Enum):
 
 
 class SupervisorCore:
-    """Rounds, claims, leases and respawn decisions of one supervisor."""
+    """Rounds, claims, leases and respawn decisions of one supervisor.
+
+    ``answers`` answers what triggers ask; without it they can only ask for their own last events.
+    """
 
     def __init__(
         self,
@@ -131,8 +137,10 @@ class SupervisorCore:
         is_gone: Callable[[TriggererRow], bool],
         clock: Callable[[], float] = time.monotonic,
         tasks: TaskDuty | None = None,
+        answers: Answering | None = None,
     ) -> None:
         self._store = store
+        self._answers = answers
         self._settings = settings
         self._tasks = tasks
         self.intake = Intake(
@@ -376,16 +384,24 @@ class SupervisorCore:
                 retry_in_s=round(wait_s, 3),
             )
 
-    def _answer(self, request: Request, now: float) -> Response:
+    def _answer(self, request: Request, now: float) -> Response | Reply:
         if now < self._ask_at:
             return Response(request.id, error="the database did not answer a moment ago; try again later")
+        answer: Response | Reply
         try:
-            answer = self._store.last_event(request.question.trigger_id)
+            if isinstance(request.question, LastEvent):
+                answer = Response(request.id, answer=self._store.last_event(request.question.trigger_id))
+            elif self._answers is None:
+                raise AnswerRefused("this supervisor answers no such questions")
+            else:
+                answer = Reply(request.id, self._answers.answer(request.question, dag_run_id=None))
         except DATABASE_UNUSABLE as exc:
             self._ask_at = now + self._questions.fail()
             return Response(request.id, error=str(exc))
+        except AnswerRefused as exc:
+            answer = Response(request.id, error=str(exc))
         self._questions.succeed()
-        return Response(request.id, answer=answer)
+        return answer
 
     # --- the runner -------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from headgate.store.schema import require_current
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor import logs
+from headgate.supervisor.answers import Answers
 from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.capture import Capture
 from headgate.supervisor.child import Child, scrub
@@ -110,7 +111,10 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     require_current(engine)
     store = Store(engine, secrets=secrets)
     identity = this_process()
-    core = SupervisorCore(store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity))
+    answers = Answers(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
+    core = SupervisorCore(
+        store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity), answers=answers
+    )
     recorder = None
     if capture is not None:
         writer = FrameLogWriter(
@@ -134,7 +138,12 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     )
     try:
         with logs.in_background():
-            return Arbiter(core, lambda incarnation: Child(incarnation, environment=environment, link_of=link_of)).run()
+            return Arbiter(
+                core,
+                lambda incarnation: Child(
+                    incarnation, environment=environment, link_of=link_of, hide=answers.told.hide_in_bytes
+                ),
+            ).run()
     finally:
         store.close()
         engine.dispose()
