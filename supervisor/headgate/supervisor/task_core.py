@@ -145,7 +145,7 @@ class _End(msgspec.Struct, frozen=True):
 
     event: str
     state: TaskState | None
-    told: dict[str, object] = {}
+    told: Mapping[str, object] = {}
 
 
 class TaskCore:
