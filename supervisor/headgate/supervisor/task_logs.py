@@ -25,11 +25,11 @@ import msgspec
 import structlog
 
 from headgate.scheduling.names import TryName
+from headgate.supervisor.config import TASK_LOG_BYTES_MAX
 from headgate.supervisor.task_log_files import BEFORE_FIELD, file_of, folder_of_try, parts_in, record_of
 
 log = structlog.get_logger(__name__)
 
-TASK_LOG_BYTES_MAX: Final = 64 * 1024 * 1024  # of a file; beyond it only the end of the log is kept
 END_BYTES_MAX: Final = 1024 * 1024  # of each of the files that hold the end
 ENDS_KEPT: Final = 2  # of these files: a new one begins empty, and the one before it is full
 WRITE_BYTES_MAX: Final = 1024 * 1024  # in one call: what may have to be taken back, and is read at once by followers
