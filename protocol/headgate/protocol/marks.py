@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
-Side = Literal["runner", "supervisor"]
+Side = Literal["runner", "supervisor", "worker"]
 
-# When a mark is reached: with every round of events, when a runner is replaced, when a supervisor begins.
-When = Literal["flow", "respawn", "start"]
+# When a mark is reached: with every round of events, when a runner is replaced, when a supervisor begins; with every
+# step of a task.
+When = Literal["flow", "respawn", "start", "step"]
 
 
 class Mark(NamedTuple):
@@ -58,6 +59,16 @@ MARKS: Final[dict[str, Mark]] = {
     "session.started": Mark("runner", "respawn", "the triggers are started, and the streams are still held"),
     "leases.registered": Mark("supervisor", "start", "the epoch is in the database, and nothing is claimed"),
     "leases.claim_written": Mark("supervisor", "start", "the claim is in the database, and nobody has acted on it"),
+}
+
+# Those of the pair of supervisor and runner are above, and their matrix is whole; these stand beside it.
+TASK_MARKS: Final[dict[str, Mark]] = {
+    "executor.step_submitted": Mark("supervisor", "step", "a step is on its way to a worker"),
+    "worker.step_received": Mark("worker", "step", "a step has been read, and nothing is done about it"),
+    "worker.step_done": Mark("worker", "step", "the author's code has ended, and nobody knows what it came to"),
+    "worker.outcome_half_sent": Mark("worker", "step", "half of the bytes of the outcome are sent"),
+    "worker.outcome_sent": Mark("worker", "step", "the whole outcome is with the kernel"),
+    "executor.outcome_read": Mark("supervisor", "step", "the outcome has been read, and nothing is done about it"),
 }
 
 Callback = Callable[[str], object]
