@@ -42,6 +42,7 @@ from headgate.protocol.messages import (
     StoredEvent,
     Welcome,
 )
+from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
@@ -94,6 +95,14 @@ class TaskDuty(Protocol):
         ...
 
 
+class SaysToTasks(Protocol):
+    """Where the core says something about a task; `headgate.supervisor.task_logs.TaskLogs` is one."""
+
+    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
+        """Put it in the log of this try."""
+        ...
+
+
 class CoreSettings(msgspec.Struct, frozen=True):
     """What the core needs of the settings; times in seconds. See `headgate.supervisor.config`."""
 
@@ -138,9 +147,11 @@ class SupervisorCore:
         clock: Callable[[], float] = time.monotonic,
         tasks: TaskDuty | None = None,
         answers: Answering | None = None,
+        task_logs: SaysToTasks | None = None,
     ) -> None:
         self._store = store
         self._answers = answers
+        self._task_logs = task_logs
         self._settings = settings
         self._tasks = tasks
         self.intake = Intake(
@@ -373,6 +384,7 @@ class SupervisorCore:
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
         wait_s = self.assignments.end_run(finished, now)
+        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
         if finished.reason == "user":
             self._to_release.add(finished.trigger_id)
         if wait_s is not None:
@@ -416,6 +428,15 @@ class SupervisorCore:
         specs = self.assignments.start_due(self.leases.epoch, self.incarnation, now) if self._may_start else ()
         if specs:
             self._out.append(Send(StateSync(to_create=specs)))
+        for spec in specs:
+            self._tell_task(spec.trigger_id, "its trigger is started", classpath=spec.classpath)
+
+    def _tell_task(self, trigger_id: int, event: str, **fields: object) -> None:
+        """Say something in the log of the task that waits for a trigger, if there is one."""
+        if self._task_logs is None or (task := self.assignments.task_of(trigger_id)) is None:
+            return
+        where = {"trigger_id": trigger_id, "epoch": self.leases.epoch, "incarnation": self.incarnation}
+        self._task_logs.say(task, "info", event, **where, **fields)
 
     @property
     def _may_start(self) -> bool:

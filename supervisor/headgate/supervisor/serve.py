@@ -27,6 +27,7 @@ from headgate.supervisor.config import Settings
 from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.link import Link
+from headgate.supervisor.task_logs import TaskLogs
 
 log = structlog.get_logger(__name__)
 
@@ -112,8 +113,14 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     store = Store(engine, secrets=secrets)
     identity = this_process()
     answers = Answers(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
+    task_logs = TaskLogs(settings.log_folder, lambda: core.leases.epoch, bytes_max=settings.task_log_bytes_max)
     core = SupervisorCore(
-        store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity), answers=answers
+        store,
+        identity,
+        core_settings(settings),
+        is_gone=lambda row: is_gone(row, identity),
+        answers=answers,
+        task_logs=task_logs,
     )
     recorder = None
     if capture is not None:
@@ -143,8 +150,10 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
                 lambda incarnation: Child(
                     incarnation, environment=environment, link_of=link_of, hide=answers.told.hide_in_bytes
                 ),
+                task_logs=task_logs,
             ).run()
     finally:
+        task_logs.close()
         store.close()
         engine.dispose()
         if recorder is not None:
