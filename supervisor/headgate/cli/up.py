@@ -40,6 +40,5 @@ def up(
         schema.upgrade(engine)
     finally:
         engine.dispose()
-    assert settings.dags_folder is not None, "it has a default"
     settings.dags_folder.mkdir(parents=True, exist_ok=True)
     raise typer.Exit(serve(settings, capture=settings.capture, runs_tasks=True))

@@ -44,8 +44,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     ``next_method`` None: from the beginning. ``event`` is the payload of the event that resumes it. ``next_kwargs`` are
     None where there are none, or none that a key decrypts: then ``error`` says why. ``deadline`` is when its
     execution_timeout ends, ``remaining_s`` how far off that was, by the database's clock. ``file`` is the path of the
-    DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those that the run was made for, in the order they were
-    stored, without those that newer ones superseded.
+    DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those that the run was made for, in the order they
+    were stored, without those that newer ones superseded.
     """
 
     id: int

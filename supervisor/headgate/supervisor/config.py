@@ -155,8 +155,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- tasks ---
     dags_folder: Annotated[
-        Path | None, _why("The folder of DAG files, looked through with all in it; by default dags in the home folder.")
-    ] = None
+        Path, _why("The folder of DAG files, looked through with all in it; by default dags in home.")
+    ] = Path()
     dags_look_s: Annotated[_Seconds, _why("How often to look for new and changed DAG files.")] = 5.0
     dag_parse_timeout_s: Annotated[_Seconds, _why("How long a DAG file may take to be parsed.")] = 30.0
     workers: Annotated[_Workers, _why("Worker processes, each of which runs one step of a task at a time.")] = 4
@@ -191,7 +191,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         # The defaults that follow from another setting.
         if not self.database_url:
             msgspec.structs.force_setattr(self, "database_url", f"sqlite:///{self.home}/headgate.db")
-        if self.dags_folder is None:
+        if self.dags_folder == Path():
             msgspec.structs.force_setattr(self, "dags_folder", self.home / "dags")
         if self.log_folder == Path():
             msgspec.structs.force_setattr(self, "log_folder", self.home / "logs")

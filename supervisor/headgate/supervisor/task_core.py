@@ -21,14 +21,15 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.dags import TaskState
-from headgate.protocol.questions import Answered, Question
+from headgate.protocol.questions import Answered, CreateRun, Question
 from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.work import Answer, AssetEvent, Step, StepEnded
 from headgate.scheduling.names import TryName
 from headgate.store.deferral import Deferral
-from headgate.store.errors import StoreError, ValueRefused
+from headgate.store.errors import ValueRefused
 from headgate.store.task_ends import OwnedTask
 from headgate.store.tasks import Dispatched, TaskToRun
+from headgate.supervisor.answers import AnswerRefused
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepAsked, StepLost
 from headgate.supervisor.intake import DATABASE_UNUSABLE
@@ -74,7 +75,7 @@ class TaskStore(Protocol):
     def lose_worker(self, epoch: int, task_id: int, token: str, reason: str) -> TaskState | None: ...
 
 
-class Scheduling(Protocol):
+class Schedules(Protocol):
     """What the scheduler is asked for; see `headgate.supervisor.scheduler`."""
 
     def notice(self) -> None:
@@ -94,7 +95,7 @@ class Answering(Protocol):
     """Who answers the questions of steps; see `headgate.supervisor.answers`."""
 
     def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
-        """Look it up. Raises `StoreError`."""
+        """Look it up. Raises `AnswerRefused` with what the asking user is to be told, and what the store raises."""
         ...
 
 
@@ -155,7 +156,7 @@ class TaskCore:
         self,
         store: TaskStore,
         executor: Executor,
-        scheduler: Scheduling,
+        scheduler: Schedules,
         answers: Answering,
         files: Files,
         logs: TryLogs,
@@ -291,6 +292,8 @@ class TaskCore:
         if not isinstance(event, StepAsked):
             self._scheduler.notice()
             self._dispatch_at = 0.0  # slots of a pool are free
+        elif isinstance(event.question, CreateRun):
+            self._scheduler.notice()
 
     def _store_outcome(self, epoch: int, task: TaskToRun, outcome: StepOutcome) -> _End:
         try:
@@ -337,10 +340,8 @@ class TaskCore:
     def _answer(self, task: TaskToRun, asked: StepAsked) -> Answer:
         try:
             return Answer(asked.id, self._answers.answer(asked.question, dag_run_id=task.dag_run_id))
-        except DATABASE_UNUSABLE:
-            raise  # the step waits as its outcome would
-        except StoreError as error:
-            return Answer(asked.id, error=str(error))
+        except AnswerRefused as refused:  # a database that is away raises: the step waits, as its outcome would
+            return Answer(asked.id, error=str(refused))
 
     # --- what runs --------------------------------------------------------------------------------
 
@@ -373,10 +374,10 @@ class TaskCore:
     # --- to workers -------------------------------------------------------------------------------
 
     def _schedule(self, epoch: int, now: float) -> None:
-        did = self._scheduler.step(epoch, now)
-        if did.may_dispatch:
+        news = self._scheduler.step(epoch, now)
+        if news.may_dispatch:
             self._dispatch_at = min(self._dispatch_at, now)
-        if did.changed_triggers:
+        if news.in_triggers or news.timed_out:
             self._has_changed_triggers = True
 
     def _dispatch(self, epoch: int, now: float) -> None:
