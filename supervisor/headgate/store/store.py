@@ -7,6 +7,7 @@ when nobody knows whether its commit arrived: a slice stored twice is stored onc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
@@ -203,11 +204,17 @@ class Store:
             failure_counts = event_log.finish(connection, epoch, now, finished)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
+        moved_tasks = any(
+            item.trigger_id in self._waited_for or item.trigger_id in self._assets
+            for item in (itertools.chain(events, finished) if self._waited_for or self._assets else ())
+        )
         for run in finished:
             if run.outcome == "returned":
                 self._waited_for.discard(run.trigger_id)
                 self._assets.pop(run.trigger_id, None)
-        return event_log.StoredSlice(stored=stored, redelivered=redelivered, failure_counts=failure_counts)
+        return event_log.StoredSlice(
+            stored=stored, redelivered=redelivered, failure_counts=failure_counts, moved_tasks=moved_tasks
+        )
 
     def _note_tasks(self, rows: Sequence[leases.ToRun]) -> None:
         # A watcher's trigger has its name, removed or not; and its asset, if it has one, it keeps.

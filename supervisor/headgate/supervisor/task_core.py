@@ -401,6 +401,8 @@ class TaskCore:
             failure = StepFailed(f"what the task is to go on with cannot be read: {task.error}", may_retry=False)
             self._inbox.append((task, StepEnded(task.token, failure)))
             return
+        if not self._running:
+            self._look_at = now + self._times.look_s  # it was ours a moment ago
         ends_at = math.inf if task.remaining_s is None else now + max(0.0, task.remaining_s)
         self._running[task.token] = _Running(task, ends_at)
         self._executor.submit(step_of(task))
