@@ -70,13 +70,13 @@ class Author:
         )
         return self.step_of(self.write(source), **fields)
 
-    def step_of(self, file: Path, **fields: Any) -> Step:
+    def step_of(self, path: Path, **fields: Any) -> Step:
         """Return a step of the task `t` of the DAG `d` in a file."""
         number = next(self._tokens)
         known: dict[str, Any] = {
             "token": f"token-{number}",
             "task_instance_id": number,
-            "file": str(file),
+            "file": str(path),
             "dag_id": "d",
             "run_id": "r",
             "task_id": "t",
@@ -148,7 +148,8 @@ class Pool(Loop):
         return ends[0] if ends else None
 
     def run(self, step: Step) -> Any:
-        """Submit a step and return its outcome, or its `StepLost`."""
+        """Submit a step as soon as there is room; return its outcome, or its `StepLost`."""
+        self.until(self.executor.room, "room for a step")
         self.executor.submit(step)
         return self.wait_end(step)
 

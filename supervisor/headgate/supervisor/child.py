@@ -52,7 +52,7 @@ SECRET_CHARS_MIN = 6  # a shorter one is found by chance in any PATH
 LINE_BYTES_MAX = 64 * 1024  # a longer line of output or log is cut into several
 READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop, so that frames never wait for logs
 EMPTY_READS_MAX = 16  # reads to find a pipe empty: what it held before is among them, and nobody writes without end
-LAST_LINES_MAX = 20  # of standard error, kept to explain a death
+LAST_LINES_MAX = 40  # of standard error, kept to explain a death
 SESSION_LOOKS_MAX = 10  # at who is left of a session: who forks as fast as we kill is not followed for ever
 REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
 
