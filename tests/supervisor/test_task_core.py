@@ -86,6 +86,9 @@ class QuietScheduler:
     def notice(self) -> None:
         self.notices += 1
 
+    def notice_fenced(self) -> None:
+        self.notices += 1
+
     def step(self, epoch: int, now: float) -> SchedulerNews:
         return SchedulerNews()
 

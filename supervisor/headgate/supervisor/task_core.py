@@ -82,6 +82,10 @@ class Schedules(Protocol):
         """Something has happened that may let tasks go on."""
         ...
 
+    def notice_fenced(self) -> None:
+        """Others lost their leases: their tasks can be adopted."""
+        ...
+
     def step(self, epoch: int, now: float) -> SchedulerNews:
         """Do what is most urgently due, at most one short transaction."""
         ...
@@ -185,9 +189,11 @@ class TaskCore:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def notice(self) -> None:
-        """Somebody has written to the database, or an event has resumed a task: look."""
+    def notice(self, *, has_fenced: bool = False) -> None:
+        """Somebody has written to the database, or an event has resumed a task: look. Or others lost their leases."""
         self._scheduler.notice()
+        if has_fenced:
+            self._scheduler.notice_fenced()
         self._look_at = self._dispatch_at = 0.0
 
     def step(self, epoch: int, now: float) -> bool:
