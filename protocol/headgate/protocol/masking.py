@@ -8,7 +8,8 @@ found by chance in every second line, and hiding it there would give it away.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
@@ -72,6 +73,15 @@ class SecretMask:
             if form in line:
                 line = line.replace(form, MASK.encode())
         return line
+
+    @contextmanager
+    def apart(self) -> Generator[None]:
+        """Forget everything for as long as this lasts, and afterwards what was taken in meanwhile: for tests."""
+        before, self._forms, self._longest_first = (self._forms, self._longest_first), {}, ()
+        try:
+            yield
+        finally:
+            self._forms, self._longest_first = before
 
     def _add(self, secrets: list[str]) -> None:
         for secret in secrets:
