@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
-Side = Literal["runner", "supervisor", "worker"]
+Side = Literal["runner", "supervisor"]
 
-# When a mark is reached: with every round of events, when a runner is replaced, when a supervisor begins; with every
-# step of a task.
-When = Literal["flow", "respawn", "start", "step"]
+# When a mark is reached: with every round of events, when a runner is replaced, when a supervisor begins.
+When = Literal["flow", "respawn", "start"]
 
 
 class Mark(NamedTuple):
@@ -23,6 +22,13 @@ class Mark(NamedTuple):
 
     side: Side
     when: When
+    meaning: str
+
+
+class TaskMark(NamedTuple):
+    """A mark that every step of a task comes by: in whose process it stands, and what is true there."""
+
+    side: Literal["supervisor", "worker"]
     meaning: str
 
 
@@ -62,13 +68,13 @@ MARKS: Final[dict[str, Mark]] = {
 }
 
 # Those of the pair of supervisor and runner are above, and their matrix is whole; these stand beside it.
-TASK_MARKS: Final[dict[str, Mark]] = {
-    "executor.step_submitted": Mark("supervisor", "step", "a step is on its way to a worker"),
-    "worker.step_received": Mark("worker", "step", "a step has been read, and nothing is done about it"),
-    "worker.step_done": Mark("worker", "step", "the author's code has ended, and nobody knows what it came to"),
-    "worker.outcome_half_sent": Mark("worker", "step", "half of the bytes of the outcome are sent"),
-    "worker.outcome_sent": Mark("worker", "step", "the whole outcome is with the kernel"),
-    "executor.outcome_read": Mark("supervisor", "step", "the outcome has been read, and nothing is done about it"),
+TASK_MARKS: Final[dict[str, TaskMark]] = {
+    "executor.step_submitted": TaskMark("supervisor", "a step is on its way to a worker"),
+    "worker.step_received": TaskMark("worker", "a step has been read, and nothing is done about it"),
+    "worker.step_done": TaskMark("worker", "the author's code has ended, and nobody knows what it came to"),
+    "worker.outcome_half_sent": TaskMark("worker", "half of the bytes of the outcome are sent"),
+    "worker.outcome_sent": TaskMark("worker", "the whole outcome is with the kernel"),
+    "executor.outcome_read": TaskMark("supervisor", "the outcome has been read, and nothing is done about it"),
 }
 
 Callback = Callable[[str], object]

@@ -24,7 +24,7 @@ def main() -> NoReturn:
     die_with(arguments.supervisor_pid)
     # Ctrl-C is the supervisor's, which ends its workers as it sees fit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable(all_threads=True)
+    faulthandler.enable(all_threads=False)  # what is kept of a dead worker's last output is for the thread that died
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     # The descriptors are ours alone: a process that a task starts must not keep the link open.
     os.set_inheritable(arguments.frames_fd, False)

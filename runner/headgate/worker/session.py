@@ -28,6 +28,7 @@ from headgate.protocol.work import (
     WorkerWelcome,
 )
 from headgate.runner.asking import answered_by
+from headgate.runner.faults import describe_error
 from headgate.runner.logs import STEP_FIELDS, Channel, configure, naming_process
 from headgate.tasks.parsing import parse_file
 from headgate.worker import steps
@@ -140,11 +141,21 @@ class Session:
     def _parse(self, file: str) -> None:
         with naming_process({"dag_file": file}):
             self._load_anew(file)
+            parsed = self._parsed(file)
+            self._settle()
+        for message in _pieces(parsed, self._link):
+            self._link.send(message)
+
+    def _parsed(self, file: str) -> FileParsed:
+        try:
             with self._stops.interruptible():
                 parsed = parse_file(file)
-            self._settle()
-        for message in _pieces(FileParsed(file, parsed.dags, parsed.error, parsed.traceback), self._link):
-            self._link.send(message)
+        except StepStopped:
+            raise
+        except KeyboardInterrupt as error:  # the author's own
+            text, trace = describe_error(error)
+            return FileParsed(file, error=text, traceback=trace)
+        return FileParsed(file, parsed.dags, parsed.error, parsed.traceback)
 
     # --- both -------------------------------------------------------------------------------------
 

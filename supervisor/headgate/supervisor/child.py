@@ -52,7 +52,7 @@ SECRET_CHARS_MIN = 6  # a shorter one is found by chance in any PATH
 LINE_BYTES_MAX = 64 * 1024  # a longer line of output or log is cut into several
 READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop, so that frames never wait for logs
 EMPTY_READS_MAX = 16  # reads to find a pipe empty: what it held before is among them, and nobody writes without end
-LAST_LINES_MAX = 20  # of standard error, kept to explain a death
+LAST_LINES_MAX = 40  # of standard error, kept to explain a death
 SESSION_LOOKS_MAX = 10  # at who is left of a session: who forks as fast as we kill is not followed for ever
 REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
 
@@ -171,6 +171,7 @@ class ChildProcess:
         self.records = LineReader(logs.fileno())
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
         self._killed_because = ""
+        self.returncode: int | None = None  # once reaped
 
     def note_output(self, line: bytes) -> str:
         """Remember a line of standard output or error in case it explains a death; return it as text."""
@@ -178,14 +179,14 @@ class ChildProcess:
         self._last_lines.append(text)
         return text
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the process alone."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def dump_stacks(self) -> None:
         """Have the process write the stacks of all its threads to standard error, even if it is stuck."""
-        self.signal(signal.SIGUSR1)
+        self.send_signal(signal.SIGUSR1)
 
     def kill(self, reason: str) -> None:
         """SIGKILL to the process and to what it has started; ``reason`` becomes part of the explanation."""
@@ -205,11 +206,11 @@ class ChildProcess:
 
     def reap(self) -> str:
         """Collect the process, whose end has been signalled; return how it died, in one sentence."""
-        code = self._process.wait(REAP_WAIT_S)
-        # What it had started dies with it: nothing of an earlier incarnation may go on beside the next.
-        kill_session(self.pid)
-        self.returncode = code
-        return explain_death(code, self._killed_because, self._last_lines)
+        # What it had started dies with it: nothing of an earlier incarnation may go on beside the next. Before it is
+        # collected, as its number is the session's, and could be another's afterwards.
+        kill_rest_of_session(self.pid)
+        self.returncode = self._process.wait(REAP_WAIT_S)
+        return explain_death(self.returncode, self._killed_because, self._last_lines)
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -249,10 +250,11 @@ def processes_of(session: int) -> list[int]:
     return found
 
 
-def kill_session(session: int) -> None:
-    """SIGKILL to all processes of a session whose leader is gone: no other session has its number while one lives."""
+def kill_rest_of_session(leader: int) -> None:
+    """SIGKILL to all processes of a session but its leader, which is dead and not yet collected."""
     for _ in range(SESSION_LOOKS_MAX):
-        if not (left := processes_of(session)):
+        left = [pid for pid in processes_of(leader) if pid != leader]
+        if not left:
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):

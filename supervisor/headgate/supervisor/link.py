@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Iterable
@@ -104,6 +105,11 @@ class FrameSocket(Generic[Received]):
                 self._unsent.popleft()
             else:
                 self._unsent[0] = data[sent:]
+
+    def close_sending(self) -> None:
+        """Let the child read the end of the link, once what was sent is read."""
+        with contextlib.suppress(OSError):  # the child may be gone
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the socket."""
