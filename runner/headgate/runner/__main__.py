@@ -38,24 +38,28 @@ def main() -> NoReturn:
     with without_collections():
         import_structlog()
         from headgate.runner.logs import LogChannel, configure
+        from headgate.runner.output import capture_output, end_lines
         from headgate.runner.session import run
 
     channel = LogChannel(socket.socket(fileno=arguments.logs_fd))
+    standard_output, standard_error = sys.stdout, sys.stderr
 
     def exit_process(code: int) -> NoReturn:
         # Not a normal exit: a thread or a task that a trigger left behind must not keep this process alive.
+        end_lines()
         channel.close()
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            standard_output.flush()
+            standard_error.flush()
         os._exit(code)
 
     configure(channel)
+    capture_output(channel)
     try:
         code = run(socket.socket(fileno=arguments.frames_fd), arguments.incarnation, exit_process=exit_process)
     except BaseException:
         # Standard error is where the supervisor looks for the cause of a death.
-        traceback.print_exc()
+        traceback.print_exc(file=standard_error)
         code = EXIT_BUG
     exit_process(code)
 

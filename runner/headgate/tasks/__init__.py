@@ -22,9 +22,11 @@ from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, Python
 from headgate.tasks.options import TaskOptions
 from headgate.tasks.schedule import Asset
 from headgate.triggers.base import StartTriggerArgs
+from headgate.triggers.named_values import Connection, ConnectionMissing, Variable, VariableMissing
 
 if TYPE_CHECKING:
     from headgate.tasks.bash import BashOperator
+    from headgate.tasks.external import ExternalFailed, ExternalTaskSensor, TriggerDagRunOperator
     from headgate.tasks.http import HttpSensor
     from headgate.tasks.sensors import (
         BaseSensorOperator,
@@ -40,10 +42,13 @@ _HOMES = {
     "BaseSensorOperator": "sensors",
     "BashOperator": "bash",
     "DateTimeSensor": "sensors",
+    "ExternalFailed": "external",
+    "ExternalTaskSensor": "external",
     "FileSensor": "sensors",
     "HttpSensor": "http",
     "PokeReturnValue": "sensors",
     "TimeSensor": "sensors",
+    "TriggerDagRunOperator": "external",
     "TriggerSensor": "sensors",
 }
 
@@ -54,9 +59,13 @@ __all__ = [
     "BaseSensorOperator",
     "BashOperator",
     "BranchPythonOperator",
+    "Connection",
+    "ConnectionMissing",
     "Context",
     "DateTimeSensor",
     "EmptyOperator",
+    "ExternalFailed",
+    "ExternalTaskSensor",
     "FileSensor",
     "HttpSensor",
     "PokeReturnValue",
@@ -71,8 +80,11 @@ __all__ = [
     "TaskOptions",
     "TaskSkipped",
     "TimeSensor",
+    "TriggerDagRunOperator",
     "TriggerSensor",
     "TriggerTimeout",
+    "Variable",
+    "VariableMissing",
     "XComArg",
     "XComMissing",
     "chain",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 
@@ -16,9 +17,16 @@ class RecordSocket:
         self._socket = sock
         self._stops = stops
         self._lock = threading.Lock()
+        # A fork of the step's may log, too, and whoever held the lock is not in it.
+        os.register_at_fork(after_in_child=self._unlock)
 
     def put(self, record: bytes) -> None:
-        """Send one record, as long as that takes; the step has to wait for a supervisor that reads slowly."""
+        """Send one record or more, as long as that takes; the step has to wait for a supervisor that reads slowly."""
         # The supervisor is gone where this fails, and this process with it.
         with self._stops.held(), self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(record + b"\n")
+            # One at a time: so much the kernel takes as a whole, and nothing of a fork's gets in between.
+            for each in record.split(b"\n"):
+                self._socket.sendall(each + b"\n")
+
+    def _unlock(self) -> None:
+        self._lock = threading.Lock()
