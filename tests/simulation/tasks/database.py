@@ -221,6 +221,8 @@ class TaskFailingStore(FailingStore):
         is_about = name in OF_TASKS
         about, said = (args[1], args[2]) if is_about else (0, "")
         writes = "" if name in READS else name
+        if name == "save_file":
+            self._task_world.saving = args[2]
         epoch = args[0] if writes and args and isinstance(args[0], int) else 0
 
         def carry_out() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -134,7 +135,8 @@ class TaskWorld(World):
         self.serial = 0
         self.specs: dict[str, DagSpec] = {dag.name: spec_of(dag) for dag in plan.dags}
         self.versions = dict.fromkeys(self.specs, 0)
-        self._saved: dict[str, DagSpec] = {}
+        self.saving: Sequence[DagSpec] = ()  # by the verb that is being carried out
+        self._saved = dict(self.specs)
         self._verbs: Counter[str] = Counter()
         self._deadly = [fault for fault in plan.faults if isinstance(fault, KillAtVerb | FailAtVerb)]
         self._has_changed = Bell()
@@ -147,6 +149,11 @@ class TaskWorld(World):
 
     def see(self, by: str, about: int = 0, said: str = "") -> None:
         """Add what the transaction that was committed just now has changed, and whose it was."""
+        for spec in self.saving if by == "save_file" else ():
+            if self._saved[spec.dag_id] != spec:
+                self._saved[spec.dag_id] = spec
+                upstream = tuple((task.task_id, task.upstream) for task in spec.tasks)
+                self.note(records.DagSaved(trio.current_time(), spec.dag_id, upstream))
         found = self.reader.changes(by, about, said)
         for record in found:
             self.note(record)
