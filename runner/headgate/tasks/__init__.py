@@ -20,7 +20,7 @@ from headgate.tasks.errors import (
 from headgate.tasks.operator import BaseOperator, XComArg, chain
 from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, PythonOperator, ShortCircuitOperator
 from headgate.tasks.options import TaskOptions
-from headgate.tasks.schedule import Asset
+from headgate.tasks.schedule import Asset, Batch, Each, Latest
 from headgate.triggers.base import StartTriggerArgs
 
 if TYPE_CHECKING:
@@ -53,12 +53,15 @@ __all__ = [
     "BaseOperator",
     "BaseSensorOperator",
     "BashOperator",
+    "Batch",
     "BranchPythonOperator",
     "Context",
     "DateTimeSensor",
+    "Each",
     "EmptyOperator",
     "FileSensor",
     "HttpSensor",
+    "Latest",
     "PokeReturnValue",
     "PythonOperator",
     "SensorTimeout",
