@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from headgate.protocol.starting import attributes_when_asked_for
 from headgate.tasks.context import Context, TaskInstance
 from headgate.tasks.dag import DAG
 from headgate.tasks.decorators import task
@@ -22,9 +22,11 @@ from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, Python
 from headgate.tasks.options import TaskOptions
 from headgate.tasks.schedule import Asset, Batch, Each, Latest
 from headgate.triggers.base import StartTriggerArgs
+from headgate.triggers.named_values import Connection, ConnectionMissing, Variable, VariableMissing
 
 if TYPE_CHECKING:
     from headgate.tasks.bash import BashOperator
+    from headgate.tasks.external import ExternalFailed, ExternalTaskSensor, TriggerDagRunOperator
     from headgate.tasks.http import HttpSensor
     from headgate.tasks.sensors import (
         BaseSensorOperator,
@@ -40,10 +42,13 @@ _HOMES = {
     "BaseSensorOperator": "sensors",
     "BashOperator": "bash",
     "DateTimeSensor": "sensors",
+    "ExternalFailed": "external",
+    "ExternalTaskSensor": "external",
     "FileSensor": "sensors",
     "HttpSensor": "http",
     "PokeReturnValue": "sensors",
     "TimeSensor": "sensors",
+    "TriggerDagRunOperator": "external",
     "TriggerSensor": "sensors",
 }
 
@@ -55,10 +60,14 @@ __all__ = [
     "BashOperator",
     "Batch",
     "BranchPythonOperator",
+    "Connection",
+    "ConnectionMissing",
     "Context",
     "DateTimeSensor",
     "Each",
     "EmptyOperator",
+    "ExternalFailed",
+    "ExternalTaskSensor",
     "FileSensor",
     "HttpSensor",
     "Latest",
@@ -74,12 +83,20 @@ __all__ = [
     "TaskOptions",
     "TaskSkipped",
     "TimeSensor",
+    "TriggerDagRunOperator",
     "TriggerSensor",
     "TriggerTimeout",
+    "Variable",
+    "VariableMissing",
     "XComArg",
     "XComMissing",
     "chain",
     "task",
 ]
 
-__getattr__ = attributes_when_asked_for(__name__, _HOMES)
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for. Raises AttributeError for what is not here."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

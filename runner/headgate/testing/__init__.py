@@ -1,10 +1,9 @@
-"""What authors prove their triggers and producers with; see ``docs/testing.md``."""
+"""What authors prove their triggers, producers and tasks with; see ``docs/testing.md``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from headgate.protocol.starting import attributes_when_asked_for
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate.testing.brokers import Broker, FileLogBroker
@@ -14,19 +13,25 @@ if TYPE_CHECKING:
         LoopBlocked,
         Misbehaved,
         RoundTripFailed,
+        TaskNeverEnds,
+        TaskNotSuccessful,
         TooFewEvents,
         TriggerFailed,
     )
+    from headgate.testing.given import CreatedRun
     from headgate.testing.pair import Pair, PairFailed
     from headgate.testing.report import CrashReport, CrashTestFailed
     from headgate.testing.running import run_trigger
     from headgate.testing.scripted import Message, SharedStream, shared_stream
+    from headgate.testing.tasks import Deferral, TaskResult, run_task
 
 # Loaded when asked for: the checker, and pytest, which loads the plugin for everybody, need none of it.
 _HOMES = {
     "Broker": "brokers",
     "CrashReport": "report",
     "CrashTestFailed": "report",
+    "CreatedRun": "given",
+    "Deferral": "tasks",
     "FileLogBroker": "brokers",
     "LeftBehind": "failures",
     "LoopBlocked": "failures",
@@ -36,9 +41,13 @@ _HOMES = {
     "PairFailed": "pair",
     "RoundTripFailed": "failures",
     "SharedStream": "scripted",
+    "TaskNeverEnds": "failures",
+    "TaskNotSuccessful": "failures",
+    "TaskResult": "tasks",
     "TooFewEvents": "failures",
     "TriggerFailed": "failures",
     "crash_test": "crash",
+    "run_task": "tasks",
     "run_trigger": "running",
     "shared_stream": "scripted",
 }
@@ -47,6 +56,8 @@ __all__ = [
     "Broker",
     "CrashReport",
     "CrashTestFailed",
+    "CreatedRun",
+    "Deferral",
     "FileLogBroker",
     "LeftBehind",
     "LoopBlocked",
@@ -56,11 +67,20 @@ __all__ = [
     "PairFailed",
     "RoundTripFailed",
     "SharedStream",
+    "TaskNeverEnds",
+    "TaskNotSuccessful",
+    "TaskResult",
     "TooFewEvents",
     "TriggerFailed",
     "crash_test",
+    "run_task",
     "run_trigger",
     "shared_stream",
 ]
 
-__getattr__ = attributes_when_asked_for(__name__, _HOMES)
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for. Raises AttributeError for what is not here."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
