@@ -33,7 +33,7 @@ from headgate.triggers.base import BaseTrigger
 
 
 def test_outside_of_a_step_there_is_nobody_to_ask() -> None:
-    with pytest.raises(NobodyToAsk, match=r"GetVariable cannot be asked here: .* only while a step of a task runs"):
+    with pytest.raises(NobodyToAsk, match=r"GetVariable cannot be asked here: only while a step of a task runs"):
         ask(GetVariable("v"))
 
 

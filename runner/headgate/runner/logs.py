@@ -1,10 +1,9 @@
-"""Logs of the runner: JSON lines on a socket of their own, so that a flood of them delays no acknowledgement.
+"""Logs of users' code: JSON lines on a socket of their own, so that a flood of them delays no acknowledgement.
 
-Whoever logs, be it a trigger, the watchdog's thread or a library that uses `logging`, only appends to a
-bounded queue. One thread writes it to the socket. When the supervisor does not keep up, the newest records
-are dropped and counted; the next record that gets through is preceded by how many are missing, and whose.
-
-A task worker has time: it drops nothing, and waits for the supervisor instead, as it would for any pipe.
+The runner's go through a `LogChannel`; a worker has a channel of its own kind (`headgate.worker.records`). In the
+runner, whoever logs, be it a trigger, the watchdog's thread or a library that uses `logging`, only appends to a
+bounded queue. One thread writes it to the socket. When the supervisor does not keep up, the newest records are dropped
+and counted; the next record that gets through is preceded by how many are missing, and whose.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
+from typing import Protocol
 
 import structlog
 
@@ -33,9 +33,10 @@ EVENT_CHARS_MAX = 4000  # of the event in each part of a record that is split: 4
 FIELD_CHARS_MAX = 2000  # of each field of a record that is cut; both ends are kept
 # Of each field when that was not enough and only the known ones are kept: JSON may need 12 bytes a character.
 KNOWN_FIELD_CHARS_MAX = 500
-# What says what a record is, when and whose.
-KNOWN_FIELDS = ("event", "level", "logger", "timestamp", "trigger_id", "source", "dag_id", "run_id", "task_id")
-KNOWN_NUMBERS = ("try_number", "task_instance_id", "part", "more")
+# What says what a record is, when and whose. Those of the protocol's names are short as they are (`ID_CHARS_MAX`).
+STEP_FIELDS = ("dag_id", "run_id", "task_id", "try_number", "task_instance_id")
+KNOWN_FIELDS = ("event", "level", "logger", "timestamp", "trigger_id", "source", *STEP_FIELDS)
+KNOWN_NUMBERS = ("part", "more")
 WALK_DEPTH_MAX = 8  # how deep secrets are looked for in the lists and dicts of a record; what is deeper becomes text
 CLOSE_WAIT_S = 2.0  # how long the last records may take to leave
 
@@ -43,6 +44,10 @@ CLOSE_WAIT_S = 2.0  # how long the last records may take to leave
 # clear those, and neither its records nor the watchdog's should lose its name by that.
 _NOBODY: Mapping[str, object] = MappingProxyType({})
 trigger_names: ContextVar[Mapping[str, object]] = ContextVar("headgate_trigger", default=_NOBODY)
+
+# What the whole process works for: a worker's step. Threads that the step starts have contexts of their own, and their
+# records belong to it as well.
+_process_names: Mapping[str, object] = MappingProxyType({})
 
 
 class SpecNames(Mapping[str, object]):
@@ -76,60 +81,75 @@ def naming_trigger(names: Mapping[str, object]) -> Generator[None]:
         trigger_names.reset(token)
 
 
-class LogChannel:
-    """This process's end of the log socket. With ``waits``, whoever logs waits for room, and nothing is dropped."""
+@contextmanager
+def naming_process(names: Mapping[str, object]) -> Generator[None]:
+    """Put ``names`` on all records logged meanwhile in this process, by whatever thread."""
+    global _process_names
+    before, _process_names = _process_names, names
+    try:
+        yield
+    finally:
+        _process_names = before
 
-    def __init__(self, sock: socket.socket, *, waits: bool = False) -> None:
+
+def names_with(names: Mapping[str, object]) -> dict[str, object]:
+    """Return what a record of a trigger of these ``names`` is to say of whom it belongs to."""
+    return {**_process_names, **names}
+
+
+def names_now() -> dict[str, object]:
+    """Return what a record written here and now is to say of whom it belongs to."""
+    return names_with(trigger_names.get())
+
+
+class Channel(Protocol):
+    """Where finished records go."""
+
+    def put(self, record: bytes) -> None:
+        """Take one record, a JSON object without line end, or several with line ends between them."""
+        ...
+
+
+class LogChannel:
+    """The runner's end of the log socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._waits = waits
         self._records: deque[bytes] = deque()
         self._dropped: dict[int, tuple[Mapping[str, object], int]] = {}  # by the id of the names, which are held here
         self._bytes = 0
         # Reentrant, as a signal handler may log in the midst of this.
         self._wake = threading.Condition(threading.RLock())
         self._is_closing = False
-        self._is_ended = False  # the thread is gone, and nobody makes room any more
-        self._is_writing = False
         self._is_fork = False
         self._thread = threading.Thread(target=self._write, name="headgate log channel", daemon=True)
         self._thread.start()
 
     def put(self, record: bytes) -> None:
-        """Queue one record (a JSON object, without line end); where the queue is full, wait, or drop the record."""
+        """Queue one record (a JSON object, without line end), or several; drop them when the queue is full."""
         if self._is_fork:
             _write_all(2, record + b"\n")
             return
         with self._wake:
-            while self._is_full and self._waits and not self._is_ended and not self._is_closing:
-                self._wake.wait()
-            if self._is_full:
+            if len(self._records) >= RECORDS_WAITING_MAX or self._bytes >= RECORDS_BYTES_MAX:
                 self._count_dropped()
                 return
             self._note_dropped()
             self._records.append(record)
             self._bytes += len(record)
-            self._wake.notify_all()
+            self._wake.notify()
 
     def close(self) -> None:
         """Write what is queued, for at most `CLOSE_WAIT_S` seconds."""
         with self._wake:
             self._note_dropped()
             self._is_closing = True
-            self._wake.notify_all()
+            self._wake.notify()
         self._thread.join(CLOSE_WAIT_S)
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until the socket has taken all there is; return whether it has, within ``timeout_s`` seconds."""
-        with self._wake:
-            return self._wake.wait_for(lambda: self._is_ended or not (self._records or self._is_writing), timeout_s)
 
     def write_to_stderr(self) -> None:
         """From now on write all records to standard error: this is a fork, which has no thread of the channel's."""
         self._is_fork = True
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._records) >= RECORDS_WAITING_MAX or self._bytes >= RECORDS_BYTES_MAX
 
     def _count_dropped(self) -> None:
         names = trigger_names.get()
@@ -148,25 +168,17 @@ class LogChannel:
     def _write(self) -> None:
         while True:
             with self._wake:
-                self._is_writing = False
-                self._wake.notify_all()
                 while not self._records and not self._is_closing:
                     self._wake.wait()
                 batch = list(self._records)
                 self._records.clear()
                 self._bytes = 0
-                # Whoever waits for room may go on while this batch is being written.
-                self._is_writing = True
-                self._wake.notify_all()
             if not batch:
-                break
+                return
             try:
                 self._socket.sendall(b"".join(record + b"\n" for record in batch))
             except OSError:
-                break  # the supervisor is gone, and this process with it
-        with self._wake:
-            self._is_ended = True
-            self._wake.notify_all()
+                return  # the supervisor is gone, and this process with it
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -291,11 +303,11 @@ def _cut(value: object, chars_max: int) -> object:
 # --- who logs ------------------------------------------------------------------------------------
 
 
-def configure(channel: LogChannel) -> None:
-    """Send structlog's and the standard library's records through the channel, with the trigger they belong to."""
+def configure(channel: Channel) -> None:
+    """Send structlog's and the standard library's records through the channel, with whom they belong to."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
-        _add_trigger_names,
+        _add_names,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         _format_positional,
@@ -325,8 +337,8 @@ def configure(channel: LogChannel) -> None:
     root.setLevel(logging.INFO)
 
 
-def _add_trigger_names(_logger: object, _method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    for name, value in trigger_names.get().items():
+def _add_names(_logger: object, _method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    for name, value in names_now().items():
         record.setdefault(name, value)
     return record
 
@@ -348,7 +360,7 @@ def _render_text(_logger: object, _method: str, record: structlog.typing.EventDi
 
 
 class _ChannelHandler(logging.Handler):
-    def __init__(self, channel: LogChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
 
@@ -363,7 +375,7 @@ class _ChannelHandler(logging.Handler):
                     "logger": record.name,
                     "template": _repr(record.msg),
                     "error": _repr(exc),
-                    **trigger_names.get(),
+                    **names_now(),
                 }
             )
         self._channel.put(data)

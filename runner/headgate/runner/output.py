@@ -1,7 +1,7 @@
 """What users' code prints: each line becomes a log record of whoever printed it.
 
-`capture_output` puts streams of ours in the place of ``sys.stdout`` and ``sys.stderr``, once for the life of the
-process, because a handler that a library makes keeps the stream it found. They are text streams as any other: with
+`captured` makes streams that stand for ``sys.stdout`` and ``sys.stderr``, once for the life of a runner or a worker,
+because a handler that a library makes keeps the stream it found. They are text streams as any other: with
 ``buffer``, ``reconfigure`` and ``fileno``, which is still that of the process. A record carries the names that
 `headgate.runner.logs` puts on those of loggers, ``source: output``, and the stream as its ``logger``. Nobody pays
 anything while nobody prints.
@@ -20,12 +20,13 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
 from headgate.runner.asking import told
-from headgate.runner.logs import LogChannel, render_lines, trigger_names
+from headgate.runner.logs import Channel, LogChannel, names_with, render_lines, trigger_names
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -47,16 +48,20 @@ class _Line:
         self.parts = 0
 
 
-class _RecordBuffer(io.BufferedIOBase):
+Held: TypeAlias = Callable[[], AbstractContextManager[object]]
+
+
+class RecordBuffer(io.BufferedIOBase):
     """The ``buffer`` of a captured stream. Each trigger and each thread writes lines of its own.
 
     There is no lock: an entry is only touched by the thread it belongs to, and a signal handler may print as well.
     """
 
-    def __init__(self, stream: TextIO, name: str, channel: LogChannel) -> None:
-        self._descriptor = stream.fileno()
+    def __init__(self, name: str, descriptor: int, channel: Channel, held: Held) -> None:
+        self._descriptor = descriptor
         self._name = name
         self._channel = channel
+        self._held = held
         self._open: dict[tuple[int, int], _Line] = {}
 
     @property
@@ -78,7 +83,26 @@ class _RecordBuffer(io.BufferedIOBase):
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Say the lines that are complete now, and keep the rest."""
-        written = bytes(data)
+        with self._held():
+            return self._write(bytes(data))
+
+    def flush(self) -> None:
+        """Say what there is of this thread's line; what follows is told to go on with it."""
+        with self._held():
+            line = self._open.get((id(trigger_names.get()), threading.get_ident()))
+            if line is not None:
+                self._say_unfinished(line)
+
+    def end_lines(self, names: Mapping[str, object] | None = None) -> None:
+        """Say what is left of all lines, or of those with these very ``names``; nothing goes on with it."""
+        with self._held():
+            for key, line in list(self._open.items()):
+                if names is None or line.names is names:
+                    self._open.pop(key, None)
+                    if line.data:
+                        self._say(line)
+
+    def _write(self, written: bytes) -> int:
         names = trigger_names.get()
         # The entry keeps the names, so that nobody else's can come to have this id.
         key = (id(names), threading.get_ident())
@@ -95,20 +119,6 @@ class _RecordBuffer(io.BufferedIOBase):
             if len(self._open) > OPEN_LINES_MAX:
                 self._say_oldest()
         return len(written)
-
-    def flush(self) -> None:
-        """Say what there is of this thread's line; what follows is told to go on with it."""
-        line = self._open.get((id(trigger_names.get()), threading.get_ident()))
-        if line is not None:
-            self._say_unfinished(line)
-
-    def end_lines(self, names: Mapping[str, object] | None = None) -> None:
-        """Say what is left of all lines, or of those with these very ``names``; nothing goes on with it."""
-        for key, line in list(self._open.items()):
-            if names is None or line.names is names:
-                self._open.pop(key, None)
-                if line.data:
-                    self._say(line)
 
     def _say_oldest(self) -> None:
         with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread has made room meanwhile
@@ -147,7 +157,7 @@ class _RecordBuffer(io.BufferedIOBase):
             record["part"] = line.parts
             if more:
                 record["more"] = True
-        self._channel.put(render_lines({**record, **line.names}))
+        self._channel.put(render_lines(record | names_with(line.names)))
 
 
 def _end_of_piece(data: bytes, begin: int) -> int:
@@ -159,28 +169,39 @@ def _end_of_piece(data: bytes, begin: int) -> int:
     return end  # this is no UTF-8 anyway
 
 
-_captured: list[_RecordBuffer] = []
+def captured(name: str, descriptor: int, channel: Channel, held: Held = nullcontext) -> io.TextIOWrapper:
+    """Return a stream whose lines leave by the channel as records of the logger ``name``.
 
-
-def captured(stream: TextIO, name: str, channel: LogChannel) -> io.TextIOWrapper:
-    """Return a stream to stand for ``stream``: what is written to it leaves by the channel as records of ``name``."""
-    buffer = _RecordBuffer(stream, name, channel)
-    _captured.append(buffer)
+    ``descriptor`` is what a process that inherits the stream is to have. ``held`` is entered wherever an exception that
+    a signal handler raises would tear a line.
+    """
+    buffer = RecordBuffer(name, descriptor, channel, held)
     # All text has some form in it, and each write is seen at once.
     return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
 
 
+_captured: list[io.TextIOWrapper] = []
+
+
 def capture_output(channel: LogChannel) -> None:
-    """Send what is printed from now on through the channel. To be called once, by a process that runs users' code."""
-    sys.stdout = captured(sys.stdout, "stdout", channel)
-    sys.stderr = captured(sys.stderr, "stderr", channel)
+    """Send what the runner prints from now on through the channel. To be called once."""
+    sys.stdout = captured("stdout", sys.stdout.fileno(), channel)
+    sys.stderr = captured("stderr", sys.stderr.fileno(), channel)
+    _captured.extend([sys.stdout, sys.stderr])
     os.register_at_fork(after_in_child=lambda: _go_on_in_fork(channel))
 
 
+def end_lines_of(stream: TextIO, names: Mapping[str, object] | None = None) -> None:
+    """Say what is left of a captured stream's lines that were never ended: all, or those of these very ``names``."""
+    with contextlib.suppress(ValueError):  # somebody has detached it
+        if isinstance(buffer := stream.buffer, RecordBuffer):
+            buffer.end_lines(names)
+
+
 def end_lines(names: Mapping[str, object] | None = None) -> None:
-    """Say what is left of lines that were never ended: all, or those of one trigger, given its very ``names``."""
-    for buffer in _captured:
-        buffer.end_lines(names)
+    """Do so for both streams of the runner."""
+    for stream in _captured:
+        end_lines_of(stream, names)
 
 
 def _go_on_in_fork(channel: LogChannel) -> None:

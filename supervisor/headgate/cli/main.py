@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli import configuration, database, demo, frames, reading, triggerer, watchers
+from headgate.cli import configuration, database, demo, frames, reading, triggerer, up, watchers
 from headgate.cli.invocation import CommandError, Invocation
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.version import VERSION
@@ -36,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(database.app, name="db")
+app.command("up")(up.up)
 app.command("triggerer")(triggerer.run)
 app.add_typer(watchers.app, name="watchers")
 app.add_typer(reading.triggers_app, name="triggers")

@@ -24,6 +24,7 @@ from headgate.supervisor.child import Child
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.logs import relay
+from headgate.supervisor.task_logs import LEVELS_FOR_ALL, TaskLogs
 
 log = structlog.get_logger(__name__)
 
@@ -37,10 +38,19 @@ _decode_record = msgspec.json.Decoder(dict[str, object]).decode
 class Arbiter:
     """Runs a core against real processes, sockets and signals."""
 
-    def __init__(self, core: SupervisorCore, spawn: Callable[[int], Child]) -> None:
+    def __init__(
+        self,
+        core: SupervisorCore,
+        spawn: Callable[[int], Child],
+        *,
+        task_logs: TaskLogs | None = None,
+        selector: selectors.BaseSelector | None = None,
+    ) -> None:
+        """``selector`` may have descriptors of others on it already, each with what to call when it is ready."""
         self._core = core
+        self._task_logs = task_logs
         self._spawn = spawn
-        self._selector = selectors.DefaultSelector()
+        self._selector = selector or selectors.DefaultSelector()
         self._signals: deque[int] = deque()
         self._child: Child | None = None
         self._exit: Exit | None = None
@@ -135,11 +145,22 @@ class Arbiter:
             return
         for line in child.records.read():
             try:
-                relay(_decode_record(line) | {"incarnation": child.incarnation})
+                self._handle_record(_decode_record(line) | {"incarnation": child.incarnation})
             except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, as is bad UTF-8
                 log.warning("output of the runner", line=child.note_output(line), incarnation=child.incarnation)
         if child.records.is_ended:
             self._selector.unregister(child.records)
+
+    def _handle_record(self, record: dict[str, object]) -> None:
+        """What a trigger logs belongs in the log of the task that waits for it; here it is read from warnings on."""
+        trigger_id = record.get("trigger_id")
+        task = self._core.assignments.task_of(trigger_id) if isinstance(trigger_id, int) else None
+        if task is None or self._task_logs is None:
+            relay(record)
+            return
+        self._task_logs.write(task, record, source="trigger")
+        if record.get("level") in LEVELS_FOR_ALL:
+            relay(record)
 
     def _on_end(self) -> None:
         """The process is gone. First take in all it said, then let the core decide what follows."""

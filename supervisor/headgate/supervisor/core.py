@@ -28,6 +28,7 @@ import structlog
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages import (
     PROTOCOL_VERSION,
+    CancelReason,
     Drain,
     FinishedTrigger,
     FromRunner,
@@ -42,6 +43,7 @@ from headgate.protocol.messages import (
     StoredEvent,
     Welcome,
 )
+from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
@@ -55,6 +57,8 @@ from headgate.supervisor.leases import Identity, Leases, LeaseStore, LeaseTimes
 log = structlog.get_logger(__name__)
 
 DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
+# How long a trigger may go on that nothing waits for any more: most have just fired, and end by themselves in a moment.
+ENDED_GRACE_S = 5.0
 DRAIN_MARGIN_S = 5.0  # how long after its deadline a draining runner may still exist
 
 
@@ -63,6 +67,42 @@ class CoreStore(EventStore, LeaseStore, Protocol):
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """The newest stored event of a trigger."""
+        ...
+
+
+class TaskDuty(Protocol):
+    """The part for tasks, where this supervisor has one; see `headgate.supervisor.task_core`."""
+
+    def notice(self, *, has_fenced: bool = False) -> None:
+        """Somebody has written to the database, an event may have resumed a task, or others lost their leases."""
+        ...
+
+    def step(self, epoch: int, now: float) -> bool:
+        """Do one bounded piece of each duty; return whether triggers may have come to be, or have ended."""
+        ...
+
+    def wake_at(self) -> float:
+        """When the next step is due."""
+        ...
+
+    def drain(self, now: float) -> bool:
+        """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""
+        ...
+
+    def end_all(self, reason: str) -> None:
+        """End what still runs."""
+        ...
+
+    def abandon(self) -> None:
+        """End everything, and store nothing more."""
+        ...
+
+
+class SaysToTasks(Protocol):
+    """Where the core says something about a task; `headgate.supervisor.task_logs.TaskLogs` is one."""
+
+    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
+        """Put it in the log of this try."""
         ...
 
 
@@ -108,11 +148,15 @@ class SupervisorCore:
         *,
         is_gone: Callable[[TriggererRow], bool],
         clock: Callable[[], float] = time.monotonic,
+        tasks: TaskDuty | None = None,
         answers: Answering | None = None,
+        task_logs: SaysToTasks | None = None,
     ) -> None:
         self._store = store
         self._answers = answers
+        self._task_logs = task_logs
         self._settings = settings
+        self._tasks = tasks
         self.intake = Intake(
             store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff(), clock=clock
         )
@@ -139,7 +183,8 @@ class SupervisorCore:
         self._stepped_at = 0.0
         self._kill_at: float | None = None
         self._unreadable: set[int] = set()  # owned triggers whose kwargs no key decrypts
-        self._to_release: set[int] = set()  # removed by a user and ended: their rows may be let go
+        self._to_release: set[int] = set()  # removed by a user, or of no use, and ended: their rows may be let go
+        self._cancel_at: dict[int, float] = {}  # when to cancel those of no use, unless they have ended by then
         self._exit: Exit | None = None  # what to leave with, once the runner is gone
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
@@ -216,6 +261,7 @@ class SupervisorCore:
             if not self._is_fenced:
                 self._keep_lease(now)
                 self._store_slice(now)
+                self._look_after_tasks(now)
         except LeaseLost as exc:
             self._lose_lease(exc, now)
         self._look_after_runner(now)
@@ -228,7 +274,9 @@ class SupervisorCore:
         """When `step` has something to do even if nothing happens."""
         times: list[float | None] = []
         if not self._is_fenced:
-            times += [self.leases.wake_at(), self.intake.wake_at()]
+            times += [self.leases.wake_at(), self.intake.wake_at(), min(self._cancel_at.values(), default=None)]
+            if self._tasks is not None and self.leases.is_held:
+                times.append(self._tasks.wake_at())
         if self.state is not RunnerState.ABSENT:
             silent_at = self._heard_at + self._settings.runner_silence_max_s
             times.append(silent_at if self._kill_at is None else self._kill_at)
@@ -254,22 +302,37 @@ class SupervisorCore:
     def _keep_lease(self, now: float) -> None:
         owned = len(self.assignments) + len(self._unreadable)
         news = self.leases.step(now, owned=owned, claiming=self._exit is None)
+        if self._tasks is not None and (news.has_looked or news.has_fenced):
+            self._tasks.notice(has_fenced=news.has_fenced)
         if news.claimed:
             log.info("claimed triggers", triggers=len(news.claimed))
             self.assignments.assign((trigger for trigger in news.claimed if trigger.kwargs is not None), now)
             for trigger in news.claimed:
                 if trigger.kwargs is None and trigger.id not in self._unreadable:
                     self._report_unreadable(trigger)
+        self._cancel(news.removed, "user")
+        for trigger_id in news.ended:
+            if trigger_id in self.assignments:
+                self._cancel_at.setdefault(trigger_id, now + ENDED_GRACE_S)
+            else:
+                self._to_release.add(trigger_id)
+        due = [trigger_id for trigger_id, at in self._cancel_at.items() if at <= now]
+        self._cancel(due, "timeout")
+        for trigger_id in due:
+            del self._cancel_at[trigger_id]
+        self._release_removed(now)
+
+    def _cancel(self, trigger_ids: Sequence[int], reason: CancelReason) -> None:
+        """Have the runner end these; what it does not run is over at once."""
         cancels = []
-        for trigger_id in news.removed:
-            cancel = self.assignments.cancel(trigger_id, "user")
+        for trigger_id in trigger_ids:
+            cancel = self.assignments.cancel(trigger_id, reason)
             if cancel is not None:
                 cancels.append(cancel)
             if trigger_id not in self.assignments:
                 self._to_release.add(trigger_id)
         if cancels and self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=tuple(cancels))))
-        self._release_removed(now)
 
     def _release_removed(self, now: float) -> None:
         if not self._to_release or not self.leases.is_held or now < self._ask_at:
@@ -294,10 +357,30 @@ class SupervisorCore:
         """Another supervisor owns the triggers now: stop them here, and write nothing more (I10)."""
         log.error("the lease is lost; stopping", error=str(error))
         self.intake.discard()
+        if self._tasks is not None:
+            self._tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
         if self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=cancels)))
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _look_after_tasks(self, now: float) -> None:
+        if self._tasks is None or not self.leases.is_held:
+            return
+        if self._exit is not None:
+            self._tasks.drain(now)
+        if self._tasks.step(self.leases.epoch, now):
+            self.leases.look_soon()  # our own writes are not among the notices
+
+    def _are_tasks_done(self, now: float) -> bool:
+        """Whether leaving need not wait for tasks. What still runs when the drain is over is ended."""
+        if self._tasks is None or self._is_fenced or self._tasks.drain(now):
+            return True
+        if self._leave_by is not None and now >= self._leave_by - DRAIN_MARGIN_S:
+            self._tasks.end_all("its supervisor was asked to stop, and would not wait longer")
+        return self._leave_by is not None and now >= self._leave_by
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -309,14 +392,22 @@ class SupervisorCore:
             self._out.append(Send(stored.answer))
         for finished in stored.finished:
             self._end_run(finished, stored, now)
+        if stored.moved_tasks and self._tasks is not None:
+            self._tasks.notice()
 
     def _is_listening(self, stored: Stored) -> bool:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
+        if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
+            # Nothing waits for it any more: however it ended, it is not started again.
+            finished = msgspec.structs.replace(finished, outcome="returned")
+            self._to_release.add(finished.trigger_id)
         wait_s = self.assignments.end_run(finished, now)
-        if finished.reason == "user":
+        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
+        self._cancel_at.pop(finished.trigger_id, None)
+        if finished.reason in ("user", "timeout"):
             self._to_release.add(finished.trigger_id)
         if wait_s is not None:
             log.warning(
@@ -359,6 +450,15 @@ class SupervisorCore:
         specs = self.assignments.start_due(self.leases.epoch, self.incarnation, now) if self._may_start else ()
         if specs:
             self._out.append(Send(StateSync(to_create=specs)))
+        for spec in specs:
+            self._tell_task(spec.trigger_id, "its trigger is started", classpath=spec.classpath)
+
+    def _tell_task(self, trigger_id: int, event: str, **fields: object) -> None:
+        """Say something in the log of the task that waits for a trigger, if there is one."""
+        if self._task_logs is None or (task := self.assignments.task_of(trigger_id)) is None:
+            return
+        where = {"trigger_id": trigger_id, "epoch": self.leases.epoch, "incarnation": self.incarnation}
+        self._task_logs.say(task, "info", event, **where, **fields)
 
     @property
     def _may_start(self) -> bool:
@@ -427,6 +527,8 @@ class SupervisorCore:
     def _finish_leaving(self, now: float) -> None:
         """Leave once the runner is gone and what it sent is stored, or once waiting for that is over."""
         if self._exit is None or self.state is not RunnerState.ABSENT:
+            return
+        if not self._are_tasks_done(now):
             return
         if not self._is_fenced and not self.intake.is_empty:
             if self._leave_by is not None and now < self._leave_by:

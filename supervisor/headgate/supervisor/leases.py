@@ -75,10 +75,17 @@ class LeaseTimes(msgspec.Struct, frozen=True):
 
 
 class LeaseNews(msgspec.Struct, frozen=True):
-    """What one step found: triggers that are now owned, maybe known as such, and owned ones that a user removed."""
+    """What one step found: triggers that are now owned, maybe known as such, and owned ones that a user removed.
+
+    ``ended``: owned ones that nothing waits for any more (`headgate.store.leases.Poll`). ``has_fenced``: others lost
+    their leases. ``has_looked``: somebody else seems to have written to the database, or could have for a while.
+    """
 
     claimed: list[ClaimedTrigger]
     removed: list[int]
+    ended: list[int] = []
+    has_fenced: bool = False
+    has_looked: bool = False
 
 
 NO_NEWS = LeaseNews([], [])
@@ -132,6 +139,10 @@ class Leases:
         """When the next duty is due."""
         return min(self._heartbeat_at, self._look_around_at, self._notice_at)
 
+    def look_soon(self) -> None:
+        """Look for triggers to claim or cancel in the next step: tasks of our own have made or ended some."""
+        self._poll_at = self._notice_at = 0.0
+
     def step(self, now: float, *, owned: int, claiming: bool) -> LeaseNews:
         """Do what is most urgently due, if anything. ``owned`` counts against the capacity.
 
@@ -156,8 +167,9 @@ class Leases:
             self._store.heartbeat(self._epoch)
             self._heartbeat_at = now + self._times.heartbeat_s
         elif now >= self._look_around_at:
-            self._look_around(self._epoch)
+            has_fenced = self._look_around(self._epoch)
             self._look_around_at = now + self._times.heartbeat_s
+            return LeaseNews([], [], has_fenced=has_fenced)
         else:
             # Before the poll, so that what comes after it is noticed the next time.
             has_news = self._store.has_news()
@@ -167,7 +179,8 @@ class Leases:
             self._notice_at = now + self._notice_wait_s
             has_room = self._wants_room and owned < self._capacity
             if has_news or has_room or now >= self._poll_at or self._claim_is_unknown:
-                return self._poll(self._epoch, now, owned, claiming)
+                news = self._poll(self._epoch, now, owned, claiming)
+                return news
         return NO_NEWS
 
     def _register(self, now: float) -> None:
@@ -184,8 +197,9 @@ class Leases:
         self._heartbeat_at = now + self._times.heartbeat_s
         log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
 
-    def _look_around(self, epoch: int) -> None:
+    def _look_around(self, epoch: int) -> bool:
         """Fence the neighbours that fell silent, and those whose process this machine knows to be gone."""
+        fenced: list[int] = []
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
         if gone or any(row.heartbeat_age_s > self._times.silence_max_s for row in others):
@@ -193,6 +207,7 @@ class Leases:
             if fenced:
                 self._poll_at = self._notice_at = 0.0  # their triggers can be claimed now
                 log.warning("took over from supervisors that are gone", epochs=fenced)
+        return bool(fenced)
 
     def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
         if self._claim_is_unknown:
@@ -201,7 +216,7 @@ class Leases:
             owned_triggers = self._store.claimed_triggers(epoch)
             self._claim_is_unknown = False
             self._poll_at = self._notice_at = now  # the claim may not have been all, and removals were not asked for
-            return LeaseNews(owned_triggers, [])
+            return LeaseNews(owned_triggers, [], has_looked=True)
         poll = self._store.poll(epoch, self._queues)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
         claimed: list[ClaimedTrigger] = []
@@ -215,4 +230,4 @@ class Leases:
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s
         self._notice_at = min(self._notice_at, self._poll_at)
-        return LeaseNews(claimed, poll.removed)
+        return LeaseNews(claimed, poll.removed, poll.ended, has_looked=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import selectors
 import socket
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from headgate.supervisor.config import Settings
 from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.link import Link
+from headgate.supervisor.task_logs import TaskLogs
+from headgate.supervisor.task_part import task_part
 
 log = structlog.get_logger(__name__)
 
@@ -100,8 +103,10 @@ def core_settings(settings: Settings) -> CoreSettings:
     )
 
 
-def serve(settings: Settings, *, capture: Path | None = None) -> int:
+def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool = False) -> int:
     """Run a supervisor until it is asked to stop or loses its lease; return the exit code.
+
+    It runs triggers, and with ``runs_tasks`` it parses DAG files, schedules, and runs tasks as well.
 
     Raises `SchemaOutOfDate` when the database has not been migrated, `DatabaseAway` when it cannot be
     reached at the start, `BadKey` for unusable keys.
@@ -112,9 +117,7 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     store = Store(engine, secrets=secrets)
     identity = this_process()
     answers = Answers(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
-    core = SupervisorCore(
-        store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity), answers=answers
-    )
+    task_logs = TaskLogs(settings.log_folder, lambda: core.leases.epoch, bytes_max=settings.task_log_bytes_max)
     recorder = None
     if capture is not None:
         writer = FrameLogWriter(
@@ -136,6 +139,19 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
         passed=settings.pass_env,
         secrets=(settings.database_url, engine.url.password or "", *(settings.fernet_keys or "").split(",")),
     )
+    selector = selectors.DefaultSelector()
+    tasks = None
+    if runs_tasks:
+        tasks = task_part(settings, selector, store, answers=answers, task_logs=task_logs, environment=environment)
+    core = SupervisorCore(
+        store,
+        identity,
+        core_settings(settings),
+        is_gone=lambda row: is_gone(row, identity),
+        answers=answers,
+        task_logs=task_logs,
+        tasks=tasks,
+    )
     try:
         with logs.in_background():
             return Arbiter(
@@ -143,8 +159,13 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
                 lambda incarnation: Child(
                     incarnation, environment=environment, link_of=link_of, hide=answers.told.hide_in_bytes
                 ),
+                task_logs=task_logs,
+                selector=selector,
             ).run()
     finally:
+        if tasks is not None:
+            tasks.close()
+        task_logs.close()
         store.close()
         engine.dispose()
         if recorder is not None:
