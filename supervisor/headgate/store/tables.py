@@ -218,9 +218,14 @@ dag = Table(
     Column("created_date", UtcDateTime, nullable=False),
     Column("parsed_at", UtcDateTime, nullable=False),
     Column("removed_at", UtcDateTime),  # its file no longer has it
+    Column("spec_hash", Text, nullable=False, server_default=text("''")),  # of ``spec``: whether it has to be read anew
+    Column("next_interval_start", UtcDateTime),  # of the data interval that ``next_run_at`` is the end of
+    Column("next_run_at", UtcDateTime),  # when its next scheduled run is due; null without a cron schedule
     UniqueConstraint("name"),
     sqlite_autoincrement=True,
 )
+_scheduled_dag = dag.c.next_run_at.is_not(None)
+Index("ix_dag_next_run", dag.c.next_run_at, postgresql_where=_scheduled_dag, sqlite_where=_scheduled_dag)
 
 import_error = Table(
     "import_error",
@@ -245,6 +250,11 @@ dag_run = Table(
     Column("conf", LargeBinary),  # encoded by `headgate.protocol.values`
     Column("created_date", UtcDateTime, nullable=False),
     Column("ended_at", UtcDateTime),
+    # Something happened to it since the scheduler looked at it last; set by whatever ends a task or returns it to none.
+    Column("needs_look", Boolean, nullable=False, server_default=false()),
+    Column("data_interval_start", UtcDateTime),
+    Column("data_interval_end", UtcDateTime),
+    Column("started_at", UtcDateTime),  # null: it waits, since its DAG has as many runs as it may have at once
     UniqueConstraint("dag_id", "run_id"),
     CheckConstraint(column("state").in_(RUN_STATES), name="state"),
     CheckConstraint(column("run_type").in_(RUN_TYPES), name="run_type"),
@@ -252,6 +262,42 @@ dag_run = Table(
 )
 _active_run = dag_run.c.ended_at.is_(None)
 Index("ix_dag_run_active", dag_run.c.dag_id, postgresql_where=_active_run, sqlite_where=_active_run)
+_look = text("needs_look")
+Index("ix_dag_run_look", dag_run.c.id, postgresql_where=_look, sqlite_where=_look)
+
+# Which DAG runs on the events of which asset; it follows the DAG's spec, which has the contract as well.
+asset_subscription = Table(
+    "asset_subscription",
+    metadata,
+    Column("dag_id", BigId, ForeignKey("dag.id"), primary_key=True, autoincrement=False),
+    Column("asset_id", BigId, ForeignKey("asset.id"), primary_key=True, autoincrement=False),
+    Column("contract", Text, nullable=False),
+    Column("batch_seconds", Double),  # a run is due so long after the first event that waits
+    Column("dropped", BigInteger, nullable=False, server_default=text("0")),  # events: more waited than may
+    Index("ix_asset_subscription_asset", "asset_id"),
+)
+
+# The events that have had no run yet, per DAG; written in the transaction that stores the event.
+waiting_event = Table(
+    "waiting_event",
+    metadata,
+    Column("dag_id", BigId, ForeignKey("dag.id"), primary_key=True, autoincrement=False),
+    Column("trigger_event_id", BigId, ForeignKey("trigger_event.id"), primary_key=True, autoincrement=False),
+    Column("asset_id", BigId, ForeignKey("asset.id"), nullable=False),
+    Column("stored_at", UtcDateTime, nullable=False),
+    Index("ix_waiting_event_event", "trigger_event_id"),
+)
+
+# The events a run was made for; those that are superseded it did away with.
+dag_run_event = Table(
+    "dag_run_event",
+    metadata,
+    Column("dag_run_id", BigId, ForeignKey("dag_run.id"), primary_key=True, autoincrement=False),
+    Column("trigger_event_id", BigId, ForeignKey("trigger_event.id"), primary_key=True, autoincrement=False),
+    Column("asset_id", BigId, ForeignKey("asset.id"), nullable=False),
+    Column("is_superseded", Boolean, nullable=False, server_default=false()),
+    Index("ix_dag_run_event_event", "trigger_event_id"),
+)
 
 # One task of one run. ``token`` names what the task was last given to, a worker or a trigger: a new random one for
 # each dispatch and for each deferral, so that the answer of an earlier one matches no row.

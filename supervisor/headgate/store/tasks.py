@@ -22,7 +22,7 @@ from headgate.store.bulk import insert_into
 from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
 from headgate.store.prepared import Prepared
 from headgate.store.secrets import Secrets
-from headgate.store.tables import dag, dag_run, pool, task_instance, trigger_event
+from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
 from headgate.store.times import UtcDateTime, bound, read
 from headgate.store.watchers import check_name
 
@@ -30,12 +30,21 @@ _C = task_instance.c
 Decision = Literal["scheduled", "upstream_failed", "upstream_skipped"]
 
 
+class RunEvent(msgspec.Struct, frozen=True):
+    """One asset event that a run was made for; ``payload`` is encoded."""
+
+    asset: str
+    payload: bytes
+    stored_at: datetime
+
+
 class TaskToRun(msgspec.Struct, frozen=True):
     """One task that a worker is to run now, or soon: everything that it takes, in clear.
 
     ``next_method`` None: from the beginning. ``event`` is the payload of the event that resumes it. ``next_kwargs`` are
     None where there are none, or none that a key decrypts: then ``error`` says why. ``deadline`` is when its
-    execution_timeout ends.
+    execution_timeout ends. ``file`` is the path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are
+    those that the run was made for, in the order they were stored, without those that newer ones superseded.
     """
 
     id: int
@@ -52,6 +61,11 @@ class TaskToRun(msgspec.Struct, frozen=True):
     event: bytes | None
     deadline: datetime | None
     error: str = ""
+    file: str = ""
+    logical_date: datetime | None = None
+    data_interval: tuple[datetime, datetime] | None = None
+    conf: bytes | None = None
+    asset_events: tuple[RunEvent, ...] = ()
 
 
 class Dispatched(msgspec.Struct, frozen=True):
@@ -180,9 +194,17 @@ _TO_RUN = Prepared(
     select(
         *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.try_number, _C.pool, _C.queue),
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
+        *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
+        *(dag_run.c.data_interval_start, dag_run.c.data_interval_end),
     )
     .select_from(task_instance.join(dag_run).join(dag).outerjoin(trigger_event, trigger_event.c.id == _C.event_id))
     .where(_C.id == bindparam("of_id"))
+)
+_RUN_EVENTS = Prepared(
+    select(asset.c.name, trigger_event.c.payload, trigger_event.c.stored_at)
+    .select_from(dag_run_event.join(asset).join(trigger_event))
+    .where(dag_run_event.c.dag_run_id == bindparam("of_run"), dag_run_event.c.is_superseded.is_(False))
+    .order_by(trigger_event.c.id)
 )
 
 
@@ -215,7 +237,8 @@ def dispatch(
 
 def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, task_id: int, event: str) -> TaskToRun:
     told = _TO_RUN.run(connection, of_id=task_id).fetchone()
-    *names, next_method, encrypted, payload, stored_deadline, timeout_s = told
+    *names, next_method, encrypted, payload, stored_deadline, timeout_s = told[:12]
+    file, run_type, logical_date, conf, *interval = told[12:]
     deadline = _deadline(connection, now, stored_deadline, timeout_s if event == "picked_up" else None)
     token = task_rows.new_token()
     values: dict[str, Any] = {"token": token, "triggerer_id": epoch}
@@ -245,7 +268,21 @@ def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, t
         event=None if payload is None else bytes(payload),
         deadline=deadline,
         error=error,
+        file=file,
+        logical_date=None if logical_date is None else read(connection, logical_date),
+        data_interval=_interval(connection, *interval),
+        conf=None if conf is None else bytes(conf),
+        asset_events=_run_events(connection, dag_run_id) if run_type == "asset" else (),
     )
+
+
+def _interval(connection: Connection, start: Any, end: Any) -> tuple[datetime, datetime] | None:
+    return None if start is None or end is None else (read(connection, start), read(connection, end))
+
+
+def _run_events(connection: Connection, dag_run_id: int) -> tuple[RunEvent, ...]:
+    rows = _RUN_EVENTS.run(connection, of_run=dag_run_id).fetchall()
+    return tuple(RunEvent(name, bytes(payload), read(connection, stored_at)) for name, payload, stored_at in rows)
 
 
 def _deadline(connection: Connection, now: datetime, stored: Any, timeout_s: float | None) -> datetime | None:
