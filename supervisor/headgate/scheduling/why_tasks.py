@@ -89,9 +89,9 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
     decision = ready(facts.trigger_rule, [state for _, state in facts.upstream])
+    found += _paused(facts)
     if decision == "wait":
         found.append(_upstream(facts))
-    found += _paused(facts)
     nobody = nobody_serves(supervisors, facts.queue)
     if nobody is not None:
         found.append(nobody)

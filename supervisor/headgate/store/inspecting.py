@@ -11,25 +11,40 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Label, Select, and_, func, null, select
+from sqlalchemy import ColumnElement, Connection, Label, Select, and_, case, func, null, select
 
 from headgate.protocol.dags import AssetSchedule, CronSchedule, DagSpec, TaskState, decode_dag
 from headgate.store import task_rows
 from headgate.store.bulk import chunks
 from headgate.store.errors import NoSuchRow
-from headgate.store.tables import dag, dag_run, import_error, pool, task_instance, xcom
+from headgate.store.tables import (
+    asset,
+    dag,
+    dag_run,
+    dag_run_event,
+    import_error,
+    pool,
+    task_instance,
+    waiting_event,
+    xcom,
+)
 
 LIST_DAGS_MAX = 10_000  # in one list, which decodes the spec of each
 NAMES_COMPARED_MAX = 2000  # with a name that was not found, to say which one was meant: some tens of milliseconds
 NEAR_NAMES_MAX = 3
+RUN_EVENTS_MAX = 1000  # shown of those a run was made for
 LATEST = "latest"  # in place of a run_id: the newest run of the DAG
 
 _C = task_instance.c
+# A run that waits, since its DAG has as many as it may have at once, is shown as what it is.
+_waits = and_(dag_run.c.state == "running", dag_run.c.started_at.is_(None))
+RUN_STATE: Label[str] = case((_waits, "queued"), else_=dag_run.c.state).label("state")
 
 
 class DagLine(msgspec.Struct, frozen=True):
     """One DAG in a list; ``name`` is None for a file that cannot be parsed and never held a DAG.
 
+    ``waiting_events``: events of its assets that have had no run yet. ``next_run_at``: by its cron schedule.
     ``import_error``: what is wrong with its file now, with the traceback; the DAG is as the file said before.
     """
 
@@ -38,6 +53,9 @@ class DagLine(msgspec.Struct, frozen=True):
     is_paused: bool
     tasks: int
     active_runs: int
+    queued_runs: int
+    waiting_events: int
+    next_run_at: datetime | None
     last_run: str | None
     last_run_state: str | None
     last_run_at: datetime | None
@@ -47,7 +65,7 @@ class DagLine(msgspec.Struct, frozen=True):
 
 
 class RunLine(msgspec.Struct, frozen=True):
-    """One run. ``tasks`` says how many of its tasks are in each state that any is in."""
+    """One run, ``queued`` until it may start. ``tasks`` says how many of its tasks are in each state that any is in."""
 
     id: int
     dag: str
@@ -56,8 +74,20 @@ class RunLine(msgspec.Struct, frozen=True):
     state: str
     logical_date: datetime | None
     created_date: datetime
+    started_at: datetime | None
     ended_at: datetime | None
     tasks: dict[str, int]
+
+
+class RunDetail(msgspec.Struct, frozen=True):
+    """All that is known of a run. ``conf`` is encoded; ``events`` are what it was made for: id, asset, superseded."""
+
+    line: RunLine
+    conf: bytes | None
+    data_interval_start: datetime | None
+    data_interval_end: datetime | None
+    needs_look: bool
+    events: tuple[tuple[int, str, bool], ...]
 
 
 class TaskLine(msgspec.Struct, frozen=True):
@@ -133,54 +163,52 @@ def schedule_text(spec: DagSpec) -> str:
             return "assets: " + ", ".join(spec.schedule.assets)
 
 
+_NEWEST_RUN = select(dag_run.c.dag_id, func.max(dag_run.c.id).label("id")).group_by(dag_run.c.dag_id).subquery("newest")
+_ACTIVE_RUNS = (
+    select(
+        dag_run.c.dag_id,
+        func.count(dag_run.c.started_at).label("active"),
+        (func.count() - func.count(dag_run.c.started_at)).label("queued"),
+    )
+    .where(dag_run.c.ended_at.is_(None))
+    .group_by(dag_run.c.dag_id)
+    .subquery("active_runs")
+)
+_WAITING = (
+    select(waiting_event.c.dag_id, func.count().label("events")).group_by(waiting_event.c.dag_id).subquery("waiting")
+)
+_DAGS = (
+    select(
+        *(dag.c.name, dag.c.spec, dag.c.is_paused, _ACTIVE_RUNS.c.active, _ACTIVE_RUNS.c.queued, _WAITING.c.events),
+        *(dag.c.next_run_at, dag_run.c.run_id, RUN_STATE, dag_run.c.created_date),
+        *(dag.c.file, dag.c.parsed_at, import_error.c.error),
+    )
+    .select_from(
+        dag.outerjoin(import_error, import_error.c.file == dag.c.file)
+        .outerjoin(_ACTIVE_RUNS, _ACTIVE_RUNS.c.dag_id == dag.c.id)
+        .outerjoin(_WAITING, _WAITING.c.dag_id == dag.c.id)
+        .outerjoin(_NEWEST_RUN, _NEWEST_RUN.c.dag_id == dag.c.id)
+        .outerjoin(dag_run, dag_run.c.id == _NEWEST_RUN.c.id)
+    )
+    .where(dag.c.removed_at.is_(None))
+)
+
+
 def dags(connection: Connection, *, is_paused: bool | None, limit: int) -> list[DagLine]:
     """Return up to ``limit`` DAGs that some file has, by name, and then the files that hold none and have an error."""
-    newest = select(dag_run.c.dag_id, func.max(dag_run.c.id).label("id")).group_by(dag_run.c.dag_id).subquery("newest")
-    active = (
-        select(dag_run.c.dag_id, func.count().label("runs"))
-        .where(dag_run.c.ended_at.is_(None))
-        .group_by(dag_run.c.dag_id)
-        .subquery("active")
-    )
-    statement = (
-        select(
-            *(dag.c.name, dag.c.spec, dag.c.is_paused, dag.c.file, dag.c.parsed_at, import_error.c.error),
-            *(active.c.runs, dag_run.c.run_id, dag_run.c.state, dag_run.c.created_date),
-        )
-        .select_from(
-            dag.outerjoin(import_error, import_error.c.file == dag.c.file)
-            .outerjoin(active, active.c.dag_id == dag.c.id)
-            .outerjoin(newest, newest.c.dag_id == dag.c.id)
-            .outerjoin(dag_run, dag_run.c.id == newest.c.id)
-        )
-        .where(dag.c.removed_at.is_(None))
-        .order_by(dag.c.name)
-        .limit(min(limit, LIST_DAGS_MAX))
-    )
+    statement = _DAGS.order_by(dag.c.name).limit(min(limit, LIST_DAGS_MAX))
     if is_paused is not None:
         statement = statement.where(dag.c.is_paused.is_(is_paused))
-    lines = [_dag_line(row) for row in connection.execute(statement)]
+    lines = [_dag_line(row, decode_dag(row.spec)) for row in connection.execute(statement)]
     if is_paused is None and len(lines) < limit:
         lines += _broken_files(connection, limit - len(lines))
     return lines
 
 
-def _dag_line(row: Any) -> DagLine:
-    name, spec_bytes, is_paused, file, parsed_at, error, runs, run_id, state, created = row
-    spec = decode_dag(spec_bytes)
-    return DagLine(
-        name,
-        schedule_text(spec),
-        bool(is_paused),
-        len(spec.tasks),
-        runs or 0,
-        run_id,
-        state,
-        created,
-        file,
-        parsed_at,
-        error,
-    )
+def _dag_line(row: Any, spec: DagSpec) -> DagLine:
+    name, _, is_paused, active, queued, events, *others = row
+    tasks = len(spec.tasks)
+    return DagLine(name, schedule_text(spec), bool(is_paused), tasks, active or 0, queued or 0, events or 0, *others)
 
 
 def _broken_files(connection: Connection, limit: int) -> list[DagLine]:
@@ -192,29 +220,16 @@ def _broken_files(connection: Connection, limit: int) -> list[DagLine]:
         .limit(limit)
     )
     rows = connection.execute(statement)
-    return [DagLine(None, "", False, 0, 0, None, None, None, file, None, error) for file, error in rows]
+    return [DagLine(None, "", False, 0, 0, 0, 0, None, None, None, None, file, None, error) for file, error in rows]
 
 
 def one_dag(connection: Connection, name: str) -> tuple[DagLine, DagSpec]:
     """Return a DAG and what its file says of it. Raises `NoSuchRow`, which names those of like name."""
-    row = connection.execute(
-        select(dag.c.id, dag.c.spec, dag.c.is_paused, dag.c.file, dag.c.parsed_at, import_error.c.error)
-        .select_from(dag.outerjoin(import_error, import_error.c.file == dag.c.file))
-        .where(dag.c.name == name, dag.c.removed_at.is_(None))
-    ).first()
+    row = connection.execute(_DAGS.where(dag.c.name == name)).first()
     if row is None:
         raise _no_such_dag(connection, name)
-    newest = connection.execute(
-        select(dag_run.c.run_id, dag_run.c.state, dag_run.c.created_date)
-        .where(dag_run.c.dag_id == row.id)
-        .order_by(dag_run.c.id.desc())
-        .limit(1)
-    ).first()
-    active = select(func.count()).where(dag_run.c.dag_id == row.id, dag_run.c.ended_at.is_(None))
-    runs = connection.execute(active).scalar_one()
-    last = (None, None, None) if newest is None else tuple(newest)
-    line = _dag_line((name, row.spec, row.is_paused, row.file, row.parsed_at, row.error, runs, *last))
-    return line, decode_dag(row.spec)
+    spec = decode_dag(row.spec)
+    return _dag_line(row, spec), spec
 
 
 def _no_such_dag(connection: Connection, name: str) -> NoSuchRow:
@@ -232,8 +247,8 @@ def _near(connection: Connection, name: str, statement: Select[Any]) -> list[str
 # --- runs ----------------------------------------------------------------------------------------
 
 _RUN_COLUMNS = (
-    *(dag_run.c.id, dag.c.name, dag_run.c.run_id, dag_run.c.run_type, dag_run.c.state),
-    *(dag_run.c.logical_date, dag_run.c.created_date, dag_run.c.ended_at),
+    *(dag_run.c.id, dag.c.name.label("dag"), dag_run.c.run_id, dag_run.c.run_type, RUN_STATE),
+    *(dag_run.c.logical_date, dag_run.c.created_date, dag_run.c.started_at, dag_run.c.ended_at),
 )
 
 
@@ -251,7 +266,7 @@ def runs(
     if dag_name is not None:
         where.append(dag_run.c.dag_id == _dag_id(connection, dag_name))
     if states:
-        where.append(dag_run.c.state.in_(states))
+        where.append(RUN_STATE.element.in_(states))
     if since is not None:
         where.append(dag_run.c.created_date >= since)
     if beyond_id is not None:
@@ -265,15 +280,26 @@ def runs(
     )
     rows = connection.execute(statement).all()
     counts = _state_counts(connection, [row.id for row in rows])
-    return [RunLine(*tuple[Any, ...](row), counts.get(row.id, {})) for row in rows]
+    return [RunLine(**dict(row._mapping), tasks=counts.get(row.id, {})) for row in rows]
 
 
-def one_run(connection: Connection, dag_name: str, run_id: str) -> tuple[RunLine, bytes | None]:
-    """Return a run and its encoded conf. Raises `NoSuchRow`."""
+def one_run(connection: Connection, dag_name: str, run_id: str) -> RunDetail:
+    """Return all that is known of a run; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
     dag_run_id = run_id_of(connection, dag_name, run_id)
-    statement = select(*_RUN_COLUMNS, dag_run.c.conf).select_from(dag_run.join(dag)).where(dag_run.c.id == dag_run_id)
-    *row, conf = tuple[Any, ...](connection.execute(statement).one())
-    return RunLine(*row, _state_counts(connection, [dag_run_id]).get(dag_run_id, {})), conf
+    columns = (dag_run.c.conf, dag_run.c.data_interval_start, dag_run.c.data_interval_end, dag_run.c.needs_look)
+    statement = select(*_RUN_COLUMNS, *columns).select_from(dag_run.join(dag)).where(dag_run.c.id == dag_run_id)
+    fields = dict(connection.execute(statement).one()._mapping)
+    conf, start, end, needs_look = (fields.pop(column.name) for column in columns)
+    line = RunLine(**fields, tasks=_state_counts(connection, [dag_run_id]).get(dag_run_id, {}))
+    events = connection.execute(
+        select(dag_run_event.c.trigger_event_id, asset.c.name, dag_run_event.c.is_superseded)
+        .select_from(dag_run_event.join(asset))
+        .where(dag_run_event.c.dag_run_id == dag_run_id)
+        .order_by(dag_run_event.c.trigger_event_id)
+        .limit(RUN_EVENTS_MAX)
+    )
+    made_for = tuple((id_, name, bool(is_superseded)) for id_, name, is_superseded in events)
+    return RunDetail(line, None if conf is None else bytes(conf), start, end, bool(needs_look), made_for)
 
 
 def run_id_of(connection: Connection, dag_name: str, run_id: str) -> int:

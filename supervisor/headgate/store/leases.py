@@ -45,6 +45,7 @@ from headgate.store.secrets import Secrets
 from headgate.store.tables import asset_watcher, trigger, triggerer
 from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
+SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 Clock = Callable[[], datetime]
 ToRun = tuple[int, str | None, str, str, str, int]  # id, watcher, classpath, kwargs, queue, failures so far
 

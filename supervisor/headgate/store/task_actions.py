@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, select, true
+from sqlalchemy import Connection, bindparam, select
 
 from headgate.protocol.dags import TaskState, decode_dag
 from headgate.scheduling import lineage
@@ -113,20 +113,23 @@ def clear_many(
     edges = {task.task_id: task.upstream for task in decode_dag(spec).tasks}
     chosen = lineage.related(edges, task_ids or states, upstream=upstream, downstream=downstream)
     wanted = {name for name in chosen if name in states and (not only_failed or states[name] in _FAILED)}
+    ids = _ids(connection, dag_run_id)
     cleared: dict[str, TaskState] = {}
     as_before: list[str] = []
-    for name, task in _lock_free(connection, dag_run_id, true()):
-        if name not in wanted or (only_failed and task.state not in _FAILED):
-            continue
-        state = _clear(connection, now, task)
-        if state is None:
-            as_before.append(name)
-        else:
-            cleared[name] = state
+    busy: list[str] = []
+    for name in sorted(wanted, key=ids.__getitem__):
+        task = _lock_free(connection, ids[name])
+        if task is None:
+            busy.append(name)
+        elif not only_failed or task.state in _FAILED:
+            state = _clear(connection, now, task)
+            if state is None:
+                as_before.append(name)
+            else:
+                cleared[name] = state
     if cleared:
         dags.reopen(connection, dag_run_id)
-    busy = wanted - cleared.keys() - set(as_before)
-    return Cleared(cleared, tuple(as_before), tuple(sorted(busy)))
+    return Cleared(cleared, tuple(as_before), tuple(busy))
 
 
 def cancel_run(connection: Connection, now: datetime, dag_run_id: int) -> Cancelled:
@@ -135,18 +138,26 @@ def cancel_run(connection: Connection, now: datetime, dag_run_id: int) -> Cancel
     Triggers of deferred tasks are cancelled, with their on_kill(); workers are ended by their supervisors, which see
     that the tasks are no longer theirs.
     """
-    unfinished = task_rows.is_in(*sorted(UNFINISHED))
     ended = 0
-    for _, task in _lock_free(connection, dag_run_id, unfinished):
-        ended += _mark(connection, now, task, "failed", "a user cancelled its run")
+    for task_id in _ids(connection, dag_run_id).values():
+        task = _lock_free(connection, task_id)
+        if task is not None and task.state in UNFINISHED:
+            ended += _mark(connection, now, task, "failed", "a user cancelled its run")
     return Cancelled(ended, dags.end_run(connection, now, dag_run_id, "failed"))
 
 
-def _lock_free(connection: Connection, dag_run_id: int, where: ColumnElement[bool]) -> list[tuple[str, LockedTask]]:
-    """Lock the tasks of a run that nobody else has locked, and return them under their names."""
-    statement = select(_C.task_id, *task_rows.LOCKED).where(_C.dag_run_id == dag_run_id, where).order_by(_C.id)
-    rows = Prepared(task_rows.passing_over(statement)).run(connection).fetchall()
-    return [(name, task_rows.locked_task(connection, tuple(row))) for name, *row in rows]
+def _ids(connection: Connection, dag_run_id: int) -> dict[str, int]:
+    rows = connection.execute(select(_C.task_id, _C.id).where(_C.dag_run_id == dag_run_id).order_by(_C.id))
+    return {name: id_ for name, id_ in rows}
+
+
+_LOCK_FREE = Prepared(task_rows.passing_over(select(*task_rows.LOCKED).where(_C.id == bindparam("of_id"))))
+
+
+def _lock_free(connection: Connection, task_id: int) -> LockedTask | None:
+    """Lock a task and return it; None where another has it locked."""
+    row = _LOCK_FREE.run(connection, of_id=task_id).fetchone()
+    return None if row is None else task_rows.locked_task(connection, row)
 
 
 def _locked(connection: Connection, task_id: int) -> LockedTask:

@@ -139,7 +139,7 @@ def task_facts(connection: Connection, now: datetime, task: TaskRef, *, silence_
         select(
             task_instance,
             *(dag.c.id.label("dag_id"), dag.c.spec, dag.c.is_paused, dag.c.max_active_runs, dag.c.removed_at),
-            *(import_error.c.error.label("import_error"), dag_run.c.state.label("run_state")),
+            *(import_error.c.error.label("import_error"), inspecting.RUN_STATE.label("run_state")),
         )
         .select_from(task_instance.join(dag_run).join(dag).outerjoin(import_error, import_error.c.file == dag.c.file))
         .where(_C.id == task.id)
@@ -206,7 +206,10 @@ def _since(row: Any, state: TaskState) -> datetime | None:
 
 def _other_runs(connection: Connection, dag_id: int, dag_run_id: int) -> tuple[str, ...]:
     active = select(dag_run.c.run_id).where(
-        dag_run.c.dag_id == dag_id, dag_run.c.ended_at.is_(None), dag_run.c.id != dag_run_id
+        dag_run.c.dag_id == dag_id,
+        dag_run.c.ended_at.is_(None),
+        dag_run.c.started_at.is_not(None),
+        dag_run.c.id != dag_run_id,
     )
     return tuple(connection.execute(active.order_by(dag_run.c.id).limit(OTHER_RUNS_MAX)).scalars())
 
