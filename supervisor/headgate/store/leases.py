@@ -47,7 +47,7 @@ from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 Clock = Callable[[], datetime]
-ToRun = tuple[int, str | None, str, str, str, int]  # id, watcher, classpath, kwargs, queue, failures so far
+ToRun = tuple[int, str | None, str, str, str, int, int | None]  # id, watcher, classpath, kwargs, queue, failures, asset
 
 
 class TriggererRow(msgspec.Struct, frozen=True):
@@ -277,6 +277,7 @@ _OWNED = (
         trigger.c.kwargs,
         trigger.c.queue,
         trigger.c.failure_count,
+        asset_watcher.c.asset_id,
     )
     .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
     .where(
@@ -305,7 +306,7 @@ def claimed(connection: Connection, epoch: int) -> list[ToRun]:
 
 def decrypted(row: ToRun, secrets: Secrets) -> ClaimedTrigger:
     """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
-    id_, name, classpath, encrypted, queue, failure_count = row
+    id_, name, classpath, encrypted, queue, failure_count, _ = row
     kwargs, reason = None, ""
     try:
         kwargs = secrets.decrypt(encrypted)

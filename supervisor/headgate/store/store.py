@@ -18,13 +18,15 @@ from sqlalchemy import Connection, Engine
 from headgate.protocol import marks
 from headgate.protocol.messages import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
 from headgate.protocol.values import encode_value
-from headgate.store import dead_letters, deferral, driver_errors, leases, notices, reading, watchers
+from headgate.store import dead_letters, deferral, driver_errors, leases, notices, reading, task_rows, watchers
 from headgate.store import events as event_log
 from headgate.store.deadline import Deadline
 from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
 from headgate.store.errors import NoSuchWatcher, RowsRefused
+from headgate.store.graphs import Graphs
 from headgate.store.leases import SILENCE_MAX_S, ClaimedTrigger, Clock, Poll, TriggererRow
 from headgate.store.prepared import driver_of
+from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.secrets import Secrets
 from headgate.store.task_verbs import TaskVerbs
 
@@ -53,10 +55,14 @@ class Store:
         self._connection: Connection | None = None
         self._notices: notices.Notices | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
-        self.tasks = TaskVerbs(self._writing, self._reading, secrets, clock)
+        graphs = Graphs()
+        self.tasks = TaskVerbs(self._writing, self._reading, secrets, clock, graphs)
+        self.scheduling = SchedulingVerbs(self._writing, self._reading, self._asking, secrets, clock, graphs)
         # Triggers that were claimed here, and that a task waits for: all others' events cost nothing more for tasks.
         # No more than this supervisor may own.
         self._waited_for: set[int] = set()
+        # The assets of the watchers whose triggers were claimed here, by trigger: their events may make runs.
+        self._assets: dict[int, int] = {}
 
     # What only the command line uses is imported when it does: a supervisor has to start quickly.
 
@@ -184,6 +190,8 @@ class Store:
             leases.release(connection, epoch, self._clock, ids)
             notices.tell(connection)
         self._waited_for.difference_update(ids)
+        for trigger_id in ids:
+            self._assets.pop(trigger_id, None)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -204,7 +212,7 @@ class Store:
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
             marks.reach("store.begun")
-            stored, redelivered = event_log.insert_events(connection, now, events)
+            stored, redelivered = event_log.insert_events(connection, now, events, self._assets)
             marks.reach("store.rows_inserted")
             dead_letters.bury_refused(connection, now, refused)
             if self._waited_for:  # before the triggers' own rows: see `headgate.store.task_rows` on locks
@@ -213,13 +221,16 @@ class Store:
             failure_counts = event_log.finish(connection, epoch, now, finished)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
-        if self._waited_for:
-            self._waited_for.difference_update(run.trigger_id for run in finished if run.outcome == "returned")
+        for run in finished:
+            if run.outcome == "returned":
+                self._waited_for.discard(run.trigger_id)
+                self._assets.pop(run.trigger_id, None)
         return event_log.StoredSlice(stored=stored, redelivered=redelivered, failure_counts=failure_counts)
 
     def _note_tasks(self, rows: Sequence[leases.ToRun]) -> None:
-        # A watcher's trigger has its name, removed or not.
-        self._waited_for.update(id_ for id_, watcher, *_ in rows if watcher is None)
+        # A watcher's trigger has its name, removed or not; and its asset, if it has one, it keeps.
+        self._waited_for.update(row[0] for row in rows if row[1] is None)
+        self._assets.update((row[0], row[6]) for row in rows if row[6] is not None)
 
     def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
         """Record an event as a dead letter, with its whole payload. Burying it again changes nothing."""
@@ -318,7 +329,9 @@ class Store:
     def _writing(self) -> Generator[Connection]:
         with self._transaction(reads_only=False) as connection:
             self._own_write_begins()  # only now: nobody else writes until it is committed
+            task_rows.forget_noted(connection)
             yield connection
+            task_rows.mark_noted(connection)
         self._own_write_ended()
 
     def _own_write_begins(self) -> None:

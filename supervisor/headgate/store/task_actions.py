@@ -12,14 +12,13 @@ from datetime import datetime
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, select
 
 from headgate.protocol.dags import TaskState, decode_dag
 from headgate.scheduling import lineage
 from headgate.scheduling.states import UNFINISHED, IllegalTransition
 from headgate.store import dags, task_rows, task_values
 from headgate.store.errors import NoSuchRow
-from headgate.store.prepared import Prepared
 from headgate.store.tables import dag, dag_run, task_instance
 from headgate.store.task_rows import LockedTask
 
@@ -118,7 +117,7 @@ def clear_many(
     as_before: list[str] = []
     busy: list[str] = []
     for name in sorted(wanted, key=ids.__getitem__):
-        task = _lock_free(connection, ids[name])
+        task = task_rows.locked_unless_busy(connection, ids[name])
         if task is None:
             busy.append(name)
         elif not only_failed or task.state in _FAILED:
@@ -140,24 +139,29 @@ def cancel_run(connection: Connection, now: datetime, dag_run_id: int) -> Cancel
     """
     ended = 0
     for task_id in _ids(connection, dag_run_id).values():
-        task = _lock_free(connection, task_id)
+        task = task_rows.locked_unless_busy(connection, task_id)
         if task is not None and task.state in UNFINISHED:
             ended += _mark(connection, now, task, "failed", "a user cancelled its run")
+    _mark_runs(connection, dag_run_id)
     return Cancelled(ended, dags.end_run(connection, now, dag_run_id, "failed"))
+
+
+def _mark_runs(connection: Connection, dag_run_id: int) -> None:
+    """Have the scheduler look at a run and at those that wait for it to end; their rows are locked from here on.
+
+    All that a transaction does with runs comes last and in the order of their ids: see `task_rows.mark_noted`.
+    """
+    of_dag = select(dag_run.c.dag_id).where(dag_run.c.id == dag_run_id).scalar_subquery()
+    waits = dag_run.c.ended_at.is_(None), dag_run.c.started_at.is_(None)
+    for waiting in connection.execute(select(dag_run.c.id).where(dag_run.c.dag_id == of_dag, *waits)).scalars():
+        task_rows.note_run(connection, waiting)
+    task_rows.note_run(connection, dag_run_id)
+    task_rows.mark_noted(connection)
 
 
 def _ids(connection: Connection, dag_run_id: int) -> dict[str, int]:
     rows = connection.execute(select(_C.task_id, _C.id).where(_C.dag_run_id == dag_run_id).order_by(_C.id))
     return {name: id_ for name, id_ in rows}
-
-
-_LOCK_FREE = Prepared(task_rows.passing_over(select(*task_rows.LOCKED).where(_C.id == bindparam("of_id"))))
-
-
-def _lock_free(connection: Connection, task_id: int) -> LockedTask | None:
-    """Lock a task and return it; None where another has it locked."""
-    row = _LOCK_FREE.run(connection, of_id=task_id).fetchone()
-    return None if row is None else task_rows.locked_task(connection, row)
 
 
 def _locked(connection: Connection, task_id: int) -> LockedTask:

@@ -96,7 +96,8 @@ def decide(connection: Connection, now: datetime, decision: Decision, ids: Itera
 
 _RETRY_DUE = Prepared(
     task_rows.passing_over(
-        select(_C.id)
+        select(_C.id, _C.task_id, dag.c.id, dag.c.spec_hash)
+        .select_from(task_instance.join(dag_run).join(dag))
         .where(task_rows.is_in(TaskState.UP_FOR_RETRY), _C.retry_at <= bindparam("now", type_=UtcDateTime()))
         .order_by(_C.retry_at, _C.id)
         .limit(bindparam("limit", type_=Integer()))
@@ -104,17 +105,27 @@ _RETRY_DUE = Prepared(
 )
 
 
-def retry_due(connection: Connection, now: datetime, *, limit: int) -> list[int]:
-    """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return their ids.
+class Retried(msgspec.Struct, frozen=True):
+    """A task whose next try begins; its row is locked until the transaction ends."""
+
+    id: int
+    task_id: str
+    dag_id: int
+    spec_hash: str
+
+
+def retry_due(connection: Connection, now: datetime, *, limit: int) -> list[Retried]:
+    """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return them.
 
     XComs of the earlier try are forgotten.
     """
     (row,) = states.of("retry_due")
-    ids = [int(id_) for (id_,) in _RETRY_DUE.run(connection, now=bound(connection, now), limit=limit).fetchall()]
-    for task_id in ids:
-        task_rows.changed(connection, now, row, {"id": task_id})
-        task_values.forget_xcoms(connection, task_id)
-    return ids
+    rows = _RETRY_DUE.run(connection, now=bound(connection, now), limit=limit).fetchall()
+    retried = [Retried(*row) for row in rows]
+    for task in retried:
+        task_rows.changed(connection, now, row, {"id": task.id})
+        task_values.forget_xcoms(connection, task.id)
+    return retried
 
 
 # --- pools ---------------------------------------------------------------------------------------
@@ -183,6 +194,7 @@ def _candidates(queues: tuple[str, ...]) -> Prepared:
             _C.pool_slots <= bindparam("slots"),
             or_(false(), *(_C.queue == queue for queue in queues)),
             dag.c.is_paused.is_(False),
+            dag.c.removed_at.is_(None),
         )
         .order_by(resumed.desc(), _C.priority_weight.desc(), _C.id)
         .limit(bindparam("limit", type_=Integer()))
