@@ -152,6 +152,13 @@ class PoolLine(msgspec.Struct, frozen=True):
 # --- DAGs ----------------------------------------------------------------------------------------
 
 
+def _contract_text(schedule: AssetSchedule) -> str:
+    if schedule.contract == "batch":
+        late = "" if schedule.batch_seconds is None else f" or after {schedule.batch_seconds:g} s"
+        return f"{schedule.batch_count} events{late} of"
+    return {"all": "an event of all of", "each": "each event of", "latest": "the latest event of"}[schedule.contract]
+
+
 def schedule_text(spec: DagSpec) -> str:
     """Return the schedule of a DAG as people write it."""
     match spec.schedule:
@@ -160,7 +167,7 @@ def schedule_text(spec: DagSpec) -> str:
         case CronSchedule(cron, timezone):
             return cron if timezone == "UTC" else f"{cron} ({timezone})"
         case AssetSchedule():
-            return "assets: " + ", ".join(spec.schedule.assets)
+            return f"{_contract_text(spec.schedule)} {', '.join(spec.schedule.assets)}"
 
 
 _NEWEST_RUN = select(dag_run.c.dag_id, func.max(dag_run.c.id).label("id")).group_by(dag_run.c.dag_id).subquery("newest")

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from headgate.store.errors import NoSuchRow
 from headgate.store.tables import (
@@ -101,10 +101,7 @@ def triggers(
 
 def orphans(connection: Connection, *, limit: int) -> list[TriggerLine]:
     """Return open triggers that neither a watcher nor a task has: what `deferral.remove_orphans` removes."""
-    nobody = and_(
-        ~exists().where(asset_watcher.c.trigger_id == trigger.c.id),
-        ~exists().where(task_instance.c.trigger_id == trigger.c.id),
-    )
+    nobody = and_(asset_watcher.c.id.is_(None), task_instance.c.id.is_(None))
     return _lines(connection, and_(_OPEN, nobody), 0, limit)
 
 
