@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import Engine
 
+from headgate.protocol.dags import DagSpec, TaskSpec
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages import (
     PROTOCOL_VERSION,
@@ -30,6 +31,7 @@ from headgate.protocol.messages import (
     Welcome,
 )
 from headgate.protocol.values import encode_value
+from headgate.store.deferral import Deferral
 from headgate.store.engine import open_engine
 from headgate.store.errors import DatabaseAway
 from headgate.store.leases import TriggererRow
@@ -38,7 +40,14 @@ from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import DRAIN_MARGIN_S, DUMP_TO_KILL_S, CoreSettings, RunnerState, SupervisorCore
+from headgate.supervisor.core import (
+    DRAIN_MARGIN_S,
+    DUMP_TO_KILL_S,
+    ENDED_GRACE_S,
+    CoreSettings,
+    RunnerState,
+    SupervisorCore,
+)
 from headgate.supervisor.leases import Identity, LeaseTimes
 
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
@@ -766,3 +775,97 @@ def test_a_database_that_does_not_answer_is_not_asked_again_for_every_question(
     assert len(responses) == 100
     assert all(response.error for response in responses)
     assert len(asked) == 1
+
+
+# --- triggers that tasks wait for ----------------------------------------------------------------
+
+
+class Waiting:
+    """A task that waits for a trigger, which the runner of a supervisor has been given."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.verbs = world, world.store.tasks
+        self.supervisor = world.supervisor()
+        self.supervisor.start_runner()
+        self.epoch = self.supervisor.core.leases.epoch
+        self.verbs.save_file(self.epoch, "f.py", [DagSpec("d", tasks=(TaskSpec("a", "Op"),))])
+        run = self.verbs.create_run("d", "r")
+        assert run is not None
+        self.task = self.verbs.task_id_of(run, "a")
+        self.verbs.decide(self.epoch, "scheduled", [self.task])
+        (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",), straight_to_worker=True).tasks
+        empty = encode_value({}, where="kwargs")
+        self.verbs.defer(self.epoch, given.id, given.token, Deferral("a.B", empty, "resume", empty, timeout_s=3.0))
+        self.supervisor.pass_time(SETTINGS.lease.poll_interval_s - 3.0)
+        (self.spec,) = self.supervisor.created()
+
+    @property
+    def owner(self) -> int | None:
+        """Whose trigger it is."""
+        (row,) = [row for row in self.world.store.list_triggers() if row.id == self.spec.trigger_id]
+        return row.triggerer_id
+
+    def cancels(self) -> list[CancelTrigger]:
+        return [cancel for sync in self.supervisor.sent(StateSync) for cancel in sync.to_cancel]
+
+    def ends(self, outcome: str, reason: str | None = None, error: str = "") -> None:
+        finished = FinishedTrigger(
+            self.spec.trigger_id,
+            self.spec.trigger_run_id,
+            outcome,  # type: ignore[arg-type]
+            0,
+            reason=reason,  # type: ignore[arg-type]
+            error=error,
+        )
+        self.supervisor.round(finished=(finished,))
+        self.supervisor.pass_time(0.1)
+
+
+def test_a_trigger_whose_task_has_timed_out_is_cancelled_and_let_go(world: World) -> None:
+    waiting = Waiting(world)
+    world.now += 3.0
+    assert waiting.verbs.time_out(waiting.epoch) == [waiting.task]
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+    waiting.ends("cancelled", "timeout")
+    assert waiting.owner is None
+    assert len(waiting.supervisor.core.assignments) == 0
+    assert world.store.poll(waiting.epoch, ("default",)).ended == []
+
+
+def test_a_trigger_that_fired_and_ends_by_itself_is_not_cancelled(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    assert world.store.poll(waiting.epoch, ("default",)).ended == [waiting.spec.trigger_id]
+    waiting.ends("returned")
+    waiting.supervisor.pass_time(2 * ENDED_GRACE_S)
+    assert waiting.cancels() == []
+    assert waiting.owner is None
+
+
+def test_a_trigger_that_fired_and_goes_on_is_cancelled_after_a_moment(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+
+
+def test_a_trigger_that_failed_its_task_is_not_started_again(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.ends("failed", error="boom")
+    waiting.supervisor.pass_time(60.0)
+    assert waiting.supervisor.created() == []
+    assert len(waiting.supervisor.core.assignments) == 0
+    assert waiting.owner is None
+
+
+def test_a_trigger_of_no_use_whose_runner_is_gone_is_let_go(world: World) -> None:
+    waiting = Waiting(world)
+    world.now += 3.0
+    waiting.verbs.time_out(waiting.epoch)
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    waiting.supervisor.core.runner_ended(waiting.supervisor.core.incarnation, "killed", world.now)
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.owner is None
+    assert len(waiting.supervisor.core.assignments) == 0

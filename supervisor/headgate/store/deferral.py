@@ -194,11 +194,12 @@ def take_ends(
     epoch: int,
     finished: Sequence[FinishedTrigger],
     waited_for: Collection[int],
-) -> None:
+) -> frozenset[int]:
     """Have the tasks fail whose trigger failed, or ended without an event: nothing else would ever resume them.
 
-    The end of a trigger that ``epoch`` does not own is no end: another supervisor runs it.
+    Return the ids of these triggers. The end of one that ``epoch`` does not own is no end: another supervisor runs it.
     """
+    over = set()
     for run in sorted(finished, key=lambda run: run.trigger_id):
         if run.trigger_id not in waited_for or run.outcome == "cancelled":
             continue
@@ -207,6 +208,8 @@ def take_ends(
             continue
         error = run.error if run.outcome == "failed" else "the trigger ended without an event"
         resume_to_fail(connection, now, secrets, task, "trigger_failed", "trigger_failure", error, run.traceback)
+        over.add(run.trigger_id)
+    return frozenset(over)
 
 
 def resume_to_fail(

@@ -47,12 +47,14 @@ _REDELIVERY = Kind(redelivery, ("trigger_event_id", "count", "last_at"))
 class StoredSlice(msgspec.Struct, frozen=True):
     """What became of a slice: events stored now, events that came again, and failures so far by trigger id.
 
-    ``failure_counts`` has the triggers that the slice reports as failed and the caller owns.
+    ``failure_counts`` has the triggers that the slice reports as failed and the caller owns. ``over``: those of them
+    that need not be started again, for the task that waited has been resumed to fail.
     """
 
     stored: int
     redelivered: int
     failure_counts: dict[int, int]
+    over: frozenset[int] = frozenset()
 
 
 def _identity(event: FiredEvent) -> Identity:

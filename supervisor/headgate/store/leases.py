@@ -84,10 +84,15 @@ class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
 
 
 class Poll(msgspec.Struct, frozen=True):
-    """What changed for a supervisor: its triggers that a user removed, and whether any trigger can be claimed."""
+    """What changed for a supervisor: its triggers that a user removed, and whether any trigger can be claimed.
+
+    ``ended`` are its triggers for which nothing waits any more, though nobody has removed them: their task has gone on,
+    or has timed out. Those that have just fired, and whose own end is on its way here, are among them.
+    """
 
     removed: list[int]
     claimable: bool
+    ended: list[int] = []
 
 
 _NOW = Prepared(select(DatabaseNow()))
@@ -320,14 +325,21 @@ def decrypted(row: ToRun, secrets: Secrets) -> ClaimedTrigger:
 @cache
 def _look(queues: tuple[str, ...]) -> Prepared:
     mine = trigger.c.triggerer_id == bindparam("epoch")
-    removed = select(trigger.c.id).where(mine, trigger.c.removed_at.is_not(None))
-    return Prepared(union_all(removed, select(null()).where(exists(select(trigger.c.id).where(_claimable(queues))))))
+    over = or_(trigger.c.removed_at.is_not(None), trigger.c.finished_at.is_not(None))
+    owned = select(trigger.c.id, trigger.c.removed_at.is_not(None)).where(mine, over)
+    claimable = exists(select(trigger.c.id).where(_claimable(queues)))
+    return Prepared(union_all(owned, select(null(), null()).where(claimable)))
 
 
 def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
     """Return what changed for ``epoch``, in one statement: it is asked whenever somebody seems to have written."""
-    ids = [id_ for (id_,) in _look(tuple(queues)).run(connection, epoch=epoch).fetchall()]
-    return Poll(removed=sorted(id_ for id_ in ids if id_ is not None), claimable=None in ids)
+    rows = _look(tuple(queues)).run(connection, epoch=epoch).fetchall()
+    owned = sorted((id_, bool(is_removed)) for id_, is_removed in rows if id_ is not None)
+    return Poll(
+        removed=[id_ for id_, is_removed in owned if is_removed],
+        claimable=len(owned) < len(rows),
+        ended=[id_ for id_, is_removed in owned if not is_removed],
+    )
 
 
 def release(connection: Connection, epoch: int, clock: Clock | None, ids: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ def set_next(connection: Connection, dag_id: int, next_: Interval | None) -> Non
     """Set the interval that the next run of a DAG is for; None: there is no next one."""
     values: dict[str, datetime | None] = {"next_interval_start": None, "next_run_at": None}
     if next_ is not None:
-        values: dict[str, datetime | None] = {"next_interval_start": next_.start, "next_run_at": next_.end}
+        values = {"next_interval_start": next_.start, "next_run_at": next_.end}
     connection.execute(update(dag).where(dag.c.id == dag_id).values(values))
 
 

@@ -180,7 +180,7 @@ class Store:
             return self._notices.has_news()
 
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
-        """Say which owned triggers a user removed, until they are released, and whether any can be claimed."""
+        """Say which owned triggers a user removed, or nothing waits for, and whether any can be claimed."""
         with self._asking() as connection:
             return leases.look(connection, epoch, queues)
 
@@ -215,9 +215,10 @@ class Store:
             stored, redelivered = event_log.insert_events(connection, now, events, self._assets)
             marks.reach("store.rows_inserted")
             dead_letters.bury_refused(connection, now, refused)
+            over: frozenset[int] = frozenset()
             if self._waited_for:  # before the triggers' own rows: see `headgate.store.task_rows` on locks
                 deferral.take_events(connection, now, events, self._waited_for)
-                deferral.take_ends(connection, now, self._secrets, epoch, finished, self._waited_for)
+                over = deferral.take_ends(connection, now, self._secrets, epoch, finished, self._waited_for)
             failure_counts = event_log.finish(connection, epoch, now, finished)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
@@ -225,7 +226,7 @@ class Store:
             if run.outcome == "returned":
                 self._waited_for.discard(run.trigger_id)
                 self._assets.pop(run.trigger_id, None)
-        return event_log.StoredSlice(stored=stored, redelivered=redelivered, failure_counts=failure_counts)
+        return event_log.StoredSlice(stored, redelivered, failure_counts, over)
 
     def _note_tasks(self, rows: Sequence[leases.ToRun]) -> None:
         # A watcher's trigger has its name, removed or not; and its asset, if it has one, it keeps.

@@ -28,6 +28,7 @@ import structlog
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages import (
     PROTOCOL_VERSION,
+    CancelReason,
     Drain,
     FinishedTrigger,
     FromRunner,
@@ -52,6 +53,8 @@ from headgate.supervisor.leases import Identity, Leases, LeaseStore, LeaseTimes
 log = structlog.get_logger(__name__)
 
 DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
+# How long a trigger may go on that nothing waits for any more: most have just fired, and end by themselves in a moment.
+ENDED_GRACE_S = 5.0
 DRAIN_MARGIN_S = 5.0  # how long after its deadline a draining runner may still exist
 
 
@@ -131,7 +134,8 @@ class SupervisorCore:
         self._stepped_at = 0.0
         self._kill_at: float | None = None
         self._unreadable: set[int] = set()  # owned triggers whose kwargs no key decrypts
-        self._to_release: set[int] = set()  # removed by a user and ended: their rows may be let go
+        self._to_release: set[int] = set()  # removed by a user, or of no use, and ended: their rows may be let go
+        self._cancel_at: dict[int, float] = {}  # when to cancel those of no use, unless they have ended by then
         self._exit: Exit | None = None  # what to leave with, once the runner is gone
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
@@ -220,7 +224,7 @@ class SupervisorCore:
         """When `step` has something to do even if nothing happens."""
         times: list[float | None] = []
         if not self._is_fenced:
-            times += [self.leases.wake_at(), self.intake.wake_at()]
+            times += [self.leases.wake_at(), self.intake.wake_at(), min(self._cancel_at.values(), default=None)]
         if self.state is not RunnerState.ABSENT:
             silent_at = self._heard_at + self._settings.runner_silence_max_s
             times.append(silent_at if self._kill_at is None else self._kill_at)
@@ -252,16 +256,29 @@ class SupervisorCore:
             for trigger in news.claimed:
                 if trigger.kwargs is None and trigger.id not in self._unreadable:
                     self._report_unreadable(trigger)
+        self._cancel(news.removed, "user")
+        for trigger_id in news.ended:
+            if trigger_id in self.assignments:
+                self._cancel_at.setdefault(trigger_id, now + ENDED_GRACE_S)
+            else:
+                self._to_release.add(trigger_id)
+        due = [trigger_id for trigger_id, at in self._cancel_at.items() if at <= now]
+        self._cancel(due, "timeout")
+        for trigger_id in due:
+            del self._cancel_at[trigger_id]
+        self._release_removed(now)
+
+    def _cancel(self, trigger_ids: Sequence[int], reason: CancelReason) -> None:
+        """Have the runner end these; what it does not run is over at once."""
         cancels = []
-        for trigger_id in news.removed:
-            cancel = self.assignments.cancel(trigger_id, "user")
+        for trigger_id in trigger_ids:
+            cancel = self.assignments.cancel(trigger_id, reason)
             if cancel is not None:
                 cancels.append(cancel)
             if trigger_id not in self.assignments:
                 self._to_release.add(trigger_id)
         if cancels and self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=tuple(cancels))))
-        self._release_removed(now)
 
     def _release_removed(self, now: float) -> None:
         if not self._to_release or not self.leases.is_held or now < self._ask_at:
@@ -307,8 +324,13 @@ class SupervisorCore:
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
+        if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
+            # Nothing waits for it any more: however it ended, it is not started again.
+            finished = msgspec.structs.replace(finished, outcome="returned")
+            self._to_release.add(finished.trigger_id)
         wait_s = self.assignments.end_run(finished, now)
-        if finished.reason == "user":
+        self._cancel_at.pop(finished.trigger_id, None)
+        if finished.reason in ("user", "timeout"):
             self._to_release.add(finished.trigger_id)
         if wait_s is not None:
             log.warning(

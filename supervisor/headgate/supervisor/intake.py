@@ -111,13 +111,14 @@ class Stored(msgspec.Struct, frozen=True):
 
     ``answer`` is set when a round is complete: it may be sent to the runner of that ``incarnation`` and to
     no other (I6). ``finished`` are trigger runs whose end is now recorded; ``failure_counts`` says for each
-    trigger that failed how often it has failed in all.
+    trigger that failed how often it has failed in all, and ``over`` which of them are not to be started again.
     """
 
     incarnation: int
     answer: StateSync | None
     finished: tuple[FinishedTrigger, ...]
     failure_counts: dict[int, int]
+    over: frozenset[int] = frozenset()
 
 
 class Tally(NamedTuple):
@@ -231,6 +232,7 @@ class Intake:
         piece = self._take_slice()
         tally = self._tally_of(piece)
         failure_counts: dict[int, int] = {}
+        over: frozenset[int] = frozenset()
         try:
             if len(piece):
                 begun_at = self._clock()
@@ -238,7 +240,7 @@ class Intake:
                     epoch, events=piece.events, refused=piece.refused, finished=piece.finished
                 )
                 self._slice_size.note(len(piece), self._clock() - begun_at)
-                failure_counts = stored.failure_counts
+                failure_counts, over = stored.failure_counts, stored.over
             # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
             tally.persisted.extend([event.seq for event in piece.events if event.seq])
             tally.refused.extend(
@@ -252,7 +254,7 @@ class Intake:
             return None
         self._backoff.succeed()
         self._waiting.popleft()
-        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts)
+        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over)
 
     def _take_slice(self) -> Slice:
         """Return the first slice, cut to the size of now."""

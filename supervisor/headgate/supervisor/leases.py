@@ -75,10 +75,17 @@ class LeaseTimes(msgspec.Struct, frozen=True):
 
 
 class LeaseNews(msgspec.Struct, frozen=True):
-    """What one step found: triggers that are now owned, maybe known as such, and owned ones that a user removed."""
+    """What one step found: triggers that are now owned, maybe known as such, and owned ones that a user removed.
+
+    ``ended``: owned ones that nothing waits for any more (`headgate.store.leases.Poll`). ``has_fenced``: others lost
+    their leases. ``is_noticed``: somebody else seems to have written to the database.
+    """
 
     claimed: list[ClaimedTrigger]
     removed: list[int]
+    ended: list[int] = []
+    has_fenced: bool = False
+    is_noticed: bool = False
 
 
 NO_NEWS = LeaseNews([], [])
@@ -156,8 +163,9 @@ class Leases:
             self._store.heartbeat(self._epoch)
             self._heartbeat_at = now + self._times.heartbeat_s
         elif now >= self._look_around_at:
-            self._look_around(self._epoch)
+            has_fenced = self._look_around(self._epoch)
             self._look_around_at = now + self._times.heartbeat_s
+            return LeaseNews([], [], has_fenced=has_fenced)
         else:
             # Before the poll, so that what comes after it is noticed the next time.
             has_news = self._store.has_news()
@@ -167,7 +175,8 @@ class Leases:
             self._notice_at = now + self._notice_wait_s
             has_room = self._wants_room and owned < self._capacity
             if has_news or has_room or now >= self._poll_at or self._claim_is_unknown:
-                return self._poll(self._epoch, now, owned, claiming)
+                news = self._poll(self._epoch, now, owned, claiming)
+                return msgspec.structs.replace(news, is_noticed=has_news)
         return NO_NEWS
 
     def _register(self, now: float) -> None:
@@ -184,8 +193,9 @@ class Leases:
         self._heartbeat_at = now + self._times.heartbeat_s
         log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
 
-    def _look_around(self, epoch: int) -> None:
+    def _look_around(self, epoch: int) -> bool:
         """Fence the neighbours that fell silent, and those whose process this machine knows to be gone."""
+        fenced: list[int] = []
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
         if gone or any(row.heartbeat_age_s > self._times.silence_max_s for row in others):
@@ -193,6 +203,7 @@ class Leases:
             if fenced:
                 self._poll_at = self._notice_at = 0.0  # their triggers can be claimed now
                 log.warning("took over from supervisors that are gone", epochs=fenced)
+        return bool(fenced)
 
     def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
         if self._claim_is_unknown:
@@ -215,4 +226,4 @@ class Leases:
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s
         self._notice_at = min(self._notice_at, self._poll_at)
-        return LeaseNews(claimed, poll.removed)
+        return LeaseNews(claimed, poll.removed, poll.ended)

@@ -112,6 +112,12 @@ class ReplayStore(Store):
             connection.execute(update(asset_watcher).where(which).values(removed_at=now))
             connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(removed_at=now))
 
+    def finish(self, trigger_id: int) -> None:
+        """Have nothing wait for a trigger any more, as when its task has timed out; its owner stays."""
+        of_id = trigger.c.id == trigger_id, trigger.c.removed_at.is_(None), trigger.c.finished_at.is_(None)
+        with self._writing() as connection:
+            connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
+
     def fence(self, epoch: int) -> None:
         """Take the lease of ``epoch`` away, as a neighbour would."""
         neighbour = self.register_triggerer(
@@ -129,7 +135,7 @@ class ReplayStore(Store):
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
         """Say that triggers can be claimed only where the log shows them to be."""
         poll = super().poll(epoch, queues)
-        return Poll(poll.removed, poll.claimable and bool(self._allowed))
+        return Poll(poll.removed, poll.claimable and bool(self._allowed), poll.ended)
 
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
         """Claim what the log shows to be claimed next, all of it at once."""

@@ -37,7 +37,7 @@ from headgate.protocol.messages import (
 )
 from headgate.protocol.session import Role, Session
 from headgate.supervisor.commands import DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import CoreSettings, RunnerState, SupervisorCore
+from headgate.supervisor.core import ENDED_GRACE_S, CoreSettings, RunnerState, SupervisorCore
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.replay_compare import (
     compared_form,
@@ -288,9 +288,15 @@ class Sitting:
             self._store.fence(self._core.leases.epoch)
             self._now += FENCED_JUMP_S
         else:
-            for trigger_id in wanted:
-                self._store.remove(trigger_id)
+            for cancel in cancels:
+                if cancel.reason == "timeout":
+                    self._store.finish(cancel.trigger_id)
+                else:
+                    self._store.remove(cancel.trigger_id)
             self._now += POLL_JUMP_S
+            if any(cancel.reason == "timeout" for cancel in cancels):
+                self._settle()  # it hears of them, and gives them a moment
+                self._now += ENDED_GRACE_S
         self._settle(is_cancelled)
 
     def _expect_response(self, message: Response) -> None:
