@@ -78,7 +78,12 @@ def test_a_file_without_dags_has_none_and_no_error(tmp_path: Path) -> None:
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'", "import no_such_module"),
         ("raise SystemExit(3)", "SystemExit: 3", "raise SystemExit(3)"),
         (b"\xff", "SyntaxError: ", ""),
-        ("x = '\0'", "SyntaxError: source code string cannot contain null bytes", ""),
+        # Which of the two it is depends on the patch version of CPython 3.11.
+        (
+            "x = '\0'",
+            tuple(f"{kind}: source code string cannot contain null" for kind in ("SyntaxError", "ValueError")),
+            "",
+        ),
         (
             "from headgate.tasks import DAG\nDAG('orders', schedule='daily')",
             "DagMalformed: DAG 'orders': the cron expression 'daily' has 1 fields, not 5",
@@ -97,7 +102,7 @@ def test_a_file_without_dags_has_none_and_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_file_is_an_error_with_its_traceback(
-    tmp_path: Path, source: str | bytes, error: str, line: str
+    tmp_path: Path, source: str | bytes, error: str | tuple[str, ...], line: str
 ) -> None:
     path = write(tmp_path, source)
     parsed = parse_file(path)

@@ -46,6 +46,19 @@ class VersionMismatch(RemoteProtocolError):
         self.runner = runner
 
 
+class WorkerVersionMismatch(RemoteProtocolError):
+    """Supervisor and task worker speak different versions of the protocol."""
+
+    def __init__(self, *, supervisor: int, worker: int) -> None:
+        older = "worker" if worker < supervisor else "supervisor"
+        super().__init__(
+            f"the supervisor speaks work protocol version {supervisor}, the worker version {worker}: "
+            f"upgrade the headgate that the {older} is started from"
+        )
+        self.supervisor = supervisor
+        self.worker = worker
+
+
 class ValueNotSerializable(ProtocolError, TypeError):
     """A value has no form on the wire; ``path`` says where in the author's value it stands."""
 

@@ -25,6 +25,13 @@ class Mark(NamedTuple):
     meaning: str
 
 
+class TaskMark(NamedTuple):
+    """A mark that every step of a task comes by: in whose process it stands, and what is true there."""
+
+    side: Literal["supervisor", "worker"]
+    meaning: str
+
+
 MARKS: Final[dict[str, Mark]] = {
     # --- the way of an event out of the runner
     "filelog.handed_out": Mark("runner", "flow", "a line is about to be given to the stream"),
@@ -58,6 +65,16 @@ MARKS: Final[dict[str, Mark]] = {
     "session.started": Mark("runner", "respawn", "the triggers are started, and the streams are still held"),
     "leases.registered": Mark("supervisor", "start", "the epoch is in the database, and nothing is claimed"),
     "leases.claim_written": Mark("supervisor", "start", "the claim is in the database, and nobody has acted on it"),
+}
+
+# Those of the pair of supervisor and runner are above, and their matrix is whole; these stand beside it.
+TASK_MARKS: Final[dict[str, TaskMark]] = {
+    "executor.step_submitted": TaskMark("supervisor", "a step is on its way to a worker"),
+    "worker.step_received": TaskMark("worker", "a step has been read, and nothing is done about it"),
+    "worker.step_done": TaskMark("worker", "the author's code has ended, and nobody knows what it came to"),
+    "worker.outcome_half_sent": TaskMark("worker", "half of the bytes of the outcome are sent"),
+    "worker.outcome_sent": TaskMark("worker", "the whole outcome is with the kernel"),
+    "executor.outcome_read": TaskMark("supervisor", "the outcome has been read, and nothing is done about it"),
 }
 
 Callback = Callable[[str], object]

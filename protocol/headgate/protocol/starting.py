@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 
 def import_structlog() -> None:
@@ -38,17 +37,3 @@ def without_collections() -> Generator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def attributes_when_asked_for(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package whose names are imported when they are asked for (PEP 562).
-
-    ``homes`` says in which of its modules each name stands. It raises AttributeError for a name that has none.
-    """
-
-    def __getattr__(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
-
-    return __getattr__

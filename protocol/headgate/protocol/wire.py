@@ -6,6 +6,7 @@ wrong way is refused before any of its content is looked at.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -42,7 +43,7 @@ _PARTS: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(lis
 
 # All that msgspec raises for bytes of any kind: RecursionError comes from deep nesting in a field that a
 # newer peer appended and this side skips.
-_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def encode_message(message: Message) -> bytes:
@@ -61,7 +62,7 @@ def decode_from_runner(body: bytes) -> FromRunner:
     """Return the runner's message in ``body``; raises `RemoteProtocolError` as `decode_message` does."""
     try:
         return _FROM_RUNNER.decode(body)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise _explain(Role.RUNNER, body, error) from error
 
 
@@ -69,7 +70,7 @@ def decode_from_supervisor(body: bytes) -> FromSupervisor:
     """Return the supervisor's message in ``body``; raises `RemoteProtocolError` as `decode_message` does."""
     try:
         return _FROM_SUPERVISOR.decode(body)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise _explain(Role.SUPERVISOR, body, error) from error
 
 
@@ -83,15 +84,24 @@ def decode_message(sender: Role, body: bytes) -> Message:
 
 
 def _explain(sender: Role, body: bytes, error: BaseException) -> RemoteProtocolError:
+    return explain_malformed(sender.value, sender.peer.value, _TAGS[sender], _TAGS[sender.peer], body, error)
+
+
+def explain_malformed(
+    sender: str, peer: str, sent: Mapping[str, str], received: Mapping[str, str], body: bytes, error: BaseException
+) -> RemoteProtocolError:
+    """Return what to raise for a body of ``sender`` that could not be decoded.
+
+    ``sent`` and ``received`` are the names of the messages that ``sender`` and its peer may send, by their tags.
+    """
     tag = _tag_of(body)
     if tag is None:
-        return RemoteProtocolError(f"the {sender.value} sent a malformed body of {len(body):,} bytes: {error}")
-    if tag in _TAGS[sender]:
-        return RemoteProtocolError(f"the {sender.value} sent a malformed {_TAGS[sender][tag]}: {error}")
-    if tag in _TAGS[sender.peer]:
-        name = _TAGS[sender.peer][tag]
-        return RemoteProtocolError(f"the {sender.value} sent {name}, which only the {sender.peer.value} may send")
-    return RemoteProtocolError(f"the {sender.value} sent a message with the unknown tag {tag[:50]!r}")
+        return RemoteProtocolError(f"the {sender} sent a malformed body of {len(body):,} bytes: {error}")
+    if tag in sent:
+        return RemoteProtocolError(f"the {sender} sent a malformed {sent[tag]}: {error}")
+    if tag in received:
+        return RemoteProtocolError(f"the {sender} sent {received[tag]}, which only the {peer} may send")
+    return RemoteProtocolError(f"the {sender} sent a message with the unknown tag {tag[:50]!r}")
 
 
 def _tag_of(body: bytes) -> str | None:
@@ -99,5 +109,5 @@ def _tag_of(body: bytes) -> str | None:
     try:
         parts = _PARTS.decode(body)
         return msgspec.msgpack.decode(parts[0], type=str) if parts else None
-    except _MALFORMED:
+    except MALFORMED:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import os
@@ -15,8 +14,8 @@ import traceback
 from typing import NoReturn
 
 from headgate.protocol.starting import import_structlog, without_collections
+from headgate.runner.birth import die_with
 
-PR_SET_PDEATHSIG = 1  # prctl(2): the signal this process gets when its parent dies
 SWITCH_INTERVAL_S = 0.001  # at the default 5 ms two busy threads can starve one another for seconds
 # trio makes many short-lived, cycle-free objects; the default thresholds doubled its cost per event.
 GC_THRESHOLDS = (50_000, 20, 100)
@@ -26,7 +25,7 @@ EXIT_BUG = 70  # something escaped that should not have; the traceback is on sta
 def main() -> NoReturn:
     """Run until the supervisor drains this process or is gone, and end the process with the exit code."""
     arguments = _parse(sys.argv[1:])
-    _die_with(arguments.supervisor_pid)
+    die_with(arguments.supervisor_pid)
     # The supervisor drains on Ctrl-C and SIGTERM and tells us; the terminal's own signal must not cut that short.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(all_threads=True)
@@ -39,24 +38,28 @@ def main() -> NoReturn:
     with without_collections():
         import_structlog()
         from headgate.runner.logs import LogChannel, configure
+        from headgate.runner.output import capture_output, end_lines
         from headgate.runner.session import run
 
     channel = LogChannel(socket.socket(fileno=arguments.logs_fd))
+    standard_output, standard_error = sys.stdout, sys.stderr
 
     def exit_process(code: int) -> NoReturn:
         # Not a normal exit: a thread or a task that a trigger left behind must not keep this process alive.
+        end_lines()
         channel.close()
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            standard_output.flush()
+            standard_error.flush()
         os._exit(code)
 
     configure(channel)
+    capture_output(channel)
     try:
         code = run(socket.socket(fileno=arguments.frames_fd), arguments.incarnation, exit_process=exit_process)
     except BaseException:
         # Standard error is where the supervisor looks for the cause of a death.
-        traceback.print_exc()
+        traceback.print_exc(file=standard_error)
         code = EXIT_BUG
     exit_process(code)
 
@@ -68,16 +71,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--supervisor-pid", type=int, required=True)
     return parser.parse_args(arguments)
-
-
-def _die_with(supervisor_pid: int) -> None:
-    """Have the kernel kill this process when the supervisor dies, even while a trigger blocks the loop (I7)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != supervisor_pid:
-        # It died before the kernel knew of our wish.
-        sys.exit("the supervisor was gone before the runner began")
 
 
 if __name__ == "__main__":

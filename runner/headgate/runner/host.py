@@ -41,8 +41,9 @@ from headgate.protocol.messages import (
 from headgate.protocol.values import encode_value
 from headgate.runner.faults import describe_error, storable
 from headgate.runner.loading import load_trigger
-from headgate.runner.logs import SpecNames, naming_trigger
+from headgate.runner.logs import SpecNames, naming_trigger, trigger_names
 from headgate.runner.outbox import Outbox
+from headgate.runner.output import end_lines
 from headgate.runner.streams.contract import PollTerminated
 from headgate.runner.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
 from headgate.runner.streams.manager import SharedStreamManager
@@ -286,6 +287,7 @@ class Host:
             await self._leave_stream(run, ending)
             await self._call_hooks(run, ending)
             await self._close_leaked_nurseries(run)
+        end_lines(trigger_names.get())
         self._report(run.spec, ending, events=run.events)
         del self._runs[run.spec.trigger_id]
         run.reach(Stage.ENDED)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from headgate.protocol.starting import attributes_when_asked_for
 from headgate.tasks.context import Context, TaskInstance
 from headgate.tasks.dag import DAG
 from headgate.tasks.decorators import task
@@ -79,4 +79,9 @@ __all__ = [
     "task",
 ]
 
-__getattr__ = attributes_when_asked_for(__name__, _HOMES)
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for. Raises AttributeError for what is not here."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

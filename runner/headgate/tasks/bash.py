@@ -128,7 +128,9 @@ class BashOperator(BaseOperator):
             stderr=subprocess.STDOUT,
             env=env,
             cwd=self.cwd,
-            start_new_session=True,
+            # A group of its own, so that it can be ended as a whole; within the worker's session, so that whoever
+            # ends a worker that is stuck finds it.
+            process_group=0,
         )
 
     def _read_output(self, process: subprocess.Popen[bytes]) -> str:

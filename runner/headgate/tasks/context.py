@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
 from headgate.protocol.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
 from headgate.protocol.dags import name_problem as _name_problem
@@ -73,8 +73,19 @@ class TaskInstance:
         return tuple(XCom(key, value) for key, value in pushed.items())
 
 
+class RunAsset(NamedTuple):
+    """One event of an asset that the run was made for; ``payload`` is what the event carried."""
+
+    asset: str
+    payload: Any
+    stored_at: datetime
+
+
 class Context(TypedDict):
-    """What a task's methods get as ``context``. Moments are aware; ``params`` are those of the run."""
+    """What a task's methods get as ``context``. Moments are aware; ``params`` are those of the run.
+
+    ``asset_events`` are what the run was made for, oldest first; empty where it was made by a schedule or by hand.
+    """
 
     ti: TaskInstance
     task_instance: TaskInstance
@@ -87,6 +98,7 @@ class Context(TypedDict):
     data_interval_start: datetime | None
     data_interval_end: datetime | None
     params: Mapping[str, Any]
+    asset_events: tuple[RunAsset, ...]
 
 
 def make_context(
@@ -98,6 +110,7 @@ def make_context(
     data_interval: tuple[datetime, datetime] | None = None,
     params: Mapping[str, Any] | None = None,
     read_xcom: XComReader | None = None,
+    assets: tuple[RunAsset, ...] = (),
 ) -> Context:
     """Return the context of one step of ``task``."""
     dag_id = "" if task.dag is None else task.dag.dag_id
@@ -117,4 +130,5 @@ def make_context(
         data_interval_start=start,
         data_interval_end=end,
         params=dict(params or {}),
+        asset_events=assets,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from headgate.protocol.starting import attributes_when_asked_for
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate.testing.brokers import Broker, FileLogBroker
@@ -63,4 +62,9 @@ __all__ = [
     "shared_stream",
 ]
 
-__getattr__ = attributes_when_asked_for(__name__, _HOMES)
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for. Raises AttributeError for what is not here."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

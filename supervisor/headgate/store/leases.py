@@ -38,11 +38,12 @@ from sqlalchemy import (
     update,
 )
 
+from headgate.scheduling.names import TryName
 from headgate.store.bulk import chunks
 from headgate.store.errors import BadKey, LeaseLost
 from headgate.store.prepared import Prepared
 from headgate.store.secrets import Secrets
-from headgate.store.tables import asset_watcher, trigger, triggerer
+from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
 from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
@@ -70,8 +71,8 @@ class TriggererRow(msgspec.Struct, frozen=True):
 class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
     """One trigger a supervisor has to run.
 
-    ``name`` is its watcher's, or ``trigger-<id>``. ``kwargs`` are in clear, as encoded by
-    `headgate.protocol.values`; None where they cannot be decrypted, and then ``error`` says why.
+    ``name`` is its watcher's or that of the ``task`` that waits for it, else ``trigger-<id>``. ``kwargs`` are in clear,
+    as encoded by `headgate.protocol.values`; None where they cannot be decrypted, and then ``error`` says why.
     """
 
     id: int
@@ -81,6 +82,7 @@ class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
     queue: str
     failure_count: int
     error: str = ""
+    task: TryName | None = None
 
 
 class Poll(msgspec.Struct, frozen=True):
@@ -309,7 +311,39 @@ def claimed(connection: Connection, epoch: int) -> list[ToRun]:
     return _CLAIMED.run(connection, epoch=epoch).fetchall()
 
 
-def decrypted(row: ToRun, secrets: Secrets) -> ClaimedTrigger:
+# Asked apart, and only where a trigger is no watcher's: most claims are of watchers, and have no more columns for it.
+_TASKS = Prepared(
+    select(
+        task_instance.c.trigger_id,
+        dag.c.name,
+        dag_run.c.run_id,
+        task_instance.c.task_id,
+        task_instance.c.try_number,
+    )
+    .select_from(
+        task_instance.join(dag_run, dag_run.c.id == task_instance.c.dag_run_id).join(dag, dag.c.id == dag_run.c.dag_id)
+    )
+    .where(
+        task_instance.c.trigger_id.is_not(None),
+        task_instance.c.trigger_id.between(bindparam("first"), bindparam("last")),
+    )
+)
+
+
+def tasks_of(connection: Connection, rows: Sequence[ToRun]) -> dict[int, TryName]:
+    """Return the tries that wait for triggers of `claim` or `claimed`, by the trigger's id."""
+    ids = {row[0] for row in rows if row[1] is None}
+    if not ids:
+        return {}
+    found = _TASKS.run(connection, first=min(ids), last=max(ids)).fetchall()
+    return {
+        id_: TryName(sys.intern(dag_id), sys.intern(run_id), sys.intern(task_id), try_number)
+        for id_, dag_id, run_id, task_id, try_number in found
+        if id_ in ids
+    }
+
+
+def decrypted(row: ToRun, secrets: Secrets, tasks: Mapping[int, TryName]) -> ClaimedTrigger:
     """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
     id_, name, classpath, encrypted, queue, failure_count, _ = row
     kwargs, reason = None, ""
@@ -319,7 +353,9 @@ def decrypted(row: ToRun, secrets: Secrets) -> ClaimedTrigger:
         reason = str(error)
     # Many triggers have few classes and queues, and a supervisor holds them for as long as it runs.
     classpath, queue = sys.intern(classpath), sys.intern(queue)
-    return ClaimedTrigger(id_, name or f"trigger-{id_}", classpath, kwargs, queue, failure_count, reason)
+    task = None if name is not None else tasks.get(id_)
+    name = name or (f"trigger-{id_}" if task is None else task.task)
+    return ClaimedTrigger(id_, name, classpath, kwargs, queue, failure_count, reason, task)
 
 
 @cache

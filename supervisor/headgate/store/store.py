@@ -157,15 +157,17 @@ class Store:
         """Take up to ``limit`` triggers nobody runs, oldest first, and return them. No trigger has two owners."""
         with self._writing() as connection:
             rows = leases.claim(connection, epoch, self._clock, limit=limit, queues=queues)
+            tasks = leases.tasks_of(connection, rows)
         self._note_tasks(rows)
-        return [leases.decrypted(row, self._secrets) for row in rows]
+        return [leases.decrypted(row, self._secrets, tasks) for row in rows]
 
     def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]:
         """Return the triggers this epoch owns and should be running."""
         with self._reading() as connection:
             rows = leases.claimed(connection, epoch)
+            tasks = leases.tasks_of(connection, rows)
         self._note_tasks(rows)
-        return [leases.decrypted(row, self._secrets) for row in rows]
+        return [leases.decrypted(row, self._secrets, tasks) for row in rows]
 
     def has_news(self) -> bool:
         """Whether `poll` may have another answer than last time: looked at without asking the database.

@@ -24,6 +24,7 @@ from headgate.supervisor.child import Child
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.logs import relay
+from headgate.supervisor.task_logs import TaskLogs
 
 log = structlog.get_logger(__name__)
 
@@ -31,14 +32,19 @@ WAIT_MAX_S = 60.0  # the loop comes round at least this often
 STATISTICS_INTERVAL_S = 60.0  # between two lines that say what the runner uses
 FINAL_READS_MAX = 1024  # reads to empty the sockets of a runner that is gone
 
+LEVELS_FOR_ALL = ("warning", "error", "critical")  # of a task's record, to be in the supervisor's log as well
+
 _decode_record = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Arbiter:
     """Runs a core against real processes, sockets and signals."""
 
-    def __init__(self, core: SupervisorCore, spawn: Callable[[int], Child]) -> None:
+    def __init__(
+        self, core: SupervisorCore, spawn: Callable[[int], Child], *, task_logs: TaskLogs | None = None
+    ) -> None:
         self._core = core
+        self._task_logs = task_logs
         self._spawn = spawn
         self._selector = selectors.DefaultSelector()
         self._signals: deque[int] = deque()
@@ -135,11 +141,22 @@ class Arbiter:
             return
         for line in child.records.read():
             try:
-                relay(_decode_record(line) | {"incarnation": child.incarnation})
+                self._handle_record(_decode_record(line) | {"incarnation": child.incarnation})
             except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, as is bad UTF-8
                 log.warning("output of the runner", line=child.note_output(line), incarnation=child.incarnation)
         if child.records.is_ended:
             self._selector.unregister(child.records)
+
+    def _handle_record(self, record: dict[str, object]) -> None:
+        """What a trigger logs belongs in the log of the task that waits for it; here it is read from warnings on."""
+        trigger_id = record.get("trigger_id")
+        task = self._core.assignments.task_of(trigger_id) if isinstance(trigger_id, int) else None
+        if task is None or self._task_logs is None:
+            relay(record)
+            return
+        self._task_logs.write(task, record, source="trigger")
+        if record.get("level") in LEVELS_FOR_ALL:
+            relay(record)
 
     def _on_end(self) -> None:
         """The process is gone. First take in all it said, then let the core decide what follows."""

@@ -8,7 +8,8 @@
                         └─removed by a user──▶ CANCELLING ──ended──▶ (gone)
 
 When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, and every
-CANCELLING one is gone with it. Each start is a trigger run of its own, named after the epoch, the incarnation, the
+CANCELLING one is gone with it. A trigger that a task waits for is not started again when it has failed: the task has.
+Each start is a trigger run of its own, named after the epoch, the incarnation, the
 trigger and a count, so no run is ever mistaken for another, on whichever machine it ran.
 """
 
@@ -20,8 +21,12 @@ from collections.abc import Iterable
 import msgspec
 
 from headgate.protocol.messages import CancelReason, CancelTrigger, FinishedTrigger, TriggerSpec
+from headgate.scheduling.names import TryName
 from headgate.store.leases import ClaimedTrigger
 from headgate.supervisor.backoff import Waits
+
+# Tasks of triggers that have ended, remembered because what these logged last may come later than their end.
+ENDED_TASKS_MAX = 1000
 
 
 class AssignmentState(enum.Enum):
@@ -51,6 +56,7 @@ class Assignments:
         self._healthy_s = healthy_s
         self._assigned: dict[int, Assignment] = {}
         self._waiting: set[int] = set()
+        self._ended_tasks: dict[int, TryName] = {}
         self._starts = 0
 
     def __len__(self) -> int:
@@ -62,6 +68,11 @@ class Assignments:
     def running(self) -> int:
         """How many of them run, as far as is known."""
         return sum(assigned.state is AssignmentState.RUNNING for assigned in self._assigned.values())
+
+    def task_of(self, trigger_id: int) -> TryName | None:
+        """Return the try that waits, or waited a short time ago, for a trigger; None where there is none."""
+        assigned = self._assigned.get(trigger_id)
+        return self._ended_tasks.get(trigger_id) if assigned is None else assigned.trigger.task
 
     def assign(self, triggers: Iterable[ClaimedTrigger], now: float) -> None:
         """Take newly claimed triggers; they are due at once. One that is owned already stays as it is."""
@@ -116,7 +127,8 @@ class Assignments:
         assigned = self._assigned.get(finished.trigger_id)
         if assigned is None or assigned.trigger_run_id != finished.trigger_run_id:
             return None
-        if finished.outcome == "returned" or assigned.state is AssignmentState.CANCELLING:
+        is_over = finished.outcome == "returned" or (finished.outcome == "failed" and assigned.trigger.task is not None)
+        if is_over or assigned.state is AssignmentState.CANCELLING:
             self._forget(finished.trigger_id)
             return None
         if finished.outcome == "cancelled":
@@ -155,5 +167,9 @@ class Assignments:
         self._waiting.add(assigned.trigger.id)
 
     def _forget(self, trigger_id: int) -> None:
-        del self._assigned[trigger_id]
+        task = self._assigned.pop(trigger_id).trigger.task
         self._waiting.discard(trigger_id)
+        if task is not None:
+            self._ended_tasks[trigger_id] = task
+            if len(self._ended_tasks) > ENDED_TASKS_MAX:
+                del self._ended_tasks[next(iter(self._ended_tasks))]

@@ -1,6 +1,6 @@
-"""The runner as a process: spawned with three descriptors and a scrubbed environment, watched, reaped.
+"""Children that run users' code: spawned with three descriptors and a scrubbed environment, watched, reaped.
 
-What it inherits: one end of the socket for frames, one end of the socket for log records, and a pipe as
+What each inherits: one end of the socket for frames, one end of the socket for log records, and a pipe as
 standard output and error. Nothing else: no database descriptor, and of the environment only the variables
 on an allow-list, less any that holds the database's URL or a key (I12).
 """
@@ -51,7 +51,9 @@ SECRET_CHARS_MIN = 6  # a shorter one is found by chance in any PATH
 
 LINE_BYTES_MAX = 64 * 1024  # a longer line of output or log is cut into several
 READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop, so that frames never wait for logs
-LAST_LINES_MAX = 20  # of standard error, kept to explain a death
+EMPTY_READS_MAX = 16  # reads to find a pipe empty: what it held before is among them, and nobody writes without end
+LAST_LINES_MAX = 40  # of standard error, kept to explain a death
+SESSION_LOOKS_MAX = 10  # at who is left of a session: who forks as fast as we kill is not followed for ever
 REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
 
 
@@ -79,6 +81,7 @@ class LineReader:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._partial = b""
+        self._reads = 0  # that gave something
         self.is_ended = False
 
     def fileno(self) -> int:
@@ -97,10 +100,24 @@ class LineReader:
             self.is_ended = True
             last, self._partial = self._partial, b""
             return [last] if last else []
+        self._reads += 1
         *lines, self._partial = (self._partial + data).split(b"\n")
         while len(self._partial) > LINE_BYTES_MAX:
             lines.append(self._partial[:LINE_BYTES_MAX])
             self._partial = self._partial[LINE_BYTES_MAX:]
+        return lines
+
+    def read_empty(self) -> list[bytes]:
+        """Return all that can be read now, in `EMPTY_READS_MAX` reads at most, the beginning of a line included."""
+        lines: list[bytes] = []
+        for _ in range(EMPTY_READS_MAX):
+            held = self._reads
+            lines += self.read()
+            if self._reads == held or self.is_ended:
+                break
+        if self._partial:
+            rest, self._partial = self._partial, b""
+            lines.append(rest)
         return lines
 
     def close(self) -> None:
@@ -116,44 +133,45 @@ class ChildStatistics(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-class Child:
-    """One incarnation of the runner."""
+class ChildProcess:
+    """One process of ``module``, with its sockets, the pipe of its output, and the kernel's word of its end."""
 
-    def __init__(
-        self,
-        incarnation: int,
-        *,
-        environment: Mapping[str, str],
-        link_of: Callable[[socket.socket, int], Link],
-    ) -> None:
-        self.incarnation = incarnation
+    def __init__(self, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> None:
         frames, frames_of_child = socket.socketpair()
         logs, logs_of_child = socket.socketpair()
         read_end, write_end = os.pipe()
-        with frames_of_child, logs_of_child:
-            command = [sys.executable, "-P", "-m", "headgate.runner"]
-            command += ["--frames-fd", str(frames_of_child.fileno()), "--logs-fd", str(logs_of_child.fileno())]
-            command += ["--incarnation", str(incarnation), "--supervisor-pid", str(os.getpid())]
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environment),
-                pass_fds=(frames_of_child.fileno(), logs_of_child.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which drains, and
-                # whatever a trigger has started can be ended together with it.
-                start_new_session=True,
-            )
-        os.close(write_end)
-        self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
-        self.link = link_of(frames, incarnation)
+        try:
+            with frames_of_child, logs_of_child:
+                command = [sys.executable, "-P", "-m", module]
+                command += ["--frames-fd", str(frames_of_child.fileno()), "--logs-fd", str(logs_of_child.fileno())]
+                command += [*arguments, "--supervisor-pid", str(os.getpid())]
+                self._process = subprocess.Popen(
+                    command,
+                    env=dict(environment),
+                    pass_fds=(frames_of_child.fileno(), logs_of_child.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=write_end,
+                    stderr=write_end,
+                    # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which drains, and
+                    # whatever users' code has started can be ended together with it.
+                    start_new_session=True,
+                )
+            self.pid = self._process.pid
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            frames.close()
+            logs.close()
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self.frames = frames
         self.output = LineReader(read_end)
         self._logs = logs
         self.records = LineReader(logs.fileno())
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
         self._killed_because = ""
+        self.returncode: int | None = None  # once reaped
 
     def note_output(self, line: bytes) -> str:
         """Remember a line of standard output or error in case it explains a death; return it as text."""
@@ -161,10 +179,14 @@ class Child:
         self._last_lines.append(text)
         return text
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process alone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
     def dump_stacks(self) -> None:
         """Have the process write the stacks of all its threads to standard error, even if it is stuck."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
+        self.send_signal(signal.SIGUSR1)
 
     def kill(self, reason: str) -> None:
         """SIGKILL to the process and to what it has started; ``reason`` becomes part of the explanation."""
@@ -184,18 +206,59 @@ class Child:
 
     def reap(self) -> str:
         """Collect the process, whose end has been signalled; return how it died, in one sentence."""
-        code = self._process.wait(REAP_WAIT_S)
-        # What it had started dies with it: nothing of an earlier incarnation may go on beside the next.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        return explain_death(code, self._killed_because, self._last_lines)
+        # What it had started dies with it: nothing of an earlier incarnation may go on beside the next. Before it is
+        # collected, as its number is the session's, and could be another's afterwards.
+        kill_rest_of_session(self.pid)
+        self.returncode = self._process.wait(REAP_WAIT_S)
+        return explain_death(self.returncode, self._killed_because, self._last_lines)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self.frames.close()
+        self.output.close()
+        self._logs.close()
+        os.close(self.pidfd)
+
+
+class Child(ChildProcess):
+    """One incarnation of the runner."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        *,
+        environment: Mapping[str, str],
+        link_of: Callable[[socket.socket, int], Link],
+    ) -> None:
+        super().__init__("headgate.runner", ("--incarnation", str(incarnation)), environment)
+        self.incarnation = incarnation
+        self.link = link_of(self.frames, incarnation)
 
     def close(self) -> None:
         """Close all descriptors."""
         self.link.close()
-        self.output.close()
-        self._logs.close()
-        os.close(self.pidfd)
+        super().close()
+
+
+def processes_of(session: int) -> list[int]:
+    """Return the pids of the processes of a session, whatever groups they have made within it."""
+    found: list[int] = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == session:
+                found.append(pid)
+    return found
+
+
+def kill_rest_of_session(leader: int) -> None:
+    """SIGKILL to all processes of a session but its leader, which is dead and not yet collected."""
+    for _ in range(SESSION_LOOKS_MAX):
+        left = [pid for pid in processes_of(leader) if pid != leader]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def explain_death(code: int, killed_because: str, last_lines: Iterable[str]) -> str:

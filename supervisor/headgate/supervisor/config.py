@@ -32,6 +32,7 @@ RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_TEST_")
 
 SECONDS_MAX = 366 * 24 * 3600.0  # a time longer than a year is a mistake, and infinity is no time
 BYTES_LIMIT_MAX = 1024**3  # a limit of bytes that must fit in memory, and in the length prefix of a frame
+TASK_LOG_BYTES_MAX = 64 * 1024 * 1024  # a hundred thousand lines are some 20 MiB
 COUNT_MAX = 1_000_000  # a limit of things that are held in memory
 EVENT_ROOM_BYTES = 64 * 1024  # what a frame needs besides the payload: names, a key, errors
 MASK = "***"
@@ -101,6 +102,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["debug", "info", "warning", "error", "critical"],
         _why("The least severe record that is written."),
     ] = "info"
+    log_folder: Annotated[
+        Path,
+        _why("The folder of the tasks' logs, by default logs in home; several machines may share it."),
+    ] = Path()
+    task_log_bytes_max: Annotated[
+        _Bytes, _why("The log of one try, as one supervisor writes it; beyond it only the end is kept.")
+    ] = TASK_LOG_BYTES_MAX
 
     # --- the lease ---
     heartbeat_s: Annotated[_Seconds, _why("How often a supervisor renews its lease in the database.")] = 5.0
@@ -164,9 +172,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     capture_files_max: Annotated[_Count, _why("Files of the capture that are kept; the oldest goes first.")] = 16
 
     def __post_init__(self) -> None:
-        # The one default that follows from another setting.
+        # The defaults that follow from another setting.
         if not self.database_url:
             msgspec.structs.force_setattr(self, "database_url", f"sqlite:///{self.home}/headgate.db")
+        if self.log_folder == Path():
+            msgspec.structs.force_setattr(self, "log_folder", self.home / "logs")
 
     def __repr__(self) -> str:
         # A settings object finds its way into tracebacks and logs; its secrets must not (I12).
@@ -209,7 +219,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 KEYS = tuple(_FIELDS)
-_PATHS = ("home", "capture")
+_PATHS = ("home", "capture", "log_folder")
 # Flags that are not called like the setting they give.
 _FLAGS = {"database_url": "--db", "log_level": "--debug"}
 _SECRETS = ("fernet_keys", "database_url")
@@ -352,7 +362,7 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
         value = value.strip()
         if isinstance(_FIELDS[key].default, tuple):
             value = [item.strip() for item in value.split(",") if item.strip()]
-        elif key.startswith("log_"):
+        elif key in ("log_format", "log_level"):
             value = value.lower()
         elif value == "" and _FIELDS[key].default is None:
             return None

@@ -41,6 +41,7 @@ from headgate.protocol.messages import (
     StoredEvent,
     Welcome,
 )
+from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
@@ -63,6 +64,14 @@ class CoreStore(EventStore, LeaseStore, Protocol):
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """The newest stored event of a trigger."""
+        ...
+
+
+class SaysToTasks(Protocol):
+    """Where the core says something about a task; `headgate.supervisor.task_logs.TaskLogs` is one."""
+
+    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
+        """Put it in the log of this try."""
         ...
 
 
@@ -105,8 +114,10 @@ class SupervisorCore:
         *,
         is_gone: Callable[[TriggererRow], bool],
         clock: Callable[[], float] = time.monotonic,
+        task_logs: SaysToTasks | None = None,
     ) -> None:
         self._store = store
+        self._task_logs = task_logs
         self._settings = settings
         self.intake = Intake(
             store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff(), clock=clock
@@ -324,12 +335,14 @@ class SupervisorCore:
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
+        outcome = finished.outcome
         if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
             # Nothing waits for it any more: however it ended, it is not started again.
             finished = msgspec.structs.replace(finished, outcome="returned")
             self._to_release.add(finished.trigger_id)
         wait_s = self.assignments.end_run(finished, now)
         self._cancel_at.pop(finished.trigger_id, None)
+        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=outcome, reason=finished.reason)
         if finished.reason in ("user", "timeout"):
             self._to_release.add(finished.trigger_id)
         if wait_s is not None:
@@ -365,6 +378,15 @@ class SupervisorCore:
         specs = self.assignments.start_due(self.leases.epoch, self.incarnation, now) if self._may_start else ()
         if specs:
             self._out.append(Send(StateSync(to_create=specs)))
+        for spec in specs:
+            self._tell_task(spec.trigger_id, "its trigger is started", classpath=spec.classpath)
+
+    def _tell_task(self, trigger_id: int, event: str, **fields: object) -> None:
+        """Say something in the log of the task that waits for a trigger, if there is one."""
+        if self._task_logs is None or (task := self.assignments.task_of(trigger_id)) is None:
+            return
+        where = {"trigger_id": trigger_id, "epoch": self.leases.epoch, "incarnation": self.incarnation}
+        self._task_logs.say(task, "info", event, **where, **fields)
 
     @property
     def _may_start(self) -> bool:

@@ -26,6 +26,7 @@ from headgate.supervisor.config import Settings
 from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.link import Link
+from headgate.supervisor.task_logs import TaskLogs
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +111,10 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     require_current(engine)
     store = Store(engine, secrets=secrets)
     identity = this_process()
-    core = SupervisorCore(store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity))
+    task_logs = TaskLogs(settings.log_folder, lambda: core.leases.epoch, bytes_max=settings.task_log_bytes_max)
+    core = SupervisorCore(
+        store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity), task_logs=task_logs
+    )
     recorder = None
     if capture is not None:
         writer = FrameLogWriter(
@@ -134,8 +138,14 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     )
     try:
         with logs.in_background():
-            return Arbiter(core, lambda incarnation: Child(incarnation, environment=environment, link_of=link_of)).run()
+            arbiter = Arbiter(
+                core,
+                lambda incarnation: Child(incarnation, environment=environment, link_of=link_of),
+                task_logs=task_logs,
+            )
+            return arbiter.run()
     finally:
+        task_logs.close()
         store.close()
         engine.dispose()
         if recorder is not None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import structlog
 import trio
 
 from headgate.brokers.filelog import FileLogTrigger
 from headgate.triggers.base import BaseTrigger, TriggerEvent
+from headgate.triggers.file import FileTrigger
 
 
 class _Kwargs(BaseTrigger):
@@ -76,6 +79,24 @@ class Exits(_Kwargs):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         yield TriggerEvent("begun")
         sys.exit(3)
+
+
+class Talker(_Kwargs):
+    """Says things in every way, and fires when a file is there."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        log, name = structlog.get_logger("author"), self.kwargs["name"]
+        sys.stdout.buffer.write(f"{name} prints ".encode() + b"\xff\n")
+        print("x" * 100_000, end="")
+        print(f"{name} complains", file=sys.stderr)
+        logging.getLogger("library").warning("%s waits loudly", name)
+        log.info(f"{name} waits")
+        async for event in FileTrigger(self.kwargs["go"], poke_interval_s=0.01).run():
+            yield event
+
+    async def cleanup(self) -> None:
+        structlog.get_logger("author").info(f"{self.kwargs['name']} has cleaned up")
+        print("half a line", end="")
 
 
 class Hooked(_Kwargs):

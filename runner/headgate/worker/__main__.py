@@ -1,0 +1,64 @@
+"""The task worker: ``python -P -m headgate.worker``, started by the supervisor and by nobody else."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import NoReturn
+
+from headgate.protocol.starting import import_structlog, without_collections
+from headgate.runner.birth import die_with
+
+EXIT_BUG = 70  # something escaped that should not have; the traceback is on standard error
+
+
+def main() -> NoReturn:
+    """Run until the supervisor closes the link or ends this process, and end it with the exit code."""
+    arguments = _parse(sys.argv[1:])
+    die_with(arguments.supervisor_pid)
+    # Ctrl-C is the supervisor's, which ends its workers as it sees fit.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(all_threads=False)  # what is kept of a dead worker's last output is for the thread that died
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # The descriptors are ours alone: a process that a task starts must not keep the link open.
+    os.set_inheritable(arguments.frames_fd, False)
+    os.set_inheritable(arguments.logs_fd, False)
+    with without_collections():
+        import_structlog()
+        from headgate.runner.logs import configure
+        from headgate.worker.records import RecordSocket
+        from headgate.worker.session import run
+        from headgate.worker.stops import Stops
+
+    stops = Stops()
+    channel = RecordSocket(socket.socket(fileno=arguments.logs_fd), stops)
+    configure(channel)
+    try:
+        code = run(socket.socket(fileno=arguments.frames_fd), channel, stops)
+    except BaseException:
+        # The pipe is where the supervisor looks for the cause of a death.
+        traceback.print_exc(file=sys.__stderr__)
+        code = EXIT_BUG
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Not a normal exit: a thread that a step left behind must not keep this process alive.
+    os._exit(code)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m headgate.worker", description=__doc__)
+    parser.add_argument("--frames-fd", type=int, required=True)
+    parser.add_argument("--logs-fd", type=int, required=True)
+    parser.add_argument("--supervisor-pid", type=int, required=True)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

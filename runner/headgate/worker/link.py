@@ -1,0 +1,134 @@
+"""The worker's end of the link: a thread of its own receives, so that a step's questions can wait for their answers.
+
+The thread also hears the kernel's word of signals (`Stops.notice`), while the main thread may be busy in C code.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+from typing import Final
+
+from headgate.protocol import marks
+from headgate.protocol.questions import Answered, Question
+from headgate.protocol.work import Answer, Ask, FromWorker, StepEnded, ToWorker
+from headgate.protocol.workconnection import WorkConnection
+from headgate.protocol.worksession import WorkRole
+from headgate.runner.asking import NotAnswered
+from headgate.worker.stops import Stops
+
+READ_BYTES_MAX: Final = 256 * 1024  # read in one go
+
+
+class SupervisorGone(Exception):
+    """The supervisor has closed the link, or died; this process must end."""
+
+
+class WorkerLink:
+    """Messages to and from the supervisor. `send` and `ask` may be called in any thread, `receive` in one."""
+
+    def __init__(self, sock: socket.socket, stops: Stops) -> None:
+        self._socket = sock
+        self._stops = stops
+        self._connection = WorkConnection(WorkRole.WORKER)
+        self._state = threading.Lock()  # held, shortly, where the connection or the questions are touched
+        self._sending = threading.Lock()  # held while a frame is written
+        self._inbox: queue.SimpleQueue[ToWorker | Exception] = queue.SimpleQueue()
+        self._last_ask = 0
+        self._asked: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._wakeup_read, wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup_read, False)
+        stops.listen(wakeup_write)
+        threading.Thread(target=self._read, name="headgate link", daemon=True).start()
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The longest body of a frame that may be sent, in bytes."""
+        return self._connection.frame_bytes_max
+
+    def receive(self) -> ToWorker:
+        """Wait for the next message that is no answer. Raises `SupervisorGone`, and `RemoteProtocolError`."""
+        received = self._inbox.get()
+        if isinstance(received, Exception):
+            raise received
+        return received
+
+    def send(self, message: FromWorker) -> None:
+        """Send one message; whole frames only, whoever else sends. Raises `LocalProtocolError`, `SupervisorGone`."""
+        with self._stops.held(), self._sending:
+            with self._state:
+                frame = self._connection.send(message)
+                if isinstance(message, StepEnded):
+                    self._refuse_all("the step has ended")
+            self._write(frame, is_outcome=isinstance(message, StepEnded))
+
+    def ask(self, question: Question) -> Answered:
+        """Ask, and wait for the answer. Raises `NotAnswered`, `LocalProtocolError`, `SupervisorGone`."""
+        answered: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        with self._stops.held(), self._sending:
+            with self._state:
+                frame = self._connection.send(Ask(self._last_ask + 1, question))
+                self._last_ask += 1
+                self._asked[self._last_ask] = answered
+            self._write(frame, is_outcome=False)
+        answer = answered.get()
+        if answer.error or answer.answer is None:
+            raise NotAnswered(answer.error or f"the supervisor has no answer to {type(question).__name__}")
+        return answer.answer
+
+    def _write(self, frame: bytes, *, is_outcome: bool) -> None:
+        try:
+            for part in marks.in_halves("worker.outcome_half_sent", frame) if is_outcome else (frame,):
+                self._socket.sendall(part)
+        except OSError as error:
+            raise SupervisorGone from error
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.register(self._wakeup_read, select.POLLIN)
+            while True:
+                for descriptor, _ in poll.poll():
+                    if descriptor == self._wakeup_read:
+                        for number in os.read(self._wakeup_read, 4096):
+                            self._stops.notice(number)
+                    else:
+                        self._take(self._receive_bytes())
+        except Exception as error:
+            with self._state:
+                self._refuse_all("the supervisor has left")
+            self._inbox.put(error)
+
+    def _receive_bytes(self) -> bytes:
+        try:
+            data = self._socket.recv(READ_BYTES_MAX)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise SupervisorGone
+        return data
+
+    def _take(self, data: bytes) -> None:
+        with self._state:
+            self._connection.receive_data(data)
+        while True:
+            with self._state:
+                message = self._connection.next_message()
+                waiting = self._asked.pop(message.id, None) if isinstance(message, Answer) else None
+            if message is None:
+                return
+            if not isinstance(message, Answer):
+                self._inbox.put(message)
+            elif waiting is not None:  # whoever asked may be gone with the step
+                waiting.put(message)
+
+    def _refuse_all(self, reason: str) -> None:
+        for number, waiting in self._asked.items():
+            waiting.put(Answer(number, error=reason))
+        self._asked.clear()

@@ -1,0 +1,194 @@
+"""One session of a worker with its supervisor: the handshake, then steps and files one after the other."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import sys
+from typing import Final, assert_never
+
+import msgspec
+import structlog
+
+from headgate.protocol import marks
+from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
+from headgate.protocol.steps import StepFailed, StepOutcome
+from headgate.protocol.version import VERSION
+from headgate.protocol.work import (
+    WORK_PROTOCOL_VERSION,
+    Answer,
+    FileParsed,
+    ParseFile,
+    RunStep,
+    Step,
+    StepEnded,
+    WorkerHello,
+    WorkerWelcome,
+)
+from headgate.runner.asking import answered_by
+from headgate.runner.faults import describe_error
+from headgate.runner.logs import STEP_FIELDS, Channel, configure, naming_process
+from headgate.tasks.parsing import parse_file
+from headgate.worker import steps
+from headgate.worker.link import SupervisorGone, WorkerLink
+from headgate.worker.modules import UsersModules
+from headgate.worker.output import Output
+from headgate.worker.stops import StepStopped, Stops
+from headgate.worker.surroundings import Surroundings
+
+log = structlog.get_logger(__name__)
+
+EXIT_LEFT: Final = 0  # the supervisor closed the link: this worker is not needed any more
+EXIT_PROTOCOL: Final = 76  # the supervisor broke the protocol
+EXIT_STOPPED: Final = 78  # ended by a signal, with the step that ran
+FILE_ENVELOPE_BYTES: Final = 64 * 1024  # of a frame, for what `FileParsed` holds beside its DAGs
+
+
+def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
+    """Run one session over the socket; return the exit code of the process."""
+    link = WorkerLink(sock, stops)
+    try:
+        with stops.interruptible():
+            link.send(WorkerHello(WORK_PROTOCOL_VERSION, os.getpid(), VERSION))
+            welcome = link.receive()
+        assert isinstance(welcome, WorkerWelcome), "the session lets nothing else through"
+        Session(link, welcome, channel, stops).run()
+    except SupervisorGone:
+        return EXIT_LEFT
+    except RemoteProtocolError as error:
+        log.error("the supervisor broke the protocol", error=str(error))
+        return EXIT_PROTOCOL
+    except StepStopped:
+        pass
+    return EXIT_STOPPED
+
+
+class Session:
+    """A handshaken session."""
+
+    def __init__(self, link: WorkerLink, welcome: WorkerWelcome, channel: Channel, stops: Stops) -> None:
+        folders = welcome.settings.import_paths
+        stops.hook_timeout_s = welcome.settings.hook_timeout_s
+        self._link = link
+        self._channel = channel
+        self._stops = stops
+        self._modules = UsersModules(folders, others=sys.path)
+        sys.path += [folder for folder in folders if folder not in sys.path]
+        self._modules.install()
+        self._output = Output(channel, stops)
+        self._output.take()
+        self._surroundings = Surroundings()
+        self._handlers = list(logging.getLogger().handlers)
+        # What is loaded by now lives as long as the process: the collector need not look at it again.
+        gc.freeze()
+
+    def run(self) -> None:
+        """Do what the supervisor says until it has left, or a signal ends it (`StepStopped`)."""
+        while True:
+            with self._stops.interruptible():
+                message = self._link.receive()
+            match message:
+                case RunStep():
+                    self._run_step(message.step)
+                case ParseFile():
+                    self._parse(message.file)
+                case WorkerWelcome() | Answer():
+                    raise RemoteProtocolError(f"{type(message).__name__} came to nobody")
+                case _:
+                    assert_never(message)
+            if self._stops.is_asked:
+                raise StepStopped
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _run_step(self, step: Step) -> None:
+        marks.reach("worker.step_received")
+        with naming_process({name: getattr(step, name) for name in STEP_FIELDS}):
+            outcome = self._outcome_of(step)
+            self._stops.wait_hook()
+            self._settle()
+        marks.reach("worker.step_done")
+        if self._stops.is_asked and isinstance(outcome, StepFailed):
+            # What the author's code made of being stopped is no failure of the task's; whoever stopped it knows why.
+            outcome = None
+        if outcome is not None:
+            self._send_outcome(step, outcome)
+            marks.reach("worker.outcome_sent")
+
+    def _outcome_of(self, step: Step) -> StepOutcome | None:
+        """Run the step; None where it was stopped."""
+        self._load_anew(step.file)
+        try:
+            with answered_by(self._link.ask), self._stops.interruptible():
+                return steps.run(step, ask=self._link.ask, killing=self._stops.killing)
+        except StepStopped:
+            # Where it was is what its author will want to know.
+            log.warning("the step was stopped", exc_info=True)
+            return None
+
+    def _send_outcome(self, step: Step, outcome: StepOutcome) -> None:
+        try:
+            self._link.send(StepEnded(step.token, outcome))
+        except LocalProtocolError as error:
+            self._link.send(
+                StepEnded(step.token, StepFailed(f"what task {step.task_id!r} has left cannot be sent: {error}"))
+            )
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def _parse(self, file: str) -> None:
+        with naming_process({"dag_file": file}):
+            self._load_anew(file)
+            parsed = self._parsed(file)
+            self._settle()
+        for message in _pieces(parsed, self._link):
+            self._link.send(message)
+
+    def _parsed(self, file: str) -> FileParsed:
+        try:
+            with self._stops.interruptible():
+                parsed = parse_file(file)
+        except StepStopped:
+            raise
+        except KeyboardInterrupt as error:  # the author's own
+            text, trace = describe_error(error)
+            return FileParsed(file, error=text, traceback=trace)
+        return FileParsed(file, parsed.dags, parsed.error, parsed.traceback)
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def _load_anew(self, file: str) -> None:
+        """Have what the DAG file imports be what is on the disk now; its own folder may be in nobody's settings."""
+        self._modules.add_folder(os.path.dirname(file))
+        self._modules.refresh()
+
+    def _settle(self) -> None:
+        """Have all that was printed on its way, and the process as it was."""
+        self._output.end_step()
+        self._surroundings.restore()
+        self._stops.restore()
+        root = logging.getLogger()
+        if root.handlers != self._handlers or root.disabled or logging.root.manager.disable:
+            logging.disable(logging.NOTSET)
+            root.disabled = False
+            configure(self._channel)
+            self._handlers = list(root.handlers)
+
+
+def _pieces(parsed: FileParsed, link: WorkerLink) -> list[FileParsed]:
+    """Cut what a file holds into messages that fit a frame each; a DAG alone always does (`DAG_SPEC_BYTES_MAX`)."""
+    room = link.frame_bytes_max - FILE_ENVELOPE_BYTES
+    pieces: list[FileParsed] = []
+    taken = [0]
+    size = 0
+    for index, dag in enumerate(parsed.dags):
+        needed = len(msgspec.msgpack.encode(dag))
+        if size and size + needed > room:
+            taken.append(index)
+            size = 0
+        size += needed
+    for start, end in zip(taken, [*taken[1:], len(parsed.dags)], strict=True):
+        pieces.append(msgspec.structs.replace(parsed, dags=parsed.dags[start:end], more=end < len(parsed.dags)))
+    return pieces

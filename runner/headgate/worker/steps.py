@@ -1,0 +1,104 @@
+"""One step, from its message to its outcome: load the DAG file anew, find the task, and run it."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any
+
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.questions import EncodedValue, GetXCom
+from headgate.protocol.steps import StepFailed, StepOutcome
+from headgate.protocol.values import decode_value
+from headgate.protocol.work import Step
+from headgate.runner.asking import Answerer
+from headgate.runner.faults import describe_error
+from headgate.tasks.context import Context, RunAsset, XComReader, make_context
+from headgate.tasks.execution import NO_EVENT, Resumption
+from headgate.tasks.execution import run_step as execute
+from headgate.tasks.operator import BaseOperator
+from headgate.tasks.parsing import load_dags
+from headgate.worker.stops import StepStopped
+
+Killing = Callable[[Callable[[], None]], AbstractContextManager[None]]
+
+
+def run(step: Step, *, ask: Answerer, killing: Killing) -> StepOutcome:
+    """Run a step; whatever goes wrong is its outcome. Raises `StepStopped` alone.
+
+    While the task's own code runs, its ``on_kill`` is held out to ``killing``.
+    """
+    try:
+        operator = _find(step)
+        if isinstance(operator, StepFailed):
+            return operator
+        with killing(operator.on_kill):
+            return execute(operator, _context(operator, step, ask), _resumption(step))
+    except StepStopped:
+        raise
+    except BaseException as error:
+        # An interrupt of the author's own, or a context that cannot be made.
+        text, trace = describe_error(error)
+        return StepFailed(f"DAG {step.dag_id!r}, task {step.task_id!r}: {text}", trace)
+
+
+def _find(step: Step) -> BaseOperator | StepFailed:
+    try:
+        dags = load_dags(step.file)
+    except StepStopped:
+        raise
+    except BaseException as error:  # SystemExit too: the author's file is run as it is
+        linecache.checkcache()
+        text, trace = describe_error(error)
+        return StepFailed(f"the DAG file {step.file} cannot be loaded: {text}", trace)
+    dag = dags.get(step.dag_id)
+    if dag is None:
+        found = ", ".join(map(repr, dags)) or "none"
+        return StepFailed(f"the DAG file {step.file} has no DAG {step.dag_id!r} any more; it has {found:.1000}")
+    operator = dag.tasks.get(step.task_id)
+    if operator is None:
+        found = ", ".join(map(repr, dag.tasks)) or "none"
+        return StepFailed(f"DAG {step.dag_id!r} has no task {step.task_id!r} any more; it has {found:.1000}")
+    return operator
+
+
+def _context(operator: BaseOperator, step: Step, ask: Answerer) -> Context:
+    params: Any = None if step.params is None else decode_value(step.params)
+    if params is not None and not isinstance(params, dict):
+        raise ValueError(f"the params of run {step.run_id!r} are a {type(params).__name__}, not a dict")
+    interval = step.data_interval_s
+    return make_context(
+        operator,
+        run_id=step.run_id,
+        try_number=step.try_number,
+        logical_date=None if step.logical_date_s is None else _moment(step.logical_date_s),
+        data_interval=None if interval is None else (_moment(interval[0]), _moment(interval[1])),
+        params=params,
+        read_xcom=_xcom_reader(ask),
+        assets=tuple(
+            RunAsset(event.asset, decode_value(event.payload), _moment(event.stored_at_s))
+            for event in step.asset_events
+        ),
+    )
+
+
+def _xcom_reader(ask: Answerer) -> XComReader:
+    def read_xcom(task_id: str, key: str) -> bytes | None:
+        answer = ask(GetXCom(task_id, key))
+        if not isinstance(answer, EncodedValue):
+            raise ProtocolError(f"the supervisor answers GetXCom with {type(answer).__name__}")
+        return answer.value
+
+    return read_xcom
+
+
+def _resumption(step: Step) -> Resumption | None:
+    if step.next_method is None:
+        return None
+    return Resumption(step.next_method, step.next_kwargs or b"{}", NO_EVENT if step.event is None else step.event)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

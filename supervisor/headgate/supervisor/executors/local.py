@@ -1,0 +1,343 @@
+"""Steps on this machine: a warm pool of worker processes, each running one step at a time.
+
+Everything is event driven: the workers' descriptors are on the supervisor's selector, and what they come to is picked
+up by `LocalExecutor.events`. That a worker lives is asked of the kernel, not of the worker: its end is signalled by a
+pidfd, and what it does meanwhile is seen in /proc.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from headgate.protocol import marks
+from headgate.protocol.errors import LocalProtocolError
+from headgate.protocol.work import Answer, Ask, FileParsed, RunStep, Step, StepEnded, WorkerSettings
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.executors import processes
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
+from headgate.supervisor.executors.worker import Work, Worker, WorkerChild
+
+log = structlog.get_logger(__name__)
+
+WORKER_STEPS_MAX: Final = 1000  # then the worker is replaced: whatever users' code leaks is bounded
+END_GRACE_S: Final = 10.0  # for a step's `finally` blocks, once it is told to end
+LOOK_INTERVAL_S: Final = 2.0  # between two looks at the memory of workers that run a step
+STOPPED_S: Final = 10.0  # a worker stopped for longer is told in the log
+START_FAILURES_MAX: Final = 5  # in a row; then steps that wait for a worker are lost rather than kept
+RESPAWN_WAIT_S: Final = 0.5  # after the first worker that died before it was ready
+RESPAWN_WAIT_MAX_S: Final = 30.0
+RETIRE_SHARE: Final = (
+    0.5  # of the memory limit: an idle worker that holds more is replaced, so that no step pays for it
+)
+
+Spawn = Callable[[], WorkerChild]
+OnRecord = Callable[[Step | None, dict[str, Any]], object]
+OnOutput = Callable[[Step | None, bytes], object]
+
+
+class _Member:
+    """A worker of the pool, and the step it runs."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.step: Step | None = None
+        self.steps = 0
+        self.is_leaving = False  # it is given nothing more
+        self.end_text: str | None = None  # why its step is to end
+        self.end_why: EndReason | None = None
+        self.limit_text = ""  # the limit of ours that killed it
+        self.stopped_since: float | None = None
+        self.oom_kills = 0  # of the kernel, when the step began
+
+
+class LocalExecutor:
+    """A pool of ``workers`` processes. Implements `headgate.supervisor.executors.base.Executor`.
+
+    ``memory_max_bytes`` is for one worker and all that it has started; None is no limit. ``on_record`` and
+    ``on_output`` get what a worker logs and prints, and the step it does so for. ``clock`` is that of ``now``.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        spawn: Spawn,
+        *,
+        workers: int,
+        settings: WorkerSettings,
+        on_record: OnRecord,
+        on_output: OnOutput,
+        memory_max_bytes: int | None = None,
+        end_grace_s: float = END_GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._selector = selector
+        self._spawn = spawn
+        self._workers_max = workers
+        self._settings = settings
+        self._on_record = on_record
+        self._on_output = on_output
+        self._memory_max_bytes = memory_max_bytes
+        self._end_grace_s = end_grace_s
+        self._clock = clock
+        self._members: dict[int, _Member] = {}
+        self._running: dict[str, _Member] = {}
+        self._waiting: deque[Step] = deque()
+        self._events: list[ExecutorEvent] = []
+        self._backoff = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)
+        self._spawn_at = 0.0
+        self._look_at = float("inf")
+        self._is_draining = False
+        self._start_workers()  # the first one, so that the first step finds it warm
+
+    # --- what the supervisor calls ----------------------------------------------------------------
+
+    def room(self) -> int:
+        """Return how many steps may be submitted now and would begin at once, or as soon as a worker has started."""
+        if self._is_draining:
+            return 0
+        if self._backoff.failures:
+            # Whether a worker comes nobody knows: only those that are there count.
+            there = sum(self._is_free(member) for member in self._members.values())
+            return max(0, there - len(self._waiting))
+        leaving = sum(member.is_leaving and member.step is None for member in self._members.values())
+        return max(0, self._workers_max - len(self._running) - leaving - len(self._waiting))
+
+    def submit(self, step: Step) -> None:
+        """Run a step. Never more than `room` of them."""
+        assert self.room() > 0, "there is no room for a step"
+        self._waiting.append(step)
+        self._assign()
+
+    def end(self, token: str, why: EndReason, text: str) -> None:
+        """End a step that still runs: ``text`` becomes the reason of its `StepLost`, unless its outcome comes first.
+
+        A step that has ended is left alone, and so is one that is being ended already, but that a user's wish is added.
+        """
+        for step in self._waiting:
+            if step.token == token:
+                self._waiting.remove(step)
+                self._events.append(StepLost(token, text))
+                return
+        member = self._running.get(token)
+        if member is None or member.end_why == "user" or (member.end_why is not None and why != "user"):
+            return
+        grace_s = self._end_grace_s + (self._settings.hook_timeout_s if why == "user" else 0.0)
+        if member.end_text is None:
+            member.end_text = text
+        member.end_why = why
+        member.is_leaving = True
+        member.worker.child.send_signal(signal.SIGUSR2 if why == "user" else signal.SIGTERM)
+        member.worker.kill_by(self._clock() + grace_s, f"its step did not end within {grace_s:g} s: {text}")
+
+    def answer(self, token: str, answer: Answer) -> None:
+        """Answer a question of a step; where the step is gone, so is the answer."""
+        member = self._running.get(token)
+        if member is None or not member.worker.child.link.is_open(answer.id):
+            return
+        try:
+            member.worker.send(answer)
+        except LocalProtocolError as error:
+            member.worker.send(Answer(answer.id, error=f"the answer cannot be sent: {error}"))
+
+    def events(self, now: float) -> Sequence[ExecutorEvent]:
+        """Return what happened since the last call, in order."""
+        for member in list(self._members.values()):
+            member.worker.tick(now)
+        if now >= self._look_at:
+            self._look(now)
+        self._start_workers()
+        self._assign()
+        events, self._events = self._events, []
+        return events
+
+    def wake_at(self) -> float:
+        """Return when `events` has something to do even if nothing happens: a limit to be looked at."""
+        if self._events:
+            return 0.0
+        times = [member.worker.kill_at for member in self._members.values()]
+        times.append(self._look_at)
+        if self._wanted() > 0:
+            times.append(self._spawn_at)
+        return min(times)
+
+    def drain(self, now: float) -> bool:
+        """Take nothing more; return whether no step is running any more."""
+        self._is_draining = True
+        return not self._running and not self._waiting
+
+    def close(self) -> None:
+        """End all that still runs, and leave no process behind. Nothing more is reported."""
+        self._is_draining = True
+        for member in self._members.values():
+            member.worker.destroy()
+        self._members.clear()
+        self._running.clear()
+        self._waiting.clear()
+
+    def pids(self) -> list[int]:
+        """Return the pids of the workers."""
+        return [member.worker.pid for member in self._members.values()]
+
+    # --- what the workers say (`worker.Owner`) ----------------------------------------------------
+
+    def worker_ready(self, worker: Worker) -> None:
+        """A worker has started: it can be given a step."""
+        self._backoff.succeed()
+        self._assign()
+
+    def worker_said(self, worker: Worker, message: Work) -> None:
+        """Take an outcome or a question."""
+        member = self._members[worker.pid]
+        step = member.step
+        match message:
+            case StepEnded():
+                marks.reach("executor.outcome_read")
+                self._events.append(message)
+                self._free(member)
+                self._retire_if_old(member)
+                self._assign()
+            case Ask() if step is not None:
+                self._events.append(StepAsked(step.token, message.id, message.question))
+            case Ask() | FileParsed():
+                raise AssertionError("the session lets nothing of it through outside of a step")
+
+    def worker_logged(self, worker: Worker, record: dict[str, Any]) -> None:
+        """Pass a record on."""
+        self._on_record(self._members[worker.pid].step, record)
+
+    def worker_printed(self, worker: Worker, line: bytes) -> None:
+        """Pass a line of output on."""
+        self._on_output(self._members[worker.pid].step, line)
+
+    def worker_ended(self, worker: Worker, explanation: str) -> None:
+        """A worker is gone: its step is lost, and only that."""
+        member = self._members.pop(worker.pid)
+        if not worker.is_ready:
+            wait_s = self._backoff.fail()
+            self._spawn_at = self._clock() + wait_s
+            log.error("a worker died before it was ready", pid=worker.pid, how=explanation, next_in_s=round(wait_s, 1))
+            self._give_up_waiting(explanation)
+        elif member.step is not None:
+            self._events.append(StepLost(member.step.token, self._reason(member, explanation)))
+        elif not member.is_leaving:
+            log.warning("an idle worker has ended", pid=worker.pid, how=explanation)
+        self._free(member)
+        self._start_workers()
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _assign(self) -> None:
+        """Give steps that wait to workers that are free."""
+        for member in self._members.values():
+            if not self._waiting:
+                break
+            if self._is_free(member):
+                self._give(member, self._waiting.popleft())
+        self._start_workers()
+
+    def _give(self, member: _Member, step: Step) -> None:
+        try:
+            member.worker.send(RunStep(step))
+        except LocalProtocolError as error:
+            self._events.append(StepLost(step.token, f"the step cannot be sent to a worker: {error}"))
+            return
+        marks.reach("executor.step_submitted")
+        member.step = step
+        member.oom_kills = processes.oom_kills()
+        self._running[step.token] = member
+        if len(self._running) == 1:
+            self._look_at = self._clock() + LOOK_INTERVAL_S
+
+    def _free(self, member: _Member) -> None:
+        if member.step is not None:
+            del self._running[member.step.token]
+            member.step = None
+            member.steps += 1
+        if not self._running:
+            self._look_at = float("inf")
+
+    def _retire_if_old(self, member: _Member) -> None:
+        if member.is_leaving:
+            return  # told to end: it does so by itself
+        limit = self._memory_max_bytes
+        is_fat = limit is not None and processes.rss_bytes(member.worker.pid) > limit * RETIRE_SHARE
+        if is_fat or member.steps >= WORKER_STEPS_MAX:
+            member.is_leaving = True
+            member.worker.retire()
+
+    def _reason(self, member: _Member, explanation: str) -> str:
+        if member.limit_text:
+            return member.limit_text
+        if member.end_text is not None:
+            return member.end_text
+        reason = f"the worker process {explanation}"
+        if member.worker.child.returncode == -signal.SIGKILL and processes.oom_kills() > member.oom_kills:
+            reason += "; meanwhile the kernel has killed a process for want of memory, which is likely to be this one"
+        return reason
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _is_free(self, member: _Member) -> bool:
+        return member.worker.is_free and not member.is_leaving and member.step is None
+
+    def _wanted(self) -> int:
+        """Return how many workers are missing: those that steps wait for, and one more, which warms up meanwhile."""
+        if self._is_draining and not self._waiting:
+            return 0
+        idle = sum(member.step is None and not member.is_leaving for member in self._members.values())
+        spare = 0 if self._is_draining else 1
+        return min(len(self._waiting) + spare - idle, self._workers_max - len(self._members))
+
+    def _start_workers(self) -> None:
+        while self._wanted() > 0 and self._clock() >= self._spawn_at:
+            try:
+                child = self._spawn()
+            except OSError as error:
+                # No memory, no descriptors: what killed the last worker may be what keeps the next one from coming.
+                wait_s = self._backoff.fail()
+                self._spawn_at = self._clock() + wait_s
+                log.error("no worker can be started", error=str(error), next_in_s=round(wait_s, 1))
+                self._give_up_waiting(str(error))
+                return
+            worker = Worker(child, self._selector, self, self._settings, self._clock)
+            self._members[child.pid] = _Member(worker)
+            log.info("started a worker", pid=child.pid)
+
+    def _give_up_waiting(self, why: str) -> None:
+        if self._backoff.failures >= START_FAILURES_MAX:
+            for step in self._waiting:
+                self._events.append(StepLost(step.token, f"no worker can be started: {why}"))
+            self._waiting.clear()
+
+    def _look(self, now: float) -> None:
+        """Look at what busy workers use, and whether they run at all."""
+        self._look_at = now + LOOK_INTERVAL_S
+        busy = {member.worker.pid: member for member in self._running.values()}
+        for pid, use in processes.uses(busy.keys()).items():
+            member = busy[pid]
+            limit = self._memory_max_bytes
+            if limit is not None and use.rss_bytes > limit and not member.limit_text:
+                member.limit_text = (
+                    f"the worker and what it has started used {use.rss_bytes / 2**20:,.0f} MiB of memory; "
+                    f"the limit is {limit / 2**20:,.0f} MiB (worker_memory_max_mib)"
+                )
+                member.is_leaving = True
+                member.worker.child.kill(member.limit_text)
+            if not use.is_stopped:
+                member.stopped_since = None
+            elif member.stopped_since is None:
+                member.stopped_since = now
+            elif now - member.stopped_since >= STOPPED_S:
+                log.warning("a worker is stopped (SIGSTOP), and its step with it", pid=pid, **_names(member.step))
+                member.stopped_since = float("inf")  # told once
+
+
+def _names(step: Step | None) -> dict[str, object]:
+    return {} if step is None else {"dag_id": step.dag_id, "task_id": step.task_id, "run_id": step.run_id}

@@ -1,0 +1,63 @@
+"""What the kernel says of worker processes: their memory, whether they are stopped, and whether it has killed one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+import psutil
+
+
+class SessionUse(msgspec.Struct, frozen=True):
+    """What the processes of one session use: resident memory in bytes; whether its leader is stopped (SIGSTOP)."""
+
+    rss_bytes: int
+    is_stopped: bool
+
+
+def uses(leaders: Collection[int]) -> dict[int, SessionUse]:
+    """Return what each worker and all that it has started use, by the worker's pid, in one look at all processes.
+
+    Memory that several of them share is counted for each: a limit is met too early rather than never.
+    """
+    rss: dict[int, int] = {}
+    stopped: set[int] = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            session = os.getsid(pid)
+            if session not in leaders:
+                continue
+            process = psutil.Process(pid)
+            rss[session] = rss.get(session, 0) + process.memory_info().rss
+            if pid == session and process.status() == psutil.STATUS_STOPPED:
+                stopped.add(pid)
+    return {session: SessionUse(used, session in stopped) for session, used in rss.items()}
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of one process; 0 when it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def oom_kills() -> int:
+    """Return how often the kernel has killed a process for want of memory, on this machine or in this container."""
+    counts = [_counter(Path("/proc/vmstat"))]
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        counts.append(_counter(Path("/sys/fs/cgroup", group.lstrip("/"), "memory.events")))
+    return max(counts)
+
+
+def _counter(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0

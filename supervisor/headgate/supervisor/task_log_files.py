@@ -1,0 +1,287 @@
+"""The logs of tasks as files: where they are, and how they are read.
+
+::
+
+    <log_folder>/<dag_id>/<run_id>/<task_id>/<try_number>/<epoch>.jsonl
+                                                          <epoch>.end-<number>.jsonl
+
+One folder for each try, one file in it for each supervisor that had to do with the try: its epoch is its own, so no
+two processes ever write one file, and the folder may be shared by many machines. A file that has reached its limit is
+followed by others, of which only the last two are kept: they hold the end of the log.
+
+Each line is a JSON object: ``timestamp`` (UTC, ISO 8601), ``level``, ``event``, ``logger``, ``source`` (``task``,
+``trigger``, ``output`` or ``supervisor``), and whatever else the record has. An event too long for one record comes in
+several: all but the last have ``more: true``, and ``part`` counts them.
+
+Readers merge the files of a try by time. The order within a file is never changed: it is that of arrival.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import heapq
+import os
+import re
+import select
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import inotify_simple  # type: ignore[import-untyped]
+import msgspec
+
+from headgate.scheduling.names import TryName
+
+Record = dict[str, Any]
+
+# --- names ---------------------------------------------------------------------------------------
+
+FILE_NAME_BYTES_MAX: Final = 255  # of every file system that we know of
+KEPT_BYTES_MAX: Final = 160  # of a name too long for a file, before the hash that stands for the rest
+_READABLE: Final = ":+=@, "  # what run ids have, and no file system of Linux minds
+
+_FILE_NAME: Final = re.compile(r"([0-9]+)(?:\.end-([0-9]+))?\.jsonl", re.ASCII)
+BEFORE_FIELD: Final = "records_before"  # of the first line of a file of an end: records since the limit was reached
+
+
+def file_name_of(name: str) -> str:
+    """Return a file name for any text, different for different texts, and the text itself where that is possible.
+
+    What is no harmless character is percent-encoded. What is too long then is cut, and ends in ``%-`` and a hash.
+    """
+    encoded = quote(name, safe=_READABLE, errors="surrogatepass")
+    if encoded.startswith("."):
+        encoded = "%2E" + encoded[1:]  # neither this folder, nor its parent, nor hidden
+    if len(encoded) > FILE_NAME_BYTES_MAX:
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        # Encoding never makes "%-".
+        encoded = f"{encoded[:KEPT_BYTES_MAX].rsplit('%', 1)[0]}%-{digest}"
+    return encoded or "%-"
+
+
+def folder_of_task(folder: Path, dag_id: str, run_id: str, task_id: str) -> Path:
+    """Return where the logs of a task are, a folder for each try in it."""
+    return folder.joinpath(*map(file_name_of, (dag_id, run_id, task_id)))
+
+
+def folder_of_try(folder: Path, name: TryName) -> Path:
+    """Return where the log of a try is."""
+    return folder_of_task(folder, name.dag_id, name.run_id, name.task_id) / str(name.try_number)
+
+
+def tries(folder: Path, dag_id: str, run_id: str, task_id: str) -> list[int]:
+    """Return the tries of a task of which there is a log."""
+    return sorted(_numbers_in(folder_of_task(folder, dag_id, run_id, task_id)))
+
+
+def _numbers_in(folder: Path) -> set[int]:
+    try:
+        return {int(name) for name in os.listdir(folder) if name.isascii() and name.isdecimal()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def file_of(folder: Path, name: TryName, epoch: int, part: int = 0) -> Path:
+    """Return the file of a supervisor: part 0 is the log, the others are those of its end."""
+    return folder_of_try(folder, name) / (f"{epoch}.end-{part}.jsonl" if part else f"{epoch}.jsonl")
+
+
+def parts_in(folder: Path) -> dict[int, dict[int, Path]]:
+    """Return the files in the folder of a try by epoch and part, in this order."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            if (match := _FILE_NAME.fullmatch(name)) is not None:
+                found.append((int(match[1]), int(match[2] or 0), folder / name))
+    parts: dict[int, dict[int, Path]] = {}
+    for epoch, part, path in sorted(found):
+        parts.setdefault(epoch, {})[part] = path
+    return parts
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int | None = None) -> Iterator[Record]:
+    """Yield the records of one try, merged by time; of all tries, one after the other, where none is given.
+
+    Each record says its ``try_number``. A line that is no record, such as one that a full disk or a kill has torn, is
+    yielded as far as it is there, with ``damaged: true``. Raises `OSError` where there is a log that cannot be read.
+    """
+    for number in tries(folder, dag_id, run_id, task_id) if try_number is None else [try_number]:
+        parts = parts_in(folder_of_try(folder, TryName(dag_id, run_id, task_id, number)))
+        for record in _merged([_records_of_epoch(paths.values()) for paths in parts.values()]):
+            yield record | {"try_number": number}
+
+
+def _records_of_epoch(paths: Iterable[Path]) -> Iterator[Record]:
+    # All are open before the first is read: a part of an end is given up at any time.
+    with contextlib.ExitStack() as stack:
+        files = []
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                files.append(stack.enter_context(path.open("rb")))
+        has_begun = False
+        for line in chain.from_iterable(files):
+            record = record_of(line.removesuffix(b"\n"))
+            if BEFORE_FIELD in record:
+                if has_begun or (note := _note_of_gap(record)) is None:
+                    continue
+                record = note
+                has_begun = True
+            yield record
+
+
+def record_of(line: bytes) -> Record:
+    """Return the record of a line. What is no record becomes one, with ``damaged: true``."""
+    try:
+        return _decode(line)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, as is bad UTF-8
+        text = line.decode("utf-8", "backslashreplace")
+        return {"level": "warning", "event": text, "source": "supervisor", "damaged": True}
+
+
+def _note_of_gap(head: Record) -> Record | None:
+    before = head[BEFORE_FIELD]
+    if not before:
+        return None
+    return {**head, "level": "warning", "source": "supervisor", "event": f"{before:,} records are left out here"}
+
+
+def _merged(files: list[Iterator[Record]]) -> Iterator[Record]:
+    """Merge by time; a record with a time earlier than that of one before it in its file goes right after that one."""
+
+    def timed(number: int, records: Iterator[Record]) -> Iterator[tuple[str, int, int, Record]]:
+        latest = ""
+        for index, record in enumerate(records):
+            latest = max(latest, _sortable(record.get("timestamp")))
+            yield latest, number, index, record
+
+    for *_, record in heapq.merge(*(timed(number, records) for number, records in enumerate(files))):
+        yield record
+
+
+def _sortable(timestamp: object) -> str:
+    """Return a time as text whose order is that of time: with or without a fraction, its zone left out."""
+    if not isinstance(timestamp, str):
+        return ""
+    return timestamp.removesuffix("Z").removesuffix("+00:00")
+
+
+# --- following -----------------------------------------------------------------------------------
+
+# How long a follower waits at most before it looks again: changes on another machine notify nobody here.
+LOOK_INTERVAL_S: Final = 1.0
+FOLLOW_READ_BYTES_MAX: Final = 4 * 1024 * 1024  # of one file in one look
+_CHANGES = inotify_simple.flags.CREATE | inotify_simple.flags.MODIFY | inotify_simple.flags.MOVED_TO
+
+
+def follow(
+    folder: Path,
+    dag_id: str,
+    run_id: str,
+    task_id: str,
+    try_number: int | None = None,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[Record]:
+    """Yield what `read` does, and then what comes, as it comes, until ``is_over`` returns true; it need not exist yet.
+
+    ``is_over`` is asked whenever there is nothing new, at least once in `LOOK_INTERVAL_S`. After it has said so, all
+    that was written until then is still yielded. A last line that is incomplete is waited for.
+    """
+    task = folder_of_task(folder, dag_id, run_id, task_id)
+    read_files: dict[Path, _Followed] = {}
+    with _Watch(folder) as watch:
+        is_last_look = False
+        while True:
+            watch.watch(task)
+            numbers = sorted(_numbers_in(task)) if try_number is None else [try_number]
+            is_anything_new = False
+            for number in numbers:
+                watch.watch(task / str(number))
+                for record in _merged(_new_records(task / str(number), read_files)):
+                    is_anything_new = True
+                    yield record | {"try_number": number}
+            if is_anything_new:
+                continue
+            if is_last_look:
+                return
+            is_last_look = is_over()
+            if not is_last_look:
+                watch.wait()
+
+
+class _Followed:
+    """One file, read as far as its lines are complete."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def read(self, path: Path) -> list[bytes]:
+        """Return the lines that are new; none where the file is gone."""
+        try:
+            with path.open("rb", buffering=0) as file:
+                data = os.pread(file.fileno(), FOLLOW_READ_BYTES_MAX, self._offset)
+        except FileNotFoundError:  # a part of an end that was given up
+            return []
+        complete, end, _ = data.rpartition(b"\n")
+        if not end and len(data) == FOLLOW_READ_BYTES_MAX:
+            complete = data  # a line longer than any of ours
+        self._offset += len(complete) + len(end)
+        return complete.split(b"\n") if complete else []
+
+
+def _new_records(folder: Path, read_files: dict[Path, _Followed]) -> list[Iterator[Record]]:
+    found = []
+    for paths in parts_in(folder).values():
+        lines = chain.from_iterable(read_files.setdefault(path, _Followed()).read(path) for path in paths.values())
+        found.append(iter([record for record in map(record_of, lines) if BEFORE_FIELD not in record]))
+    return found
+
+
+class _Watch:
+    """Waits until something happens in the folders of a task, which may yet have to be made."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._watched: set[Path] = set()
+        self._inotify: inotify_simple.INotify | None = None
+
+    def __enter__(self) -> _Watch:
+        with contextlib.suppress(OSError):  # too many are in use: then it is looked at in intervals
+            self._inotify = inotify_simple.INotify()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def watch(self, folder: Path) -> None:
+        """Watch a folder, and as long as it is not there, those above it, down from the root."""
+        # From above: what is made after its parent is watched wakes us, and what is made before is there to be watched.
+        above = [each for each in folder.parents if each.is_relative_to(self._root)]
+        for each in (*reversed(above), folder):
+            if self._inotify is None or each in self._watched:
+                continue
+            try:
+                self._inotify.add_watch(each, _CHANGES)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.ENOSPC):
+                    raise
+                return
+            self._watched.add(each)
+
+    def wait(self) -> None:
+        """Return when something has happened since the last time, or the interval is over."""
+        timeout_ms = int(LOOK_INTERVAL_S * 1000)
+        if self._inotify is not None:
+            self._inotify.read(timeout=timeout_ms)
+        else:
+            select.select([], [], [], LOOK_INTERVAL_S)
