@@ -24,6 +24,7 @@ from headgate.cli import (
     frames,
     reading,
     runs,
+    task_logs,
     tasks,
     triggerer,
     triggers,
@@ -54,6 +55,7 @@ app.command("triggerer")(triggerer.run)
 app.add_typer(dags.app, name="dags")
 app.add_typer(runs.app, name="runs")
 app.add_typer(tasks.app, name="tasks")
+tasks.app.command("logs")(task_logs.logs)
 app.command("why")(why.why)
 app.add_typer(values.variables_app, name="variables")
 app.add_typer(values.connections_app, name="connections")
