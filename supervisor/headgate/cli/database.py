@@ -48,13 +48,13 @@ def clean(
     Of an open trigger its newest event stays, and so do all events with a key: by these a message that is delivered
     again is recognised.
     """
-    from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS
+    from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, Kind
 
     seconds = span_s(older_than, "--older-than")
     if seconds < CLEAN_AGE_MIN_S:
         least = f"{CLEAN_AGE_MIN_S / 3600:.0f}h"
         raise CommandError(f"--older-than must be at least {least}: what is younger may still be needed", exit_code=2)
-    kinds = [kind for kind in KINDS if dead_letters or kind != "dead_letters"]
+    kinds: list[Kind] = [kind for kind in KINDS if dead_letters or kind != "dead_letters"]
     deleted: dict[str, int] = {}
     with invocation(ctx).store() as store:
         for _, cleaned in store.cleaning.clean(seconds, kinds=kinds, rows_max=batch, is_tried_only=dry_run):

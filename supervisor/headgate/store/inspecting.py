@@ -356,8 +356,14 @@ _TASK_COLUMNS: tuple[Label[Any], ...] = tuple(
 
 
 def _task_line(row: Any) -> TaskLine:
-    fields = dict(row._mapping)
-    return TaskLine(**(fields | {"state": TaskState(fields["state"])}))
+    return _task_line_of(dict(row._mapping))
+
+
+def _task_line_of(fields: dict[str, Any]) -> TaskLine:
+    """Return a line of these fields, taken out of ``fields``."""
+    told = {name: fields.pop(name) for name in TaskLine.__struct_fields__}
+    told["state"] = TaskState(told["state"])
+    return TaskLine(**told)
 
 
 def tasks(
@@ -424,7 +430,7 @@ def one_task(connection: Connection, task: TaskRef) -> TaskDetail:
         .where(_C.id == task.id)
     ).one()
     fields = dict(row._mapping)
-    line = TaskLine(**{name: fields.pop(name) for name in TaskLine.__struct_fields__} | {"state": TaskState(row.state)})
+    line = _task_line_of(fields)
     spec = next((one for one in decode_dag(fields.pop("spec")).tasks if one.task_id == task.task_id), None)
     states = {} if spec is None else states_of(connection, task.dag_run_id, spec.upstream)
     values = connection.execute(
