@@ -22,6 +22,7 @@ from headgate.protocol.messages import (
     FromSupervisor,
     Hello,
     LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -30,6 +31,7 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
+from headgate.protocol.questions import GetConnection, GetVariable, SecretText
 from headgate.protocol.values import encode_value
 from headgate.store.deferral import Deferral
 from headgate.store.engine import open_engine
@@ -39,6 +41,7 @@ from headgate.store.schema import upgrade
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor import commands
+from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import (
     DRAIN_MARGIN_S,
@@ -84,7 +87,9 @@ class World:
         is_gone: Callable[[TriggererRow], bool] = lambda row: False,
     ) -> Supervised:
         identity = Identity("host", pid, "machine", 0.0)
-        return Supervised(self, SupervisorCore(self.store, identity, settings, is_gone=is_gone, clock=lambda: 0.0))
+        answers = Answers(self.store, {"HEADGATE_VAR_REGION": "north"})
+        core = SupervisorCore(self.store, identity, settings, is_gone=is_gone, clock=lambda: 0.0, answers=answers)
+        return Supervised(self, core)
 
 
 class Supervised:
@@ -869,3 +874,59 @@ def test_a_trigger_of_no_use_whose_runner_is_gone_is_let_go(world: World) -> Non
     waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
     assert waiting.owner is None
     assert len(waiting.supervisor.core.assignments) == 0
+
+
+def test_a_trigger_is_told_variables_and_connections(world: World) -> None:
+    world.store.tasks.connections.put("db", b"pg://me:hunter22@h")
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.say(Request(1, GetVariable("region")))
+    supervisor.say(Request(2, GetConnection("db")))
+    supervisor.say(Request(3, GetVariable("nothing")))
+    assert [(reply.id, reply.answer) for reply in supervisor.sent(Reply)] == [
+        (1, SecretText("north")),
+        (2, SecretText("pg://me:hunter22@h")),
+        (3, SecretText(None)),
+    ]
+
+
+def test_a_question_that_is_refused_is_answered_with_the_reason_and_holds_up_no_other(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.say(Request(1, GetVariable("")))
+    supervisor.say(Request(2, LastEvent(trigger_id)))
+    refused, answered = supervisor.sent(Response)
+    assert (refused.id, "must not be empty" in refused.error) == (1, True)
+    assert (answered.id, answered.error) == (2, "")
+
+
+def test_a_supervisor_without_answers_says_so(world: World) -> None:
+    core = SupervisorCore(world.store, Identity("host", 1, "machine", 0.0), SETTINGS, is_gone=lambda row: False)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    supervisor.say(Request(1, GetVariable("region")))
+    (response,) = supervisor.sent(Response)
+    assert response.error == "this supervisor answers no such questions"
+
+
+def test_a_database_that_does_not_answer_is_not_asked_again_for_any_question(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    asked = []
+
+    def away(*_: object) -> None:
+        asked.append(world.now)
+        raise DatabaseAway("db", "no answer within 5 s")
+
+    monkeypatch.setattr(world.store.tasks.variables, "get", away)
+    for number in range(10):
+        supervisor.say(Request(number + 1, GetVariable("v")))
+    assert [bool(response.error) for response in supervisor.sent(Response)] == [True] * 10
+    assert len(asked) == 1
+    monkeypatch.undo()
+    supervisor.pass_time(10.0)
+    supervisor.say(Request(11, GetVariable("v")))
+    assert [reply.id for reply in supervisor.sent(Reply)] == [11]

@@ -9,7 +9,6 @@ a default. Times are seconds; moments are seconds since the epoch, in UTC.
 
 from __future__ import annotations
 
-import enum
 import math
 import typing
 from typing import Final, Literal, TypeAlias
@@ -18,6 +17,7 @@ import msgspec
 
 from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
 from headgate.protocol.messages import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.task_states import TaskState as TaskState  # to be imported from here as well
 
 # The limits of a DAG (I11). What exceeds one is refused when the file is parsed, where its author sees it.
 TASKS_PER_DAG_MAX = 10_000  # the scheduler looks at all tasks of a run in one go
@@ -61,23 +61,6 @@ TRIGGER_RULES: Final[tuple[TriggerRule, ...]] = typing.get_args(TriggerRule)
 
 
 RunContract: TypeAlias = Literal["all", "each", "batch", "latest"]
-
-
-class TaskState(enum.StrEnum):
-    """Where a task of a run stands; what leads from one to the other is the scheduler's table."""
-
-    NONE = "none"
-    SCHEDULED = "scheduled"
-    QUEUED = "queued"
-    RUNNING = "running"
-    DEFERRED = "deferred"
-    UP_FOR_RETRY = "up_for_retry"
-    RESTARTING = "restarting"
-    SUCCESS = "success"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    UPSTREAM_FAILED = "upstream_failed"
-    REMOVED = "removed"
 
 
 # --- the structs ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
+from headgate.protocol.starting import without_collections
 from headgate.protocol.steps import StepFailed, StepOutcome
 from headgate.protocol.version import VERSION
 from headgate.protocol.work import (
@@ -43,6 +45,7 @@ log = structlog.get_logger(__name__)
 EXIT_LEFT: Final = 0  # the supervisor closed the link: this worker is not needed any more
 EXIT_PROTOCOL: Final = 76  # the supervisor broke the protocol
 EXIT_STOPPED: Final = 78  # ended by a signal, with the step that ran
+WARM_MODULES: Final = ("trio", "headgate.tasks.sensors", "httpx2", "headgate.tasks.http", "headgate.tasks.bash")
 FILE_ENVELOPE_BYTES: Final = 64 * 1024  # of a frame, for what `FileParsed` holds beside its DAGs
 
 
@@ -81,8 +84,17 @@ class Session:
         self._output.take()
         self._surroundings = Surroundings()
         self._handlers = list(logging.getLogger().handlers)
+        self._warm_up()
         # What is loaded by now lives as long as the process: the collector need not look at it again.
         gc.freeze()
+
+    def _warm_up(self) -> None:
+        """Import what many steps need and not all, as long as no step waits for it."""
+        with without_collections():
+            for name in WARM_MODULES:
+                if self._link.has_message:
+                    return
+                importlib.import_module(name)
 
     def run(self) -> None:
         """Do what the supervisor says until it has left, or a signal ends it (`StepStopped`)."""

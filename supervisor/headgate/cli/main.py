@@ -28,6 +28,7 @@ from headgate.cli import (
     tasks,
     triggerer,
     triggers,
+    up,
     values,
     watchers,
     why,
@@ -51,6 +52,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(database.app, name="db")
+app.command("up")(up.up)
 app.command("triggerer")(triggerer.run)
 app.add_typer(dags.app, name="dags")
 app.add_typer(runs.app, name="runs")

@@ -46,6 +46,17 @@ class DagRow(msgspec.Struct, frozen=True):
     parsed_at: datetime
 
 
+class RunStanding(msgspec.Struct, frozen=True):
+    """How a run of a DAG stands; ``run_id`` None where the DAG has no such run.
+
+    ``state`` is ``queued`` for a run that waits for others of its DAG to end, else that of its row.
+    """
+
+    run_id: str | None = None
+    state: str = ""
+    tasks: dict[str, TaskState] = {}
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -111,6 +122,12 @@ def import_errors(connection: Connection) -> dict[str, str]:
     """Return the error of each file that cannot be parsed, by file."""
     rows = connection.execute(select(import_error.c.file, import_error.c.error).order_by(import_error.c.file))
     return {file: error for file, error in rows}
+
+
+def files(connection: Connection) -> list[str]:
+    """Return the files that have DAGs, or an error, by name."""
+    with_dags = select(dag.c.file).where(dag.c.removed_at.is_(None))
+    return sorted(connection.execute(with_dags.union(select(import_error.c.file))).scalars())
 
 
 def listed(connection: Connection) -> list[DagRow]:
@@ -275,3 +292,26 @@ def run_count(connection: Connection, dag_id: int) -> int:
     """Return how many runs of a DAG have not ended; no more can begin to be counted while its row is locked."""
     active = dag_run.c.dag_id == dag_id, dag_run.c.ended_at.is_(None)
     return int(connection.execute(select(func.count()).select_from(dag_run).where(*active)).scalar_one())
+
+
+def run_standing(
+    connection: Connection, dag_name: str, run_id: str | None, logical_date: datetime | None
+) -> RunStanding | None:
+    """Return how the newest run of a DAG stands that has this run_id and this logical date; None for no such DAG.
+
+    A DAG that no file has any more still has its runs.
+    """
+    dag_id = connection.execute(select(dag.c.id).where(dag.c.name == dag_name)).scalar_one_or_none()
+    if dag_id is None:
+        return None
+    which = [dag_run.c.dag_id == dag_id]
+    if run_id is not None:
+        which.append(dag_run.c.run_id == run_id)
+    if logical_date is not None:
+        which.append(dag_run.c.logical_date == logical_date)
+    columns = [dag_run.c[name] for name in ("id", "run_id", "state", "started_at")]
+    row = connection.execute(select(*columns).where(*which).order_by(dag_run.c.id.desc()).limit(1)).first()
+    if row is None:
+        return RunStanding()
+    state = "queued" if row.state == "running" and row.started_at is None else row.state
+    return RunStanding(row.run_id, state, task_states(connection, row.id))

@@ -48,13 +48,15 @@ class StoredSlice(msgspec.Struct, frozen=True):
     """What became of a slice: events stored now, events that came again, and failures so far by trigger id.
 
     ``failure_counts`` has the triggers that the slice reports as failed and the caller owns. ``over``: those of them
-    that need not be started again, for the task that waited has been resumed to fail.
+    that need not be started again, for the task that waited has been resumed to fail. ``moved_tasks``: a task may go on
+    by what is stored, or a run begin.
     """
 
     stored: int
     redelivered: int
     failure_counts: dict[int, int]
     over: frozenset[int] = frozenset()
+    moved_tasks: bool = False
 
 
 def _identity(event: FiredEvent) -> Identity:

@@ -224,11 +224,19 @@ class Store:
             failure_counts = event_log.finish(connection, epoch, now, finished)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
+        moved_tasks = self._is_anybody_moved(events, finished)
         for run in finished:
             if run.outcome == "returned":
                 self._waited_for.discard(run.trigger_id)
                 self._assets.pop(run.trigger_id, None)
-        return event_log.StoredSlice(stored, redelivered, failure_counts, over)
+        return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks)
+
+    def _is_anybody_moved(self, events: Sequence[FiredEvent], finished: Sequence[FinishedTrigger]) -> bool:
+        """Whether a task waits for one of these triggers, or a run may begin by one of their events."""
+        if not (self._waited_for or self._assets):
+            return False
+        ids = {event.trigger_id for event in events} | {run.trigger_id for run in finished}
+        return not ids.isdisjoint(self._waited_for) or not ids.isdisjoint(self._assets)
 
     def _note_tasks(self, rows: Sequence[leases.ToRun]) -> None:
         # A watcher's trigger has its name, removed or not; and its asset, if it has one, it keeps.

@@ -53,6 +53,11 @@ class TaskVerbs:
         with self._writing() as connection:
             dags.save_import_error(connection, leases.hold(connection, epoch, self._clock), file, error)
 
+    def dag_files(self) -> list[str]:
+        """Return the files that are known: of DAGs, and of import errors."""
+        with self._reading() as connection:
+            return dags.files(connection)
+
     def import_errors(self) -> dict[str, str]:
         """Return the error of each file that cannot be parsed, by file."""
         with self._reading() as connection:
@@ -104,6 +109,13 @@ class TaskVerbs:
         with self._reading() as connection:
             return dags.task_states(connection, dag_run_id)
 
+    def run_standing(
+        self, dag: str, *, run_id: str | None = None, logical_date: datetime | None = None
+    ) -> dags.RunStanding | None:
+        """Return how the newest such run of a DAG stands, None where there is no such DAG."""
+        with self._reading() as connection:
+            return dags.run_standing(connection, dag, run_id, logical_date)
+
     def task_id_of(self, dag_run_id: int, task_id: str) -> int:
         """Return what the other verbs call this task. Raises `NoSuchRow`."""
         with self._reading() as connection:
@@ -143,6 +155,11 @@ class TaskVerbs:
                 queues=queues,
                 straight_to_worker=straight_to_worker,
             )
+
+    def taken(self, epoch: int) -> list[tasks.TaskToRun]:
+        """Return what this epoch's workers should be running: also what a `dispatch` gave whose answer was lost."""
+        with self._reading() as connection:
+            return tasks.taken(connection, leases.read_clock(connection, self._clock), self._secrets, epoch)
 
     def start(self, epoch: int, task_id: int, token: str) -> bool:
         """Say that a worker begins with a queued task; return whether it may."""

@@ -43,8 +43,9 @@ class TaskToRun(msgspec.Struct, frozen=True):
 
     ``next_method`` None: from the beginning. ``event`` is the payload of the event that resumes it. ``next_kwargs`` are
     None where there are none, or none that a key decrypts: then ``error`` says why. ``deadline`` is when its
-    execution_timeout ends. ``file`` is the path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are
-    those that the run was made for, in the order they were stored, without those that newer ones superseded.
+    execution_timeout ends, ``remaining_s`` how far off that was, by the database's clock. ``file`` is the path of the
+    DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those that the run was made for, in the order they
+    were stored, without those that newer ones superseded.
     """
 
     id: int
@@ -66,6 +67,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     data_interval: tuple[datetime, datetime] | None = None
     conf: bytes | None = None
     asset_events: tuple[RunEvent, ...] = ()
+    remaining_s: float | None = None
 
 
 class Dispatched(msgspec.Struct, frozen=True):
@@ -249,22 +251,52 @@ def dispatch(
 
 def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, task_id: int, event: str) -> TaskToRun:
     told = _TO_RUN.run(connection, of_id=task_id).fetchone()
-    *names, next_method, encrypted, payload, stored_deadline, timeout_s = told[:12]
-    file, run_type, logical_date, conf, *interval = told[12:]
-    deadline = _deadline(connection, now, stored_deadline, timeout_s if event == "picked_up" else None)
+    stored, timeout_s = told[10:12]
+    deadline = _deadline(connection, now, stored, timeout_s if event == "picked_up" else None)
     token = task_rows.new_token()
     values: dict[str, Any] = {"token": token, "triggerer_id": epoch}
     values["deadline"] = None if deadline is None else bound(connection, deadline)
     (row,) = states.of(event)
     won = task_rows.changed(connection, now, row, {"id": task_id}, **values)
     assert won, "its row is locked"
+    return _to_run(connection, now, secrets, task_id, token, deadline, told)
+
+
+_TAKEN = Prepared(
+    select(_C.id, _C.token, _C.deadline)
+    .where(_C.triggerer_id == bindparam("epoch"), task_rows.is_in(TaskState.RUNNING))
+    .order_by(_C.id)
+)
+
+
+def taken(connection: Connection, now: datetime, secrets: Secrets, epoch: int) -> list[TaskToRun]:
+    """Return the tasks that ``epoch`` should be running, also those of a dispatch whose answer was lost."""
+    found = []
+    for task_id, token, stored in _TAKEN.run(connection, epoch=epoch).fetchall():
+        told = _TO_RUN.run(connection, of_id=task_id).fetchone()
+        deadline = None if stored is None else read(connection, stored)
+        found.append(_to_run(connection, now, secrets, task_id, token, deadline, told))
+    return found
+
+
+def _to_run(
+    connection: Connection,
+    now: datetime,
+    secrets: Secrets,
+    task_id: int,
+    token: str,
+    deadline: datetime | None,
+    told: tuple[Any, ...],
+) -> TaskToRun:
+    dag_run_id, dag_name, run_id, name, try_number, of_pool, queue = told[:7]
+    next_method, encrypted, payload = told[7:10]
+    file, run_type, logical_date, conf, *interval = told[12:]
     next_kwargs, error = None, ""
     if encrypted is not None:
         try:
             next_kwargs = secrets.decrypt(encrypted)
         except BadKey as bad:
             error = str(bad)
-    dag_run_id, dag_name, run_id, name, try_number, of_pool, queue = names
     return TaskToRun(
         id=task_id,
         token=token,
@@ -285,6 +317,7 @@ def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, t
         data_interval=_interval(connection, *interval),
         conf=None if conf is None else bytes(conf),
         asset_events=_run_events(connection, dag_run_id) if run_type == "asset" else (),
+        remaining_s=None if deadline is None else (deadline - now).total_seconds(),
     )
 
 

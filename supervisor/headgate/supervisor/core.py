@@ -33,6 +33,8 @@ from headgate.protocol.messages import (
     FinishedTrigger,
     FromRunner,
     Hello,
+    LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -45,6 +47,7 @@ from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
+from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
@@ -64,6 +67,34 @@ class CoreStore(EventStore, LeaseStore, Protocol):
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """The newest stored event of a trigger."""
+        ...
+
+
+class TaskDuty(Protocol):
+    """The part for tasks, where this supervisor has one; see `headgate.supervisor.task_core`."""
+
+    def notice(self, *, has_fenced: bool = False) -> None:
+        """Somebody has written to the database, an event may have resumed a task, or others lost their leases."""
+        ...
+
+    def step(self, epoch: int, now: float) -> bool:
+        """Do one bounded piece of each duty; return whether triggers may have come to be, or have ended."""
+        ...
+
+    def wake_at(self) -> float:
+        """When the next step is due."""
+        ...
+
+    def drain(self, now: float) -> bool:
+        """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""
+        ...
+
+    def end_all(self, reason: str) -> None:
+        """End what still runs."""
+        ...
+
+    def abandon(self) -> None:
+        """End everything, and store nothing more."""
         ...
 
 
@@ -104,7 +135,10 @@ class RunnerState(enum.Enum):
 
 
 class SupervisorCore:
-    """Rounds, claims, leases and respawn decisions of one supervisor."""
+    """Rounds, claims, leases and respawn decisions of one supervisor.
+
+    ``answers`` answers what triggers ask; without it they can only ask for their own last events.
+    """
 
     def __init__(
         self,
@@ -114,11 +148,15 @@ class SupervisorCore:
         *,
         is_gone: Callable[[TriggererRow], bool],
         clock: Callable[[], float] = time.monotonic,
+        tasks: TaskDuty | None = None,
+        answers: Answering | None = None,
         task_logs: SaysToTasks | None = None,
     ) -> None:
         self._store = store
+        self._answers = answers
         self._task_logs = task_logs
         self._settings = settings
+        self._tasks = tasks
         self.intake = Intake(
             store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff(), clock=clock
         )
@@ -223,6 +261,7 @@ class SupervisorCore:
             if not self._is_fenced:
                 self._keep_lease(now)
                 self._store_slice(now)
+                self._look_after_tasks(now)
         except LeaseLost as exc:
             self._lose_lease(exc, now)
         self._look_after_runner(now)
@@ -236,6 +275,8 @@ class SupervisorCore:
         times: list[float | None] = []
         if not self._is_fenced:
             times += [self.leases.wake_at(), self.intake.wake_at(), min(self._cancel_at.values(), default=None)]
+            if self._tasks is not None and self.leases.is_held:
+                times.append(self._tasks.wake_at())
         if self.state is not RunnerState.ABSENT:
             silent_at = self._heard_at + self._settings.runner_silence_max_s
             times.append(silent_at if self._kill_at is None else self._kill_at)
@@ -261,6 +302,8 @@ class SupervisorCore:
     def _keep_lease(self, now: float) -> None:
         owned = len(self.assignments) + len(self._unreadable)
         news = self.leases.step(now, owned=owned, claiming=self._exit is None)
+        if self._tasks is not None and (news.has_looked or news.has_fenced):
+            self._tasks.notice(has_fenced=news.has_fenced)
         if news.claimed:
             log.info("claimed triggers", triggers=len(news.claimed))
             self.assignments.assign((trigger for trigger in news.claimed if trigger.kwargs is not None), now)
@@ -314,10 +357,30 @@ class SupervisorCore:
         """Another supervisor owns the triggers now: stop them here, and write nothing more (I10)."""
         log.error("the lease is lost; stopping", error=str(error))
         self.intake.discard()
+        if self._tasks is not None:
+            self._tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
         if self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=cancels)))
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _look_after_tasks(self, now: float) -> None:
+        if self._tasks is None or not self.leases.is_held:
+            return
+        if self._exit is not None:
+            self._tasks.drain(now)
+        if self._tasks.step(self.leases.epoch, now):
+            self.leases.look_soon()  # our own writes are not among the notices
+
+    def _are_tasks_done(self, now: float) -> bool:
+        """Whether leaving need not wait for tasks. What still runs when the drain is over is ended."""
+        if self._tasks is None or self._is_fenced or self._tasks.drain(now):
+            return True
+        if self._leave_by is not None and now >= self._leave_by - DRAIN_MARGIN_S:
+            self._tasks.end_all("its supervisor was asked to stop, and would not wait longer")
+        return self._leave_by is not None and now >= self._leave_by
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -329,20 +392,21 @@ class SupervisorCore:
             self._out.append(Send(stored.answer))
         for finished in stored.finished:
             self._end_run(finished, stored, now)
+        if stored.moved_tasks and self._tasks is not None:
+            self._tasks.notice()
 
     def _is_listening(self, stored: Stored) -> bool:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
-        outcome = finished.outcome
         if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
             # Nothing waits for it any more: however it ended, it is not started again.
             finished = msgspec.structs.replace(finished, outcome="returned")
             self._to_release.add(finished.trigger_id)
         wait_s = self.assignments.end_run(finished, now)
+        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
         self._cancel_at.pop(finished.trigger_id, None)
-        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=outcome, reason=finished.reason)
         if finished.reason in ("user", "timeout"):
             self._to_release.add(finished.trigger_id)
         if wait_s is not None:
@@ -354,16 +418,24 @@ class SupervisorCore:
                 retry_in_s=round(wait_s, 3),
             )
 
-    def _answer(self, request: Request, now: float) -> Response:
+    def _answer(self, request: Request, now: float) -> Response | Reply:
         if now < self._ask_at:
             return Response(request.id, error="the database did not answer a moment ago; try again later")
+        answer: Response | Reply
         try:
-            answer = self._store.last_event(request.question.trigger_id)
+            if isinstance(request.question, LastEvent):
+                answer = Response(request.id, answer=self._store.last_event(request.question.trigger_id))
+            elif self._answers is None:
+                raise AnswerRefused("this supervisor answers no such questions")
+            else:
+                answer = Reply(request.id, self._answers.answer(request.question, dag_run_id=None))
         except DATABASE_UNUSABLE as exc:
             self._ask_at = now + self._questions.fail()
             return Response(request.id, error=str(exc))
+        except AnswerRefused as exc:
+            answer = Response(request.id, error=str(exc))
         self._questions.succeed()
-        return Response(request.id, answer=answer)
+        return answer
 
     # --- the runner -------------------------------------------------------------------------------
 
@@ -455,6 +527,8 @@ class SupervisorCore:
     def _finish_leaving(self, now: float) -> None:
         """Leave once the runner is gone and what it sent is stored, or once waiting for that is over."""
         if self._exit is None or self.state is not RunnerState.ABSENT:
+            return
+        if not self._are_tasks_done(now):
             return
         if not self._is_fenced and not self.intake.is_empty:
             if self._leave_by is not None and now < self._leave_by:

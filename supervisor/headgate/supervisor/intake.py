@@ -112,6 +112,7 @@ class Stored(msgspec.Struct, frozen=True):
     ``answer`` is set when a round is complete: it may be sent to the runner of that ``incarnation`` and to
     no other (I6). ``finished`` are trigger runs whose end is now recorded; ``failure_counts`` says for each
     trigger that failed how often it has failed in all, and ``over`` which of them are not to be started again.
+    ``moved_tasks``: tasks may go on, or runs begin, by what is stored.
     """
 
     incarnation: int
@@ -119,6 +120,7 @@ class Stored(msgspec.Struct, frozen=True):
     finished: tuple[FinishedTrigger, ...]
     failure_counts: dict[int, int]
     over: frozenset[int] = frozenset()
+    moved_tasks: bool = False
 
 
 class Tally(NamedTuple):
@@ -233,6 +235,7 @@ class Intake:
         tally = self._tally_of(piece)
         failure_counts: dict[int, int] = {}
         over: frozenset[int] = frozenset()
+        moved_tasks = False
         try:
             if len(piece):
                 begun_at = self._clock()
@@ -240,7 +243,7 @@ class Intake:
                     epoch, events=piece.events, refused=piece.refused, finished=piece.finished
                 )
                 self._slice_size.note(len(piece), self._clock() - begun_at)
-                failure_counts, over = stored.failure_counts, stored.over
+                failure_counts, over, moved_tasks = stored.failure_counts, stored.over, stored.moved_tasks
             # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
             tally.persisted.extend([event.seq for event in piece.events if event.seq])
             tally.refused.extend(
@@ -254,7 +257,7 @@ class Intake:
             return None
         self._backoff.succeed()
         self._waiting.popleft()
-        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over)
+        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over, moved_tasks)
 
     def _take_slice(self) -> Slice:
         """Return the first slice, cut to the size of now."""

@@ -78,14 +78,14 @@ class LeaseNews(msgspec.Struct, frozen=True):
     """What one step found: triggers that are now owned, maybe known as such, and owned ones that a user removed.
 
     ``ended``: owned ones that nothing waits for any more (`headgate.store.leases.Poll`). ``has_fenced``: others lost
-    their leases. ``is_noticed``: somebody else seems to have written to the database.
+    their leases. ``has_looked``: somebody else seems to have written to the database, or could have for a while.
     """
 
     claimed: list[ClaimedTrigger]
     removed: list[int]
     ended: list[int] = []
     has_fenced: bool = False
-    is_noticed: bool = False
+    has_looked: bool = False
 
 
 NO_NEWS = LeaseNews([], [])
@@ -139,6 +139,10 @@ class Leases:
         """When the next duty is due."""
         return min(self._heartbeat_at, self._look_around_at, self._notice_at)
 
+    def look_soon(self) -> None:
+        """Look for triggers to claim or cancel in the next step: tasks of our own have made or ended some."""
+        self._poll_at = self._notice_at = 0.0
+
     def step(self, now: float, *, owned: int, claiming: bool) -> LeaseNews:
         """Do what is most urgently due, if anything. ``owned`` counts against the capacity.
 
@@ -176,7 +180,7 @@ class Leases:
             has_room = self._wants_room and owned < self._capacity
             if has_news or has_room or now >= self._poll_at or self._claim_is_unknown:
                 news = self._poll(self._epoch, now, owned, claiming)
-                return msgspec.structs.replace(news, is_noticed=has_news)
+                return news
         return NO_NEWS
 
     def _register(self, now: float) -> None:
@@ -212,7 +216,7 @@ class Leases:
             owned_triggers = self._store.claimed_triggers(epoch)
             self._claim_is_unknown = False
             self._poll_at = self._notice_at = now  # the claim may not have been all, and removals were not asked for
-            return LeaseNews(owned_triggers, [])
+            return LeaseNews(owned_triggers, [], has_looked=True)
         poll = self._store.poll(epoch, self._queues)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
         claimed: list[ClaimedTrigger] = []
@@ -226,4 +230,4 @@ class Leases:
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s
         self._notice_at = min(self._notice_at, self._poll_at)
-        return LeaseNews(claimed, poll.removed, poll.ended)
+        return LeaseNews(claimed, poll.removed, poll.ended, has_looked=True)

@@ -42,8 +42,14 @@ Work = StepEnded | FileParsed | Ask
 class WorkerChild(ChildProcess):
     """A worker as a process, and its link."""
 
-    def __init__(self, *, environment: Mapping[str, str], frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        super().__init__("headgate.worker", (), environment)
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        hide: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        super().__init__("headgate.worker", (), environment, hide=hide)
         self.link = WorkerLink(self.frames, WorkConnection(WorkRole.SUPERVISOR, frame_bytes_max=frame_bytes_max))
 
     def close(self) -> None:
