@@ -39,6 +39,16 @@ class Counter(_Kwargs):
         await trio.sleep_forever()
 
 
+class Nameless(_Kwargs):
+    """Counts as `Counter` does, with events that have no key."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        last = await self.last_event()
+        for number in range(0 if last is None else last.payload + 1, self.kwargs["count"]):
+            yield TriggerEvent(number)
+        await trio.sleep_forever()
+
+
 class Surroundings(_Kwargs):
     """Tells what this process can see of its surroundings."""
 
