@@ -52,7 +52,7 @@ _OF_ALL = {
     "plan": {
         *(("none", to) for to in ("scheduled", "upstream_failed", "skipped", "deferred")),
         *((state, "removed") for state in ("none", "scheduled", "queued", "deferred", "up_for_retry")),
-        ("", "none"),
+        *(("", to) for to in ("none", "scheduled", "upstream_failed", "skipped", "deferred")),  # new in its DAG
     },
     "retry_due": {("up_for_retry", "scheduled"), ("up_for_retry", "deferred")},
     "dispatch": {("scheduled", "running")},
@@ -175,12 +175,13 @@ class Checker:
     def _see_row(self, record: records.Moved) -> None:
         task = self._tasks.get(record.task)
         if task is None:
-            task = self._tasks[record.task] = _Task(record)
+            # New in its run; what became of it in the same transaction is compared with what such a row is.
+            task = self._tasks[record.task] = _Task(msgspec.structs.replace(record, state="none", try_number=0))
         elif record.old != task.row.state:
             self._find("broke", f"the simulation: {record.task} was {task.row.state}, not {record.old}")
         before, task.row = task.row, record
         if record.state != before.state or not record.old or record.token != before.token:
-            self._moved.append((record.task, before if record.old else record))
+            self._moved.append((record.task, before))
             self._check_transition(task, before, record)
             task.since = self._at
 
@@ -206,7 +207,7 @@ class Checker:
             self._give(task, before, now)
         elif now.state == "scheduled" and now.by in ("plan", "retry_due"):
             self._check_try(task, before, now)
-        elif now.state == "none":
+        if now.by == "clear":
             task.left, task.deferral = {}, 0
 
     def _check_try(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
@@ -229,7 +230,9 @@ class Checker:
                 self._find("an outcome nobody had", f"{now.task} was skipped by {now.about}")
             return
         if before.token != now.said or self._given.get(now.said, ("", 0))[0] != now.task:
-            self._find("a late answer counted", f"{now.task} {now.old} to {now.state}: {now.said} is not {before.token}")
+            self._find(
+                "a late answer counted", f"{now.task} {now.old} to {now.state}: {now.said} is not {before.token}"
+            )
         if now.by == "lose_worker":
             if now.state != "none":
                 self._check_failure(now, may_retry=True)
@@ -263,8 +266,7 @@ class Checker:
             leg = 0 if ran is None else ran.leg
         else:  # in its trigger, from the beginning
             leg = 0
-            if now.by == "retry_due" or now.old == "none":
-                self._check_try(task, before, now)
+            self._check_try(task, before, now)
         wait = plan.legs(now.try_number if now.by == "defer" else 1)[max(leg, 0)].wait
         if wait is None:
             self._find("an outcome nobody had", f"{now.task} waits, and did not defer")
@@ -281,8 +283,6 @@ class Checker:
             self._find("resumed twice", f"{now.task} from trigger {before.trigger}")
         deferral.is_over = True
         task.deferral = before.trigger
-        if self._triggers.get(before.trigger) == "" and not self._is_told(before.trigger):
-            pass  # whether it is closed is looked at when the transaction is told
         end, what = deferral.wait.end, f"{now.task} from trigger {before.trigger}, which ends by {deferral.wait.end}"
         if now.by == "time_out":
             self._check_timeout(now, deferral)
@@ -301,9 +301,6 @@ class Checker:
                 name = key or f"{now.task.split('/')[0]}/*/{now.task.split('/')[2]}"
                 tried = now.try_number if key else 1
                 task.left = {**task.left, KEY: pushed(name, tried, deferral.leg)}
-
-    def _is_told(self, trigger: int) -> bool:
-        return trigger in self._triggers
 
     def _check_timeout(self, now: records.Moved, deferral: _Deferral) -> None:
         late_s = self._at - deferral.times_out_at
@@ -395,7 +392,7 @@ class Checker:
 
     def _check_rule(self, name: str, before: records.Moved) -> None:
         task = self._tasks[name]
-        if before.state != "none" or task.row.by != "plan" or not task.row.old or task.row.state == "removed":
+        if before.state != "none" and task.row.old or task.row.by != "plan" or task.row.state in ("none", "removed"):
             return
         dag, run, own = name.split("/")
         plan = self._plan.task(name)

@@ -52,7 +52,11 @@ class SimulatedOperator(BaseOperator):
             options["start_from_trigger"] = True
             options["start_trigger_args"] = StartTriggerArgs(
                 trigger_cls="tests.simulation.tasks.dags.SimulatedWait",
-                trigger_kwargs={"task": f"{'' if dag is None else dag.dag_id}/*/{plan.name}", "try_number": 1, "leg": 0},
+                trigger_kwargs={
+                    "task": f"{'' if dag is None else dag.dag_id}/*/{plan.name}",
+                    "try_number": 1,
+                    "leg": 0,
+                },
                 next_method="resume",
                 next_kwargs={"leg": 1},
                 timeout=None if wait.timeout_s is None else timedelta(seconds=wait.timeout_s),

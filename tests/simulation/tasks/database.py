@@ -184,7 +184,9 @@ class TaskFailingStore(FailingStore):
 
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
         """See `Store`."""
-        return self.named("claim", lambda: super(TaskFailingStore, self).claim_triggers(epoch, limit=limit, queues=queues))
+        return self.named(
+            "claim", lambda: super(TaskFailingStore, self).claim_triggers(epoch, limit=limit, queues=queues)
+        )
 
     def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]:
         """See `Store`."""

@@ -51,9 +51,7 @@ def decision(rule: str, above: tuple[str, ...]) -> str:
     if rule == "all_done":
         return "none"
     fixed = [state for state, has in zip(above, is_ended, strict=True) if has]
-    answers = {
-        of_ended(rule, (*fixed, *rest)) for rest in itertools.product(ENDS, repeat=len(above) - len(fixed))
-    }
+    answers = {of_ended(rule, (*fixed, *rest)) for rest in itertools.product(ENDS, repeat=len(above) - len(fixed))}
     return answers.pop() if len(answers) == 1 else "none"
 
 
@@ -68,15 +66,17 @@ def end_of_run(states: Mapping[str, str], upstream: Mapping[str, tuple[str, ...]
 
 
 def _attempt(legs: tuple[Leg, ...], task: Task) -> str:
-    """Return how a try ends: as the task does, or ``again`` if another one may be made."""
+    """Return how a try ends: as the task does (``branch``: well, with skips), or ``again`` if another one may be made."""
     for leg in legs:
         if task.execution_timeout_s is not None and leg.seconds > task.execution_timeout_s:
             return "again"
         if leg.trouble in ("dies_before", "dies_after", "cut"):
             return "again"
         match leg.end:
-            case "return" | "branch":
+            case "return":
                 return "success"
+            case "branch":
+                return "branch"
             case "skip":
                 return "skipped"
             case "give_up":
@@ -104,7 +104,7 @@ def _outcome(task: Task) -> str:
 
 
 def _skips(task: Task) -> tuple[str, ...]:
-    """Return what a task that succeeds has skipped."""
+    """Return what a task skips that comes to the end of its branch."""
     return next((leg.skips for legs in task.attempts for leg in legs if leg.end == "branch"), ())
 
 
@@ -117,9 +117,10 @@ def states_of(dag: Dag) -> dict[str, str]:
             states[task.name] = "skipped"
             continue
         decided = of_ended(task.rule, [states[name] for name in task.upstream])
-        states[task.name] = _outcome(task) if decided == "scheduled" else decided
-        if states[task.name] == "success":
+        state = _outcome(task) if decided == "scheduled" else decided
+        if state == "branch":
             skipped.update(_skips(task))
+        states[task.name] = "success" if state == "branch" else state
     return states
 
 

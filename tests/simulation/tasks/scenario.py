@@ -17,7 +17,17 @@ RULES = (
     *("all_success", "all_success", "all_success", "all_done", "one_success", "one_failed", "one_done"),
     *("none_failed", "none_failed_min_one_success", "none_skipped", "all_failed", "all_skipped", "always"),
 )
-STATES_ACTED_ON = ("running", "running", "deferred", "deferred", "scheduled", "up_for_retry", "success", "failed", "none")
+STATES_ACTED_ON = (
+    "running",
+    "running",
+    "deferred",
+    "deferred",
+    "scheduled",
+    "up_for_retry",
+    "success",
+    "failed",
+    "none",
+)
 POOL = "small"
 # Where a supervisor may die beside the marks: the verbs of the part for tasks, before and after their commit.
 VERBS = (
@@ -243,7 +253,9 @@ def _draw_task(
     return Task(
         name,
         upstream,
-        rule=rng.choice(RULES) if upstream and not is_calm and len(upstream) != 1 or rng.random() < 0.3 else "all_success",
+        rule=rng.choice(RULES)
+        if upstream and not is_calm and len(upstream) != 1 or rng.random() < 0.3
+        else "all_success",
         retries=retries,
         retry_delay_s=rng.choice((0.0, 0.0, 0.3, 1.5)),
         execution_timeout_s=1.5 if has_deadline else rng.choice((None, 60.0)),

@@ -113,7 +113,13 @@ class TaskSupervisor(SupervisorProcess):
             backoff=backoff(),
         )
         return SupervisorCore(
-            store, identity, settings, is_gone=self._is_other_gone, clock=trio.current_time, tasks=tasks, answers=answers
+            store,
+            identity,
+            settings,
+            is_gone=self._is_other_gone,
+            clock=trio.current_time,
+            tasks=tasks,
+            answers=answers,
         )
 
     def die(self, how: str, *, runner_at_once: bool, down_s: float) -> None:
@@ -178,6 +184,12 @@ class TaskWorld(World):
     def _side_of(self, mark: str) -> str:
         return "supervisor" if mark in MARKS_OF_TASKS else super()._side_of(mark)
 
+    def reach(self, mark: str) -> None:
+        """See the base class."""
+        if mark == "store.committed":
+            self.see("store_slice")  # whoever dies here tells nobody any more
+        super().reach(mark)
+
     def reach_verb(self, verb: str, *, is_committed: bool) -> None:
         """A supervisor calls a verb, or has had it carried out: it dies there, or loses the database, if it is to."""
         if not is_committed:
@@ -237,7 +249,9 @@ class TaskWorld(World):
 
     def _do_to(self, task_id: int, name: str, what: Any) -> None:
         try:
-            result: object = self._store.tasks.clear(task_id) if what == "clear" else self._store.tasks.mark(task_id, what)
+            result: object = (
+                self._store.tasks.clear(task_id) if what == "clear" else self._store.tasks.mark(task_id, what)
+            )
         except StoreError as error:
             self.broke("the user", error)
             return
