@@ -17,6 +17,7 @@ PATH = ROOT / "docs" / "proof.md"
 SECTIONS = {
     "crash": "## Crash tests\n\nNot run yet: `make crash`.",
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
+    "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
 }
 HEAD = """\
 # Proof

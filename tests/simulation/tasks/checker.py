@@ -392,7 +392,7 @@ class Checker:
 
     def _check_rule(self, name: str, before: records.Moved) -> None:
         task = self._tasks[name]
-        if before.state != "none" and task.row.old or task.row.by != "plan" or task.row.state in ("none", "removed"):
+        if (before.state != "none" and task.row.old) or task.row.by != "plan" or task.row.state in ("none", "removed"):
             return
         dag, run, own = name.split("/")
         plan = self._plan.task(name)

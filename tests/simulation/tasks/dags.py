@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,7 @@ class SimulatedWait(BaseTrigger):
         world: Any = runner.world
         wait = world.scenario.task(self.task).legs(self.try_number)[self.leg].wait
         runner.note(records.Waited(trio.current_time(), self.task, self.leg, runner.number))
-        await (trio.sleep_forever() if wait.end == "never" else trio.sleep(wait.seconds))
+        await trio.sleep(math.inf if wait.end == "never" else wait.seconds)
         xcoms = {KEY: pushed(self.task, self.try_number, self.leg)} if wait.pushes else None
         match wait.end:
             case "raises":

@@ -174,6 +174,7 @@ class TaskFailingStore(FailingStore):
         super().__init__(world)
         self._task_world = world
         self._about, self._said, self._verb_name = 0, "", ""
+        self._has_changed = False
         self.tasks = FailingVerbs(self, self._store.tasks)
         self.scheduling = FailingVerbs(self, self._store.scheduling)
 
@@ -214,8 +215,10 @@ class TaskFailingStore(FailingStore):
         """Carry out a verb under its name; the supervisor may die before it, or after its commit."""
         self._task_world.reach_verb(name, is_committed=False)
         self._verb_name, self._about, self._said = name, about, said
+        self._has_changed = False
         result = call()
-        self._task_world.reach_verb(name, is_committed=True)
+        if self._has_changed:
+            self._task_world.reach_verb(name, is_committed=True)
         return result
 
     def call(self, name: str, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +237,7 @@ class TaskFailingStore(FailingStore):
 
     def _wrote(self, epoch: int, verb: str) -> None:
         super()._wrote(epoch, verb)
-        self._task_world.see(self._verb_name or verb, self._about, self._said)
+        self._has_changed = self._task_world.see(self._verb_name or verb, self._about, self._said)
 
 
 class FailingVerbs:

@@ -66,7 +66,7 @@ def end_of_run(states: Mapping[str, str], upstream: Mapping[str, tuple[str, ...]
 
 
 def _attempt(legs: tuple[Leg, ...], task: Task) -> str:
-    """Return how a try ends: as the task does (``branch``: well, with skips), or ``again`` if another one may be made."""
+    """Return how a try ends: as its task does (``branch``: well, with skips) or ``again`` where another may follow."""
     for leg in legs:
         if task.execution_timeout_s is not None and leg.seconds > task.execution_timeout_s:
             return "again"

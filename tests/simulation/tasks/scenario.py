@@ -105,7 +105,7 @@ class Dag(_Part, frozen=True):
 
 
 class KillAtVerb(_Part, frozen=True):
-    """A supervisor dies at the ``nth`` call of a verb of the store, before its transaction or after the commit."""
+    """A supervisor dies before the ``nth`` call of a verb of the store, or after its ``nth`` commit of a change."""
 
     verb: str
     nth: int
@@ -113,10 +113,7 @@ class KillAtVerb(_Part, frozen=True):
 
 
 class FailAtVerb(_Part, frozen=True):
-    """The database goes away at the ``nth`` call of a verb, for a moment: before its transaction, or after the commit.
-
-    After the commit nobody is told of it.
-    """
+    """The database goes away for a moment, and nobody is told of the commit if there was one; when is as above."""
 
     verb: str
     nth: int
@@ -209,7 +206,7 @@ def draw(seed: int) -> TaskScenario:
 
 def _draw_dag(rng: random.Random, name: str, pool_slots: int, *, has_more: bool) -> Dag:
     is_calm = rng.random() < 0.25
-    shape = rng.choice(("one", "one", "chain", "chain", "diamond", "fan", "branch")) if not has_more else "one"
+    shape = rng.choice(("one", "one", "chain", "chain", "diamond", "fan", "fork", "branch")) if not has_more else "one"
     upstream: dict[str, tuple[str, ...]]
     match shape:
         case "one":
@@ -219,6 +216,8 @@ def _draw_dag(rng: random.Random, name: str, pool_slots: int, *, has_more: bool)
             upstream = dict(list(upstream.items())[: rng.choice((2, 3))])
         case "diamond":
             upstream = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}
+        case "fork":
+            upstream = {"a": (), "b": ("a",), "c": ("a",)}
         case "fan":
             upstream = {"a": (), "b": (), "c": ("a", "b")}
         case _:
@@ -254,7 +253,7 @@ def _draw_task(
         name,
         upstream,
         rule=rng.choice(RULES)
-        if upstream and not is_calm and len(upstream) != 1 or rng.random() < 0.3
+        if (upstream and not is_calm and len(upstream) != 1) or rng.random() < 0.3
         else "all_success",
         retries=retries,
         retry_delay_s=rng.choice((0.0, 0.0, 0.3, 1.5)),

@@ -59,7 +59,7 @@ class SilentLogs:
 
 
 class SimulatedFiles:
-    """What keeps the database in line with the DAG files: parsed as soon as they change, and when a supervisor starts."""
+    """Keeps the database in line with the DAG files: stored when they change, and when a supervisor starts."""
 
     def __init__(self, task_world: TaskWorld, store: TaskFailingStore) -> None:
         self._world = task_world
@@ -143,7 +143,7 @@ class TaskWorld(World):
         self.versions = dict.fromkeys(self.specs, 0)
         self.saving: Sequence[DagSpec] = ()  # by the verb that is being carried out
         self._saved = dict(self.specs)
-        self._verbs: Counter[str] = Counter()
+        self._verbs: Counter[tuple[str, bool]] = Counter()
         self._deadly = [fault for fault in plan.faults if isinstance(fault, KillAtVerb | FailAtVerb)]
         self._has_changed = Bell()
         self._acting = 0
@@ -153,8 +153,8 @@ class TaskWorld(World):
     def look(self) -> None:
         """Nothing: what has changed is told by `see`."""
 
-    def see(self, by: str, about: int = 0, said: str = "") -> None:
-        """Add what the transaction that was committed just now has changed, and whose it was."""
+    def see(self, by: str, about: int = 0, said: str = "") -> bool:
+        """Add what the transaction that was committed just now has changed; return whether that was anything."""
         for spec in self.saving if by == "save_file" else ():
             if self._saved[spec.dag_id] != spec:
                 self._saved[spec.dag_id] = spec
@@ -166,6 +166,7 @@ class TaskWorld(World):
         if found:
             self._has_changed.ring()
             self._rested.ring()
+        return bool(found)
 
     def has_task(self, name: str) -> bool:
         """Whether the DAG's file has this task now."""
@@ -191,13 +192,13 @@ class TaskWorld(World):
         super().reach(mark)
 
     def reach_verb(self, verb: str, *, is_committed: bool) -> None:
-        """A supervisor calls a verb, or has had it carried out: it dies there, or loses the database, if it is to."""
-        if not is_committed:
-            self._verbs[verb] += 1
+        """A supervisor calls a verb, or has changed something by it: it dies there, or loses the database, if due."""
+        self._verbs[verb, is_committed] += 1
         if not self._deadly or trio.current_time() > scenario.FAULTS_UNTIL_S:
             return
         for fault in self._deadly:
-            if (fault.verb, fault.is_committed) == (verb, is_committed) and fault.nth <= self._verbs[verb]:
+            reached = fault.nth <= self._verbs[verb, is_committed]
+            if reached and (fault.verb, fault.is_committed) == (verb, is_committed):
                 self._deadly.remove(fault)
                 self._note_fault(fault)
                 if isinstance(fault, KillAtVerb):
