@@ -81,16 +81,15 @@ def test_a_failing_seed_prints_the_one_command_that_shows_it() -> None:
 
 def test_seeds_draw_every_kind_of_leg_wait_trouble_and_fault() -> None:
     plans = [scenario.draw(seed) for seed in range(SEEDS)]
-    legs = [
-        leg for plan in plans for dag in plan.dags for task in dag.tasks for tried in task.attempts for leg in tried
-    ]
+    tasks = [task for plan in plans for dag in plan.dags for task in dag.tasks]
+    legs = [leg for task in tasks for legs in task.attempts for leg in legs]
     assert {leg.end for leg in legs} == {"return", "fail", "give_up", "skip", "defer", "branch"}
     assert {leg.wait.end for leg in legs if leg.wait} == set(scenario.WaitEnd.__args__)
     assert {leg.trouble for leg in legs} == set(scenario.Trouble.__args__)
     kinds = {type(fault).__name__ for plan in plans for fault in plan.faults}
     assert kinds >= {kind.__name__ for kind in scenario.OfTasks.__args__}
     assert any(oracle.predicted(plan) for plan in plans)
-    assert any(task.starts_in_trigger for plan in plans for dag in plan.dags for task in dag.tasks)
+    assert any(task.starts_in_trigger for task in tasks)
 
 
 @pytest.mark.parametrize(

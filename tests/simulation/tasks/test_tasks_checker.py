@@ -10,14 +10,11 @@ from tests.simulation import records as of_pair
 from tests.simulation.scenario import Topology
 from tests.simulation.tasks import records, world
 from tests.simulation.tasks.checker import check
-from tests.simulation.tasks.scenario import Act, Dag, Leg, Task, TaskScenario, Wait
+from tests.simulation.tasks.scenario import Dag, Leg, Task, TaskScenario, Wait
 
 TASK = "d1/r1/a"
 LEGS = (Leg("defer", 0.5, Wait("event", 0.5), pushes=True), Leg(seconds=0.5, pushes=True))
-PLAN = TaskScenario(
-    0, Topology(), (Dag("d1", (Task("a", attempts=(LEGS,)),), (0.5,)),), faults=(Act(5.0, "", "clear"),)
-)
-PLAN = msgspec.structs.replace(PLAN, faults=())
+PLAN = TaskScenario(0, Topology(), (Dag("d1", (Task("a", attempts=(LEGS,)),), (0.5,)),))
 
 
 def history() -> list[Any]:
