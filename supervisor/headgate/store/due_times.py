@@ -48,7 +48,7 @@ class Due(msgspec.Struct, frozen=True):
     has_orphans: bool
 
 
-def _row(kind: str, moment: Any = None, plus_s: Any = None) -> Select[Any]:
+def _row(kind: str, moment: Any = None, plus_s: Any = None) -> Select[Any, Any, Any]:
     return select(
         literal_column(f"'{kind}'"),
         null() if moment is None else moment,
