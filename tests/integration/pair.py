@@ -35,6 +35,8 @@ def wait_until(condition: Callable[[], Any], what: str, within_s: float = WITHIN
 class Pair:
     """One ``headgate triggerer`` and its runner."""
 
+    command = "triggerer"
+
     def __init__(self, home: Path, database_url: str, keys: str, arguments: tuple[str, ...], settings: dict[str, str]):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
         environment |= {
@@ -46,7 +48,7 @@ class Pair:
         }
         environment |= {f"HEADGATE_{name.upper()}": value for name, value in settings.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headgate.cli", "triggerer", *arguments],
+            [sys.executable, "-m", "headgate.cli", self.command, *arguments],
             env=environment,
             cwd=home,
             stdin=subprocess.DEVNULL,

@@ -21,6 +21,8 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([strategy_of(argument) for argument in arguments])
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return st.tuples(*(strategy_of(argument) for argument in arguments))
     if origin is tuple:
         return st.lists(strategy_of(arguments[0]), max_size=3).map(tuple)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

@@ -12,6 +12,7 @@ from headgate.protocol.messages import (
     Drain,
     Hello,
     LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -19,6 +20,7 @@ from headgate.protocol.messages import (
     StateSync,
     Welcome,
 )
+from headgate.protocol.questions import SecretText
 from headgate.protocol.session import TRANSITIONS, Closed, Direction, Event, Role, Session, State
 
 RUNNER, SUPERVISOR = Role.RUNNER, Role.SUPERVISOR
@@ -31,6 +33,7 @@ EVENTS: dict[type[Event], Event] = {
     StateSync: StateSync(round=1),
     Request: Request(1, LastEvent(1)),
     Response: Response(1),
+    Reply: Reply(1, SecretText(None)),
     Drain: Drain(5.0),
     Closed: Closed(),
 }
@@ -50,7 +53,10 @@ LEGAL: dict[tuple[State, Role, type[Event]], State] = {
     **{
         (state, role, event): state
         for state in (State.READY, State.DRAINING)
-        for role, event in ((RUNNER, StateChanges), (RUNNER, Request), (SUPERVISOR, StateSync), (SUPERVISOR, Response))
+        for role, event in (
+            *((RUNNER, kind) for kind in (StateChanges, Request)),
+            *((SUPERVISOR, kind) for kind in (StateSync, Response, Reply)),
+        )
     },
 }
 ALL = list(itertools.product(State, Role, EVENTS))

@@ -23,6 +23,7 @@ from headgate.protocol.messages import (
     LastEvent,
     Refusal,
     RefusedEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -32,7 +33,9 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
+from headgate.protocol.questions import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
 from headgate.protocol.session import Role
+from headgate.protocol.task_states import TaskState
 from headgate.protocol.wire import (
     MESSAGE_TYPES,
     Message,
@@ -93,6 +96,16 @@ EXAMPLES: dict[str, Message] = {
         more=True,
     ),
     "Request": Request(id=9, question=LastEvent(trigger_id=5)),
+    "RequestVariable": Request(id=10, question=GetVariable("v")),
+    "RequestConnection": Request(id=11, question=GetConnection("c")),
+    "RequestStates": Request(id=12, question=GetTaskStates("d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
+    "Reply": Reply(id=10, answer=SecretText("s")),
+    "ReplyStates": Reply(
+        id=12,
+        answer=TaskStates(
+            run_id="r", run_state="running", tasks=(("t", TaskState.DEFERRED),), missing=("u",), has_dag=False
+        ),
+    ),
     "Welcome": Welcome(
         protocol_version=1,
         incarnation=3,

@@ -25,6 +25,7 @@ from headgate.store.engine import open_engine
 from headgate.store.schema import upgrade
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
+from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Exit, Send
 from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.leases import Identity, LeaseTimes
@@ -57,7 +58,8 @@ class Live:
             self._writer.close()
         self._writer = FrameLogWriter(self.folder, clock=lambda: self.now)
         identity = Identity("host", 1, "machine", 0.0)
-        self.core = SupervisorCore(self.store, identity, SETTINGS, is_gone=lambda row: True)
+        answers = Answers(self.store, {"HEADGATE_VAR_REGION": "the-north"})
+        self.core = SupervisorCore(self.store, identity, SETTINGS, is_gone=lambda row: True, answers=answers)
 
     def start_runner(self) -> None:
         """A runner starts, after the end of the one before."""

@@ -22,6 +22,7 @@ from headgate.protocol.messages import (
     FromSupervisor,
     Hello,
     LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -30,6 +31,7 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
+from headgate.protocol.questions import GetConnection, GetVariable, SecretText
 from headgate.protocol.values import encode_value
 from headgate.scheduling.names import TryName
 from headgate.store.deferral import Deferral
@@ -40,9 +42,17 @@ from headgate.store.schema import upgrade
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor import assignments, commands
+from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import DRAIN_MARGIN_S, DUMP_TO_KILL_S, CoreSettings, RunnerState, SupervisorCore
-from headgate.supervisor.leases import Identity, LeaseTimes
+from headgate.supervisor.core import (
+    DRAIN_MARGIN_S,
+    DUMP_TO_KILL_S,
+    ENDED_GRACE_S,
+    CoreSettings,
+    RunnerState,
+    SupervisorCore,
+)
+from headgate.supervisor.leases import FAIR_WAIT_S, Identity, LeaseTimes
 
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 SETTINGS = CoreSettings(
@@ -78,7 +88,9 @@ class World:
         is_gone: Callable[[TriggererRow], bool] = lambda row: False,
     ) -> Supervised:
         identity = Identity("host", pid, "machine", 0.0)
-        return Supervised(self, SupervisorCore(self.store, identity, settings, is_gone=is_gone, clock=lambda: 0.0))
+        answers = Answers(self.store, {"HEADGATE_VAR_REGION": "north"})
+        core = SupervisorCore(self.store, identity, settings, is_gone=is_gone, clock=lambda: 0.0, answers=answers)
+        return Supervised(self, core)
 
 
 class Supervised:
@@ -484,7 +496,9 @@ def test_no_more_triggers_than_the_capacity_are_claimed(world: World) -> None:
     assert len(one.created()) == SETTINGS.capacity
     other = world.supervisor(pid=2)
     other.start_runner()
-    assert len(other.created()) == 3
+    assert len(other.created()) == 2  # its share, as long as the first one might want some, too
+    other.pass_time(FAIR_WAIT_S + SETTINGS.lease.notice_interval_s)
+    assert len(other.created()) == 1
 
 
 def test_room_that_becomes_free_is_used_at_once_although_nobody_else_writes(world: World) -> None:
@@ -828,3 +842,153 @@ def test_a_database_that_does_not_answer_is_not_asked_again_for_every_question(
     assert len(responses) == 100
     assert all(response.error for response in responses)
     assert len(asked) == 1
+
+
+# --- triggers that tasks wait for ----------------------------------------------------------------
+
+
+class Waiting:
+    """A task that waits for a trigger, which the runner of a supervisor has been given."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.verbs = world, world.store.tasks
+        self.supervisor = world.supervisor()
+        self.supervisor.start_runner()
+        self.epoch = self.supervisor.core.leases.epoch
+        self.verbs.save_file(self.epoch, "f.py", [DagSpec("d", tasks=(TaskSpec("a", "Op"),))])
+        run = self.verbs.create_run("d", "r")
+        assert run is not None
+        self.task = self.verbs.task_id_of(run, "a")
+        self.verbs.decide(self.epoch, "scheduled", [self.task])
+        (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",), straight_to_worker=True).tasks
+        empty = encode_value({}, where="kwargs")
+        self.verbs.defer(self.epoch, given.id, given.token, Deferral("a.B", empty, "resume", empty, timeout_s=3.0))
+        self.supervisor.pass_time(SETTINGS.lease.poll_interval_s - 3.0)
+        (self.spec,) = self.supervisor.created()
+
+    @property
+    def owner(self) -> int | None:
+        """Whose trigger it is."""
+        (row,) = [row for row in self.world.store.list_triggers() if row.id == self.spec.trigger_id]
+        return row.triggerer_id
+
+    def cancels(self) -> list[CancelTrigger]:
+        return [cancel for sync in self.supervisor.sent(StateSync) for cancel in sync.to_cancel]
+
+    def ends(self, outcome: str, reason: str | None = None, error: str = "") -> None:
+        finished = FinishedTrigger(
+            self.spec.trigger_id,
+            self.spec.trigger_run_id,
+            outcome,  # type: ignore[arg-type]
+            0,
+            reason=reason,  # type: ignore[arg-type]
+            error=error,
+        )
+        self.supervisor.round(finished=(finished,))
+        self.supervisor.pass_time(0.1)
+
+
+def test_a_trigger_whose_task_has_timed_out_is_cancelled_and_let_go(world: World) -> None:
+    waiting = Waiting(world)
+    world.now += 3.0
+    assert waiting.verbs.time_out(waiting.epoch) == [waiting.task]
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+    waiting.ends("cancelled", "timeout")
+    assert waiting.owner is None
+    assert len(waiting.supervisor.core.assignments) == 0
+    assert world.store.poll(waiting.epoch, ("default",)).ended == []
+
+
+def test_a_trigger_that_fired_and_ends_by_itself_is_not_cancelled(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    assert world.store.poll(waiting.epoch, ("default",)).ended == [waiting.spec.trigger_id]
+    waiting.ends("returned")
+    waiting.supervisor.pass_time(2 * ENDED_GRACE_S)
+    assert waiting.cancels() == []
+    assert waiting.owner is None
+
+
+def test_a_trigger_that_fired_and_goes_on_is_cancelled_after_a_moment(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+
+
+def test_a_trigger_that_failed_its_task_is_not_started_again(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.ends("failed", error="boom")
+    waiting.supervisor.pass_time(60.0)
+    assert waiting.supervisor.created() == []
+    assert len(waiting.supervisor.core.assignments) == 0
+    assert waiting.owner is None
+
+
+def test_a_trigger_of_no_use_whose_runner_is_gone_is_let_go(world: World) -> None:
+    waiting = Waiting(world)
+    world.now += 3.0
+    waiting.verbs.time_out(waiting.epoch)
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    waiting.supervisor.core.runner_ended(waiting.supervisor.core.incarnation, "killed", world.now)
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.owner is None
+    assert len(waiting.supervisor.core.assignments) == 0
+
+
+def test_a_trigger_is_told_variables_and_connections(world: World) -> None:
+    world.store.tasks.connections.put("db", b"pg://me:hunter22@h")
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.say(Request(1, GetVariable("region")))
+    supervisor.say(Request(2, GetConnection("db")))
+    supervisor.say(Request(3, GetVariable("nothing")))
+    assert [(reply.id, reply.answer) for reply in supervisor.sent(Reply)] == [
+        (1, SecretText("north")),
+        (2, SecretText("pg://me:hunter22@h")),
+        (3, SecretText(None)),
+    ]
+
+
+def test_a_question_that_is_refused_is_answered_with_the_reason_and_holds_up_no_other(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.say(Request(1, GetVariable("")))
+    supervisor.say(Request(2, LastEvent(trigger_id)))
+    refused, answered = supervisor.sent(Response)
+    assert (refused.id, "must not be empty" in refused.error) == (1, True)
+    assert (answered.id, answered.error) == (2, "")
+
+
+def test_a_supervisor_without_answers_says_so(world: World) -> None:
+    core = SupervisorCore(world.store, Identity("host", 1, "machine", 0.0), SETTINGS, is_gone=lambda row: False)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    supervisor.say(Request(1, GetVariable("region")))
+    (response,) = supervisor.sent(Response)
+    assert response.error == "this supervisor answers no such questions"
+
+
+def test_a_database_that_does_not_answer_is_not_asked_again_for_any_question(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    asked = []
+
+    def away(*_: object) -> None:
+        asked.append(world.now)
+        raise DatabaseAway("db", "no answer within 5 s")
+
+    monkeypatch.setattr(world.store.tasks.variables, "get", away)
+    for number in range(10):
+        supervisor.say(Request(number + 1, GetVariable("v")))
+    assert [bool(response.error) for response in supervisor.sent(Response)] == [True] * 10
+    assert len(asked) == 1
+    monkeypatch.undo()
+    supervisor.pass_time(10.0)
+    supervisor.say(Request(11, GetVariable("v")))
+    assert [reply.id for reply in supervisor.sent(Reply)] == [11]

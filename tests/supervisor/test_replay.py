@@ -14,19 +14,21 @@ import msgspec
 import pytest
 
 from headgate.protocol.errors import FrameLogError
-from headgate.protocol.framelog import FrameLogWriter, Record, encode_record, read_frames
+from headgate.protocol.framelog import FrameLogWriter, Record, describe, encode_record, read_frames
 from headgate.protocol.messages import (
     FinishedTrigger,
     FiredEvent,
     Hello,
     LastEvent,
     RefusedEvent,
+    Reply,
     Request,
     Response,
     StateChanges,
     StateSync,
     TriggerSpec,
 )
+from headgate.protocol.questions import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
 from headgate.protocol.session import Direction
 from headgate.protocol.wire import Message, encode_message
 from headgate.store.engine import open_engine
@@ -193,10 +195,10 @@ EDITS: dict[str, tuple[Callable[[int, Message], Any], str]] = {
     "a cancel for another reason": (
         change_first(
             StateSync,
-            lambda m: with_field(to_cancel=(with_field(reason="timeout")(m.to_cancel[0]),))(m),
+            lambda m: with_field(to_cancel=(with_field(reason="shutdown")(m.to_cancel[0]),))(m),
             having="to_cancel",
         ),
-        r"to_cancel\[0\].reason is 'timeout', replayed 'user'",
+        r"to_cancel\[0\].reason is 'shutdown', replayed 'user'",
     ),
     "another event": (
         change_first(StateChanges, lambda m: with_field(events=m.events[1:])(m), having="events"),
@@ -337,6 +339,46 @@ def test_a_question_the_database_did_not_answer_is_not_answered_again(
         patch.setattr(live.store, "last_event", away)
         live.say(Request(1, LastEvent(1)))
     live.say(Request(2, LastEvent(1)))
+    assert_clean(live.files())
+
+
+def test_what_a_trigger_asked_for_is_masked_and_replays_clean(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.store.tasks.connections.put("db", b"pg://me:hunter22@h")
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    one = live.specs()["one"]
+    questions = (
+        GetVariable("region"),
+        GetConnection("db"),
+        GetVariable("none"),
+        GetVariable(""),
+        GetTaskStates("etl"),
+        LastEvent(one.trigger_id),
+    )
+    for number, question in enumerate(questions, 1):
+        live.say(Request(number, question))
+
+    def away(name: str) -> None:
+        raise DatabaseAway("postgresql://db/x", "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.store.tasks.variables, "get", away)
+        live.say(Request(10, GetVariable("v")))
+    live.say(Request(11, GetVariable("v")))
+    live.round(fired(one, 0))
+    assert [message.answer for message in live.sent if isinstance(message, Reply)] == [
+        SecretText("the-north"),
+        SecretText("pg://me:hunter22@h"),
+        SecretText(None),
+        TaskStates(has_dag=False),
+    ]
+    for path in live.files():
+        data = path.read_bytes()
+        assert b"the-north" not in data
+        assert b"hunter22" not in data
+        shown = "\n".join(describe(record) for record in read_frames(path) if isinstance(record, Record))
+        assert "Request id=1 variable region" in shown
+        assert "Reply id=2 a secret" in shown
     assert_clean(live.files())
 
 

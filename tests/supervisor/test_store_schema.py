@@ -42,8 +42,10 @@ def definitions(engine: Engine) -> dict[tuple[str, str], Any]:
         (kind, name): definition for kind, name, definition in rows if "alembic_version" not in f"{name}{definition}"
     }
     if engine.dialect.name == "sqlite":
-        # The order of the constraints in a CREATE TABLE means nothing, nor do quotes around these names.
-        parts = {key: re.split(r",\s*\n", re.sub(r"\n\)$", "", sql.strip())) for key, sql in found.items()}
+        # The order of columns and constraints in a CREATE TABLE means nothing, nor do quotes around these names; and
+        # a column that was added later stands in the line of the one before.
+        comma = re.compile(r",\s*\n|, (?=\w+ (?:BOOLEAN|TEXT|BIGINT))")
+        parts = {key: comma.split(re.sub(r"\n\)$", "", sql.strip())) for key, sql in found.items()}
         return {key: sorted(" ".join(part.replace('"', "").split()) for part in value) for key, value in parts.items()}
     return found
 

@@ -9,7 +9,6 @@ a default. Times are seconds; moments are seconds since the epoch, in UTC.
 
 from __future__ import annotations
 
-import enum
 import math
 import typing
 from typing import Final, Literal, TypeAlias
@@ -18,6 +17,7 @@ import msgspec
 
 from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
 from headgate.protocol.messages import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.task_states import TaskState as TaskState  # to be imported from here as well
 
 # The limits of a DAG (I11). What exceeds one is refused when the file is parsed, where its author sees it.
 TASKS_PER_DAG_MAX = 10_000  # the scheduler looks at all tasks of a run in one go
@@ -28,6 +28,7 @@ NAME_CHARS_MAX = 250  # queues, pools, tags, operators, cron expressions: for th
 TEXT_CHARS_MAX = 64 * 1024  # a description
 TAGS_MAX = 100
 ASSETS_MAX = 100  # of one schedule
+EVENTS_PER_RUN_MAX = 1000  # asset events that one run is made for; they travel with each of its steps
 ASSET_CHARS_MAX = 1500  # the URI of an asset: an index row holds 2,704 bytes, and URIs are ASCII
 CLASSPATH_CHARS_MAX = 1000
 RETRIES_MAX = 10_000  # who wants more wants a loop
@@ -59,21 +60,7 @@ TriggerRule: TypeAlias = Literal[
 TRIGGER_RULES: Final[tuple[TriggerRule, ...]] = typing.get_args(TriggerRule)
 
 
-class TaskState(enum.StrEnum):
-    """Where a task of a run stands; what leads from one to the other is the scheduler's table."""
-
-    NONE = "none"
-    SCHEDULED = "scheduled"
-    QUEUED = "queued"
-    RUNNING = "running"
-    DEFERRED = "deferred"
-    UP_FOR_RETRY = "up_for_retry"
-    RESTARTING = "restarting"
-    SUCCESS = "success"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    UPSTREAM_FAILED = "upstream_failed"
-    REMOVED = "removed"
+RunContract: TypeAlias = Literal["all", "each", "batch", "latest"]
 
 
 # --- the structs ---------------------------------------------------------------------------------
@@ -127,9 +114,17 @@ class CronSchedule(_Part, frozen=True, tag="cron"):
 
 
 class AssetSchedule(_Part, frozen=True, tag="assets"):
-    """Runs when all ``assets`` (their URIs) have had an event since the last run; part of `DagSpec`."""
+    """Runs on events of ``assets`` (their URIs); part of `DagSpec`. ``contract`` says which events make a run.
+
+    ``all``: one of every asset, and whatever else waits then. ``each``: a run per event. ``batch``: as soon as
+    ``batch_count`` wait, or ``batch_seconds`` after the first of them, if that is not None. ``latest``: the newest one,
+    which supersedes those that wait as well.
+    """
 
     assets: tuple[str, ...]
+    contract: RunContract = "all"
+    batch_count: int = 0
+    batch_seconds: float | None = None
 
 
 class DagSpec(_Part, frozen=True):
@@ -284,7 +279,7 @@ def _check_schedule(spec: DagSpec) -> None:
             for name, text in (("cron expression", cron), ("time zone", timezone)):
                 if (problem := name_problem(text)) is not None:
                     raise DagMalformed(spec.dag_id, None, f"the {name} {problem}")
-        case AssetSchedule(assets):
+        case AssetSchedule(assets=assets):
             if not 0 < len(assets) <= ASSETS_MAX:
                 raise DagMalformed(spec.dag_id, None, f"is scheduled by {len(assets)} assets, not 1..{ASSETS_MAX}")
             for asset in assets:
@@ -292,8 +287,21 @@ def _check_schedule(spec: DagSpec) -> None:
                     raise DagMalformed(spec.dag_id, None, f"the asset {problem}")
             if len(set(assets)) != len(assets):
                 raise DagMalformed(spec.dag_id, None, "names an asset twice in its schedule")
+            if (problem := _contract_problem(spec.schedule)) is not None:
+                raise DagMalformed(spec.dag_id, None, problem)
         case _:
             typing.assert_never(spec.schedule)
+
+
+def _contract_problem(schedule: AssetSchedule) -> str | None:
+    count, seconds = schedule.batch_count, schedule.batch_seconds
+    if schedule.contract != "batch":
+        return None if (count, seconds) == (0, None) else f"only a batch has limits, not {schedule.contract!r}"
+    if not 1 <= count <= EVENTS_PER_RUN_MAX:
+        return f"the count of a batch must be in 1..{EVENTS_PER_RUN_MAX}, not {count}"
+    if seconds is not None and not 0 < seconds <= DURATION_S_MAX:
+        return f"the seconds of a batch must be more than 0 and at most {DURATION_S_MAX:.0f}, not {seconds}"
+    return None
 
 
 def asset_problem(uri: str) -> str | None:

@@ -22,7 +22,8 @@ conversation. The header of a record has a CRC of its own: where it holds, the l
 that damage within one body costs that record alone, and a record cut off by a crash is told apart from a
 damaged length.
 
-Trigger kwargs are masked before they are written (I12). Payloads are not: files are created 0600.
+Trigger kwargs, variables and connections are masked before they are written (I12). Payloads are not: files are
+created 0600.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.errors import FrameLogError
-from headgate.protocol.messages import StateSync, TriggerSpec
+from headgate.protocol.masking import MASK
+from headgate.protocol.messages import Reply, StateSync, TriggerSpec
+from headgate.protocol.questions import SecretText
 from headgate.protocol.session import Direction
 from headgate.protocol.wire import Message, decode_message, encode_message
 
@@ -66,10 +69,14 @@ _FILE_NAME: Final = re.compile(r"frames-(\d{8,})\.hgframe")
 
 
 def mask(message: Message) -> Message:
-    """Return ``message`` without the kwargs of its triggers; of those only the size is left (I12)."""
-    if not isinstance(message, StateSync) or not message.to_create:
-        return message
-    return msgspec.structs.replace(message, to_create=tuple(_mask_spec(spec) for spec in message.to_create))
+    """Return ``message`` without secrets, and without the kwargs of its triggers: of those the size is left (I12)."""
+    match message:
+        case StateSync(to_create=specs) if specs:
+            return msgspec.structs.replace(message, to_create=tuple(_mask_spec(spec) for spec in specs))
+        case Reply(answer=SecretText(value=value)) if value is not None:
+            return msgspec.structs.replace(message, answer=SecretText(MASK))
+        case _:
+            return message
 
 
 def _mask_spec(spec: TriggerSpec) -> TriggerSpec:

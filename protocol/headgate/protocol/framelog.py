@@ -23,7 +23,26 @@ from headgate.protocol.framefile import (
     read_frames,
     read_part,
 )
-from headgate.protocol.messages import Drain, Hello, Request, Response, StateChanges, StateSync, Welcome
+from headgate.protocol.messages import (
+    Drain,
+    Hello,
+    LastEvent,
+    Reply,
+    Request,
+    Response,
+    StateChanges,
+    StateSync,
+    Welcome,
+)
+from headgate.protocol.questions import (
+    Answered,
+    GetConnection,
+    GetTaskStates,
+    GetVariable,
+    SecretText,
+    TaskStates,
+    TriggerQuestion,
+)
 from headgate.protocol.session import TRANSITIONS, Direction, Role, State
 from headgate.protocol.wire import Message
 
@@ -194,7 +213,7 @@ class _Conversation:
                 problems += self._follow_changes(message)
             case StateSync():
                 problems += self._follow_sync(message)
-            case Request() | Response() | Drain():
+            case Request() | Response() | Reply() | Drain():
                 pass
             case _:
                 assert_never(message)
@@ -272,11 +291,13 @@ def _describe_message(message: Message) -> str:
         case StateSync():
             fields = [f"round={message.round}", *_describe_sync(message)]
         case Request():
-            fields = [f"id={message.id}", f"last event of trigger {message.question.trigger_id}"]
+            fields = [f"id={message.id}", _describe_question(message.question)]
         case Response():
             fields = [f"id={message.id}", f"error={_cut(message.error)}" if message.error else "answered"]
             if message.answer is not None:
                 fields.append(f"payload={_cut(message.answer.payload)}")
+        case Reply():
+            fields = [f"id={message.id}", *_describe_answer(message.answer)]
         case Drain():
             fields = [f"deadline={message.deadline_s:g}s"]
         case _:
@@ -318,6 +339,31 @@ def _describe_sync(message: StateSync) -> list[str]:
         *_listed("to_cancel", len(message.to_cancel), to_cancel),
         *(["more"] if message.more else []),
     ]
+
+
+def _describe_question(question: LastEvent | TriggerQuestion) -> str:
+    match question:
+        case LastEvent():
+            return f"last event of trigger {question.trigger_id}"
+        case GetVariable():
+            return f"variable {_cut(question.name)}"
+        case GetConnection():
+            return f"connection {_cut(question.name)}"
+        case GetTaskStates():
+            return f"states of DAG {_cut(question.dag_id)}"
+        case _:
+            assert_never(question)
+
+
+def _describe_answer(answer: Answered) -> list[str]:
+    match answer:
+        case SecretText(value=value):
+            return ["none" if value is None else "a secret"]
+        case TaskStates():
+            found = "none" if answer.run_id is None else _cut(answer.run_id)
+            return [f"run={found}", answer.run_state, *_listed("tasks", len(answer.tasks), [])]
+        case _:
+            return [type(answer).__name__]
 
 
 def _listed(name: str, count: int, shown: list[str]) -> list[str]:

@@ -11,6 +11,8 @@ A conversation, one incarnation of the runner long::
                               <------     StateSync(round=1, persisted=...)
     Request(id=1)             ------>
                               <------     Response(id=1)
+    Request(id=2)             ------>
+                              <------     Reply(id=2)
                               <------     Drain
     StateChanges(round=2)     ------>
                               <------     StateSync(round=2)
@@ -25,6 +27,8 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+
+from headgate.protocol.questions import Answered, TriggerQuestion
 
 PROTOCOL_VERSION = 1
 
@@ -196,10 +200,10 @@ class StateChanges(_Wire, frozen=True, tag="changes"):
 
 
 class Request(_Wire, frozen=True, tag="request"):
-    """Runner to supervisor: a question of a trigger. Answered by the `Response` with the same id."""
+    """Runner to supervisor: a question of a trigger. Answered by the `Response` or the `Reply` with the same id."""
 
     id: int
-    question: LastEvent
+    question: LastEvent | TriggerQuestion
 
 
 # --- supervisor to runner ------------------------------------------------------------------------
@@ -231,11 +235,24 @@ class StateSync(_Wire, frozen=True, tag="sync"):
 
 
 class Response(_Wire, frozen=True, tag="response"):
-    """Supervisor to runner: the answer to the `Request` with this id; ``error`` is set where there is none."""
+    """Supervisor to runner: the answer to the `Request` with this id; ``error`` is set where there is none.
+
+    ``answer`` is that to a `LastEvent`. All other questions are answered by `Reply`, or by an ``error`` here.
+    """
 
     id: int
     answer: StoredEvent | None = None
     error: str = ""
+
+
+class Reply(_Wire, frozen=True, tag="reply"):
+    """Supervisor to runner: the answer to the `Request` with this id, where that is no `LastEvent`.
+
+    A variable or a connection is in it in clear, and masked in every capture.
+    """
+
+    id: int
+    answer: Answered
 
 
 class Drain(_Wire, frozen=True, tag="drain"):
@@ -248,4 +265,4 @@ class Drain(_Wire, frozen=True, tag="drain"):
 
 
 FromRunner = Hello | StateChanges | Request
-FromSupervisor = Welcome | StateSync | Response | Drain
+FromSupervisor = Welcome | StateSync | Response | Drain | Reply

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headgate.protocol.dags import TaskState
+from headgate.protocol.task_states import TaskState
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
@@ -61,6 +61,7 @@ class CreateRun(_Wire, frozen=True, tag="create_run"):
 
 
 Question: TypeAlias = GetXCom | GetVariable | GetConnection | GetTaskStates | CreateRun
+TriggerQuestion: TypeAlias = GetVariable | GetConnection | GetTaskStates  # what a trigger may ask of these
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -82,12 +83,14 @@ class TaskStates(_Wire, frozen=True, tag="task_states"):
     """How a run stands: ``run_id`` None where there is no such run. ``tasks`` are in order of their names.
 
     ``run_state`` is ``queued``, ``running``, ``success`` or ``failed``. ``missing`` are tasks the run does not have.
+    ``has_dag`` False: no DAG of this name was ever seen.
     """
 
     run_id: str | None = None
     run_state: str = ""
     tasks: tuple[tuple[str, TaskState], ...] = ()
     missing: tuple[str, ...] = ()
+    has_dag: bool = True
 
 
 class RunCreated(_Wire, frozen=True, tag="run_created"):

@@ -4,12 +4,12 @@ Both sides hold a `Session` and move it by what either of them sends, so both al
 
                runner: Hello            supervisor: Welcome
     OPENING ------------------> GREETED ------------------> READY --+  runner: StateChanges, Request
-                                                              |  ^  |  supervisor: StateSync, Response
+                                                              |  ^  |  supervisor: StateSync, Response, Reply
                                                               |  +--+
                                             supervisor: Drain |
                                                               v
                                                           DRAINING --+  runner: StateChanges, Request
-                                                                 ^   |  supervisor: StateSync, Response
+                                                                 ^   |  supervisor: StateSync, Response, Reply
                                                                  +---+
     any state -- either side: Closed --> CLOSED
 
@@ -34,6 +34,7 @@ from headgate.protocol.messages import (
     FromRunner,
     FromSupervisor,
     Hello,
+    Reply,
     Request,
     Response,
     StateChanges,
@@ -108,6 +109,7 @@ TRANSITIONS: Final[dict[State, dict[tuple[Role, type[Event]], State]]] = {
         (Role.RUNNER, Request): State.READY,
         (Role.SUPERVISOR, StateSync): State.READY,
         (Role.SUPERVISOR, Response): State.READY,
+        (Role.SUPERVISOR, Reply): State.READY,
         (Role.SUPERVISOR, Drain): State.DRAINING,
         **_CLOSING,
     },
@@ -116,6 +118,7 @@ TRANSITIONS: Final[dict[State, dict[tuple[Role, type[Event]], State]]] = {
         (Role.RUNNER, Request): State.DRAINING,
         (Role.SUPERVISOR, StateSync): State.DRAINING,
         (Role.SUPERVISOR, Response): State.DRAINING,
+        (Role.SUPERVISOR, Reply): State.DRAINING,
         **_CLOSING,
     },
     State.CLOSED: {

@@ -17,6 +17,7 @@ from headgate.protocol.messages import (
     FromRunner,
     FromSupervisor,
     Hello,
+    Reply,
     Request,
     Response,
     StateChanges,
@@ -29,7 +30,7 @@ Message = FromRunner | FromSupervisor
 
 MESSAGE_TYPES: Final[dict[Role, tuple[type[Message], ...]]] = {
     Role.RUNNER: (Hello, StateChanges, Request),
-    Role.SUPERVISOR: (Welcome, StateSync, Response, Drain),
+    Role.SUPERVISOR: (Welcome, StateSync, Response, Drain, Reply),
 }
 
 _TAGS: Final[dict[Role, dict[str, str]]] = {

@@ -5,10 +5,14 @@ from __future__ import annotations
 import traceback
 
 from headgate.protocol.messages import ERROR_CHARS_MAX
+from headgate.runner.asking import told
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Return the error in one sentence and its traceback, both fit to be stored, whatever class it is of."""
+    """Return the error in one sentence and its traceback, both fit to be stored, whatever class it is of.
+
+    They travel to the database, to logs and captures: the secrets this process was told are not in them (I12).
+    """
     name = type(error).__name__
     try:
         text = f"{name}: {error}"
@@ -18,6 +22,7 @@ def describe_error(error: BaseException) -> tuple[str, str]:
         trace = "".join(traceback.format_exception(error))
     except BaseException as exc:
         trace = f"the traceback cannot be had: formatting it raised {type(exc).__name__}"
+    text, trace = told.hide(text), told.hide(trace)
     # Of a sentence the beginning matters most, of a traceback the end.
     return storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
 

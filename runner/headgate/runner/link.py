@@ -11,12 +11,15 @@ from headgate.protocol.messages import (
     FromRunner,
     FromSupervisor,
     LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
     StateSync,
     StoredEvent,
 )
+from headgate.protocol.questions import Answered, TriggerQuestion
+from headgate.runner.asking import NotAnswered
 from headgate.runner.outbox import Outbox
 from headgate.triggers.base import LastEventUnknown
 
@@ -44,7 +47,7 @@ class Link:
         self._answers = trio.lowlevel.ParkingLot()
         self._next_request = 0
         self._questions: dict[int, _Question] = {}
-        self._unsent: dict[int, LastEvent] = {}
+        self._unsent: dict[int, LastEvent | TriggerQuestion] = {}
         self._has_unsent = trio.Event()
         self._requests_limit = trio.CapacityLimiter(REQUESTS_MAX)
 
@@ -124,11 +127,25 @@ class Link:
 
     async def ask_last_event(self, trigger_id: int) -> StoredEvent | None:
         """Ask the supervisor for the newest stored event of a trigger. Raises `LastEventUnknown`."""
+        response = await self._ask(LastEvent(trigger_id))
+        if isinstance(response, Reply) or response.error:
+            problem = "the supervisor answered another question" if isinstance(response, Reply) else response.error
+            raise LastEventUnknown(problem)
+        return response.answer
+
+    async def ask(self, question: TriggerQuestion) -> Answered:
+        """Ask the supervisor what is no trigger's own. Raises `NotAnswered`."""
+        response = await self._ask(question)
+        if isinstance(response, Response):
+            raise NotAnswered(response.error or "the supervisor answered another question")
+        return response.answer
+
+    async def _ask(self, asked: LastEvent | TriggerQuestion) -> Response | Reply:
         async with self._requests_limit:
             self._next_request += 1
             number, question = self._next_request, _Question()
             self._questions[number] = question
-            self._unsent[number] = LastEvent(trigger_id)
+            self._unsent[number] = asked
             self._has_unsent.set()
             try:
                 await question.answered.wait()
@@ -136,11 +153,9 @@ class Link:
                 del self._questions[number]
                 self._unsent.pop(number, None)
         assert question.response is not None
-        if question.response.error:
-            raise LastEventUnknown(question.response.error)
-        return question.response.answer
+        return question.response
 
-    def note_response(self, response: Response) -> None:
+    def note_response(self, response: Response | Reply) -> None:
         """Hand an answer to whoever asked; if they were cancelled meanwhile, nobody needs it."""
         question = self._questions.get(response.id)
         if question is not None:
@@ -151,4 +166,4 @@ class Link:
 class _Question:
     def __init__(self) -> None:
         self.answered = trio.Event()
-        self.response: Response | None = None
+        self.response: Response | Reply | None = None

@@ -23,6 +23,7 @@ from typing import Protocol
 import structlog
 
 from headgate.protocol.messages import TriggerSpec
+from headgate.runner.asking import told
 
 RECORDS_WAITING_MAX = 50_000  # records waiting for the socket; beside the next limit, it bounds the small ones
 DROPPED_OWNERS_MAX = 1000  # triggers whose dropped records are counted apart; those of others are counted together
@@ -36,6 +37,7 @@ KNOWN_FIELD_CHARS_MAX = 500
 STEP_FIELDS = ("dag_id", "run_id", "task_id", "try_number", "task_instance_id")
 KNOWN_FIELDS = ("event", "level", "logger", "timestamp", "trigger_id", "source", *STEP_FIELDS)
 KNOWN_NUMBERS = ("part", "more")
+WALK_DEPTH_MAX = 8  # how deep secrets are looked for in the lists and dicts of a record; what is deeper becomes text
 CLOSE_WAIT_S = 2.0  # how long the last records may take to leave
 
 # The trigger that the current task works for. Not one of structlog's context variables, because a trigger may
@@ -189,7 +191,12 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def render(record: Mapping[str, object]) -> bytes:
-    """One record as a JSON object of at most `RECORD_BYTES_MAX` bytes; what JSON does not know becomes its repr."""
+    """One record as a JSON object of at most `RECORD_BYTES_MAX` bytes; what JSON does not know becomes its repr.
+
+    The secrets this process was told are not in it (I12). They are taken out first: a cut could leave half of one.
+    """
+    if told:
+        record = _without_secrets(record)
     data = _object(record)
     if len(data) > RECORD_BYTES_MAX:
         data = _object({name: _cut(value, FIELD_CHARS_MAX) for name, value in record.items()})
@@ -204,8 +211,10 @@ def render_lines(record: Mapping[str, object]) -> bytes:
     """One record as one JSON object, or as several, a line each, where its ``event`` is too long for one.
 
     The event is never cut: all but the last part of it have ``more: true``, and ``part`` counts them. Other fields are
-    cut as `render` does it, and stand in the first part.
+    cut as `render` does it, and stand in the first part. Secrets are taken out as there, before the event is split.
     """
+    if told:
+        record = _without_secrets(record)
     data = _object(record)
     event = record.get("event")
     if len(data) <= RECORD_BYTES_MAX:
@@ -225,6 +234,38 @@ def render_lines(record: Mapping[str, object]) -> bytes:
         lines.append(render({**fields, "event": event[begin:end], "part": number, **more}))
         fields = known
     return b"\n".join(lines)
+
+
+def _without_secrets(record: Mapping[str, object]) -> dict[str, object]:
+    # What says where the record belongs stays, even where somebody's variable has the same text; but only that.
+    ours = {**trigger_names.get(), "level": record.get("level"), "timestamp": record.get("timestamp")}
+    return {
+        told.hide(str(name)): value if _is_ours(ours.get(name), value) else _hidden(value, WALK_DEPTH_MAX)
+        for name, value in record.items()
+    }
+
+
+def _is_ours(ours: object, value: object) -> bool:
+    return ours is value or (isinstance(value, str | int) and type(ours) is type(value) and ours == value)
+
+
+def _hidden(value: object, depth: int) -> object:
+    if isinstance(value, str):
+        return told.hide(value)
+    if value is None or isinstance(value, bool | int | float):
+        text = _repr(value)
+        hidden = told.hide(text)
+        return value if hidden == text else hidden
+    if depth and type(value) is dict:
+        members: dict[object, object] = value
+        return {_hidden_key(key): _hidden(member, depth - 1) for key, member in list(members.items())}
+    if depth and isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return [_hidden(member, depth - 1) for member in list(value)]
+    return told.hide(_repr(value))
+
+
+def _hidden_key(key: object) -> str:
+    return told.hide(key if isinstance(key, str) else _repr(key))
 
 
 def _object(record: Mapping[str, object]) -> str:

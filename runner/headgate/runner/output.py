@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
+from headgate.runner.asking import told
 from headgate.runner.logs import Channel, LogChannel, names_with, render_lines, trigger_names
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ class RecordBuffer(io.BufferedIOBase):
 
     def _say_pieces(self, line: _Line) -> None:
         """Say so much of a line that no more than a piece is left."""
+        if len(line.data) > PIECE_BYTES_MAX and told:
+            line.data = told.hide_in_bytes(line.data)  # now: no piece may hold one half of a secret (I12)
         data, begin = line.data, 0
         while len(data) - begin > PIECE_BYTES_MAX:
             end = _end_of_piece(data, begin)

@@ -26,6 +26,7 @@ from headgate.protocol.messages import (
     PROTOCOL_VERSION,
     Drain,
     Hello,
+    Reply,
     Response,
     RunnerSettings,
     StateSync,
@@ -33,6 +34,7 @@ from headgate.protocol.messages import (
 )
 from headgate.protocol.session import Role
 from headgate.protocol.version import VERSION
+from headgate.runner import asking
 from headgate.runner.host import Host
 from headgate.runner.link import Link, SupervisorGone
 from headgate.runner.outbox import Outbox
@@ -106,6 +108,12 @@ class Session:
     async def run(self) -> int:
         """Obey until drained or abandoned; return the exit code."""
         settings = self._settings
+        # Inherited by the tasks of all triggers, and by the threads they start through trio.
+        with asking.triggers_answered_by(self._link.ask):
+            await self._run(settings)
+        return self._exit_code
+
+    async def _run(self, settings: RunnerSettings) -> None:
         async with (
             SharedStreamManager(
                 max_subscriber_queue=settings.subscriber_queue_max,
@@ -135,7 +143,6 @@ class Session:
             finally:
                 # However this ends: a trigger that waits for room waits in a shield, and must see that it is over.
                 self._host.cancel_all("shutdown")
-        return self._exit_code
 
     async def _send(self) -> None:
         try:
@@ -151,7 +158,7 @@ class Session:
             match message:
                 case StateSync():
                     await self._sync(message)
-                case Response():
+                case Response() | Reply():
                     self._link.note_response(message)
                 case Drain():
                     nursery.start_soon(self._drain_within, message.deadline_s, nursery.cancel_scope, name="drain")

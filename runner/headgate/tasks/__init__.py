@@ -20,11 +20,13 @@ from headgate.tasks.errors import (
 from headgate.tasks.operator import BaseOperator, XComArg, chain
 from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, PythonOperator, ShortCircuitOperator
 from headgate.tasks.options import TaskOptions
-from headgate.tasks.schedule import Asset
+from headgate.tasks.schedule import Asset, Batch, Each, Latest
 from headgate.triggers.base import StartTriggerArgs
+from headgate.triggers.named_values import Connection, ConnectionMissing, Variable, VariableMissing
 
 if TYPE_CHECKING:
     from headgate.tasks.bash import BashOperator
+    from headgate.tasks.external import ExternalFailed, ExternalTaskSensor, TriggerDagRunOperator
     from headgate.tasks.http import HttpSensor
     from headgate.tasks.sensors import (
         BaseSensorOperator,
@@ -40,10 +42,13 @@ _HOMES = {
     "BaseSensorOperator": "sensors",
     "BashOperator": "bash",
     "DateTimeSensor": "sensors",
+    "ExternalFailed": "external",
+    "ExternalTaskSensor": "external",
     "FileSensor": "sensors",
     "HttpSensor": "http",
     "PokeReturnValue": "sensors",
     "TimeSensor": "sensors",
+    "TriggerDagRunOperator": "external",
     "TriggerSensor": "sensors",
 }
 
@@ -53,12 +58,19 @@ __all__ = [
     "BaseOperator",
     "BaseSensorOperator",
     "BashOperator",
+    "Batch",
     "BranchPythonOperator",
+    "Connection",
+    "ConnectionMissing",
     "Context",
     "DateTimeSensor",
+    "Each",
     "EmptyOperator",
+    "ExternalFailed",
+    "ExternalTaskSensor",
     "FileSensor",
     "HttpSensor",
+    "Latest",
     "PokeReturnValue",
     "PythonOperator",
     "SensorTimeout",
@@ -71,8 +83,11 @@ __all__ = [
     "TaskOptions",
     "TaskSkipped",
     "TimeSensor",
+    "TriggerDagRunOperator",
     "TriggerSensor",
     "TriggerTimeout",
+    "Variable",
+    "VariableMissing",
     "XComArg",
     "XComMissing",
     "chain",

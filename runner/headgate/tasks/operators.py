@@ -52,13 +52,13 @@ class PythonOperator(BaseOperator):
         self.python_callable = python_callable
         self.op_args = tuple(op_args)
         self.op_kwargs = dict(op_kwargs or {})
-        for argument in _outputs_in([self.op_args, self.op_kwargs]):
+        for argument in outputs_in([self.op_args, self.op_kwargs]):
             self.set_upstream(argument)
 
     def execute(self, context: Context, event: Any = None, **resumed_with: Any) -> Any:
         """Call the function; raises what it raises."""
-        args = _resolved(self.op_args, context)
-        kwargs = _resolved(self.op_kwargs, context)
+        args = resolved(self.op_args, context)
+        kwargs = resolved(self.op_kwargs, context)
         offered = {**context, "event": event, **resumed_with}
         return self.python_callable(*args, **{**self._wanted(offered, len(args)), **kwargs})
 
@@ -131,26 +131,26 @@ class ShortCircuitOperator(PythonOperator):
         return condition
 
 
-def _outputs_in(value: Any) -> list[XComArg]:
+def outputs_in(value: Any) -> list[XComArg]:
     """Return the outputs of other tasks in ``value``, however deep in lists, tuples and dicts."""
     if isinstance(value, XComArg):
         return [value]
-    # Exactly these, as in `_resolved`: what is told to be upstream is what will be looked up.
+    # Exactly these, as in `resolved`: what is told to be upstream is what will be looked up.
     if type(value) is dict:
         value = list(value.values())
     if type(value) in (list, tuple):
-        return [found for item in value for found in _outputs_in(item)]
+        return [found for item in value for found in outputs_in(item)]
     return []
 
 
-def _resolved(value: Any, context: Context) -> Any:
+def resolved(value: Any, context: Context) -> Any:
     """Return ``value`` with the values of other tasks in the places of their outputs."""
     if isinstance(value, XComArg):
         return value.resolve(context)
     if type(value) is dict:
-        return {key: _resolved(item, context) for key, item in value.items()}
+        return {key: resolved(item, context) for key, item in value.items()}
     if type(value) is list:
-        return [_resolved(item, context) for item in value]
+        return [resolved(item, context) for item in value]
     if type(value) is tuple:
-        return tuple(_resolved(item, context) for item in value)
+        return tuple(resolved(item, context) for item in value)
     return value

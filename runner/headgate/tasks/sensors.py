@@ -12,9 +12,10 @@ import trio
 
 from headgate.tasks.context import Context
 from headgate.tasks.dag import DAG
-from headgate.tasks.errors import SensorTimeout, TaskFailed, TaskSkipped, TriggerTimeout
+from headgate.tasks.errors import SensorTimeout, TaskSkipped, TriggerTimeout
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.options import TaskOptions
+from headgate.tasks.poking import first_event_here
 from headgate.tasks.schedule import read_zone
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.file import POKE_INTERVAL_S, FileTrigger
@@ -150,7 +151,7 @@ class TriggerSensor(BaseSensorOperator):
         if self.mode == "deferrable":
             self.defer(trigger=trigger, method_name="execute_complete", timeout=self.timeout)
         try:
-            fired = trio.run(_first_event, trigger, self.timeout.total_seconds())
+            fired = trio.run(first_event_here, trigger, self.timeout.total_seconds())
         except trio.TooSlowError as error:
             self._give_up(error)
         return self._complete_here(fired, context)
@@ -227,18 +228,3 @@ class FileSensor(TriggerSensor):
 
     def _trigger(self) -> FileTrigger:
         return FileTrigger(self.filepath, poke_interval_s=self.poke_interval.total_seconds())
-
-
-async def _first_event(trigger: BaseTrigger, timeout_s: float) -> TriggerEvent:
-    """Run a trigger on this loop up to its first event. Raises `trio.TooSlowError`, and what the trigger raises."""
-    events = trigger.run()
-    try:
-        with trio.fail_after(timeout_s):
-            async for event in events:
-                return event
-    finally:
-        with trio.CancelScope(shield=True):
-            if (close := getattr(events, "aclose", None)) is not None:
-                await close()
-            await trigger.cleanup()
-    raise TaskFailed(f"{type(trigger).__name__} returned before its first event")

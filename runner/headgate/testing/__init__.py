@@ -1,4 +1,4 @@
-"""What authors prove their triggers and producers with; see ``docs/testing.md``."""
+"""What authors prove their triggers, producers and tasks with; see ``docs/testing.md``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ if TYPE_CHECKING:
         LoopBlocked,
         Misbehaved,
         RoundTripFailed,
+        TaskNeverEnds,
+        TaskNotSuccessful,
         TooFewEvents,
         TriggerFailed,
     )
+    from headgate.testing.given import CreatedRun
     from headgate.testing.pair import Pair, PairFailed
     from headgate.testing.report import CrashReport, CrashTestFailed
     from headgate.testing.running import run_trigger
     from headgate.testing.scripted import Message, SharedStream, shared_stream
+    from headgate.testing.tasks import Deferral, TaskResult, run_task
 
 # Loaded when asked for: the checker, and pytest, which loads the plugin for everybody, need none of it.
 _HOMES = {
     "Broker": "brokers",
     "CrashReport": "report",
     "CrashTestFailed": "report",
+    "CreatedRun": "given",
+    "Deferral": "tasks",
     "FileLogBroker": "brokers",
     "LeftBehind": "failures",
     "LoopBlocked": "failures",
@@ -35,9 +41,13 @@ _HOMES = {
     "PairFailed": "pair",
     "RoundTripFailed": "failures",
     "SharedStream": "scripted",
+    "TaskNeverEnds": "failures",
+    "TaskNotSuccessful": "failures",
+    "TaskResult": "tasks",
     "TooFewEvents": "failures",
     "TriggerFailed": "failures",
     "crash_test": "crash",
+    "run_task": "tasks",
     "run_trigger": "running",
     "shared_stream": "scripted",
 }
@@ -46,6 +56,8 @@ __all__ = [
     "Broker",
     "CrashReport",
     "CrashTestFailed",
+    "CreatedRun",
+    "Deferral",
     "FileLogBroker",
     "LeftBehind",
     "LoopBlocked",
@@ -55,9 +67,13 @@ __all__ = [
     "PairFailed",
     "RoundTripFailed",
     "SharedStream",
+    "TaskNeverEnds",
+    "TaskNotSuccessful",
+    "TaskResult",
     "TooFewEvents",
     "TriggerFailed",
     "crash_test",
+    "run_task",
     "run_trigger",
     "shared_stream",
 ]

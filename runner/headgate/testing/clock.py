@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as datetime_module
 import sys
 import time as time_module
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, tzinfo
 from types import ModuleType
@@ -56,6 +56,10 @@ class SkippingClock(trio.abc.Clock):
     def skip_to(self, moment: float) -> None:
         """Move to a moment, if that is not past. The caller is a task, so trio looks at its deadlines next."""
         self.now_s = max(self.now_s, moment)
+
+    def sleep(self, seconds: float) -> None:
+        """Stand for `time.sleep`."""
+        self.now_s += seconds
 
     async def skip_waits(self, until: float, *, of: trio.lowlevel.Task) -> None:
         """Skip every wait as soon as nothing else happens in a task and those below it, up to the moment ``until``."""
@@ -147,23 +151,29 @@ def _stand_in_module(module: ModuleType, **replaced: Any) -> ModuleType:
 
 
 @contextmanager
-def skipped_wall_clock(cls: type[object], clock: SkippingClock) -> Generator[None]:
-    """Have the modules that define a trigger class, or a base of it, see the wall clock that skips.
+def skipped_wall_clock(
+    cls: type[object], clock: SkippingClock, *modules: str, skips_sleep: bool = False
+) -> Generator[None]:
+    """Have the modules that define a class, or a base of it, and further ``modules`` see the wall clock that skips.
 
     There, whatever stands for `datetime.datetime`, `time.time`, or the modules `datetime` and `time` themselves, is
-    replaced meanwhile. A module that such a module calls sees real time.
+    replaced meanwhile; with ``skips_sleep`` so is `time.sleep`, which in a trigger is the offence of blocking its
+    runner. A module that such a module calls sees real time.
     """
     now = _stand_in_datetime(clock)
-    wall = {"time": clock.wall_time, "time_ns": lambda: int(clock.wall_time() * 1e9)}
+    wall: dict[str, Callable[..., Any]] = {"time": clock.wall_time, "time_ns": lambda: int(clock.wall_time() * 1e9)}
+    if skips_sleep:
+        wall["sleep"] = clock.sleep
     stand_ins: list[tuple[object, object]] = [
         (datetime, now),
         (time_module.time, wall["time"]),
         (time_module.time_ns, wall["time_ns"]),
+        (time_module.sleep, wall.get("sleep", time_module.sleep)),
         (datetime_module, _stand_in_module(datetime_module, datetime=now)),
         (time_module, _stand_in_module(time_module, **wall)),
     ]
     with ExitStack() as stack:
-        for name in {base.__module__ for base in cls.__mro__ if base is not object}:
+        for name in {*modules, *(base.__module__ for base in cls.__mro__ if base is not object)}:
             module = sys.modules.get(name)
             if module is None or name == "abc":
                 continue

@@ -1,4 +1,4 @@
-"""How the kit says that a trigger is not fit to be run: assertions, each with its own name."""
+"""How the kit says that a trigger or a task is not fit to be run: assertions, each with its own name."""
 
 from __future__ import annotations
 
@@ -36,3 +36,11 @@ class LeftBehind(AssertionError):
 
 class Misbehaved(AssertionError):
     """Something the trigger did would be an error in the runner's log: a failing hook, a refused event."""
+
+
+class TaskNotSuccessful(AssertionError):
+    """What the task returned was asked for, and it has failed or was skipped; the text says why, and where."""
+
+
+class TaskNeverEnds(AssertionError):
+    """The time was over before the trigger the task waits for had fired, or the task defers on and on."""

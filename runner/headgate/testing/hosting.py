@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from headgate.protocol.messages import (
+    CancelReason,
     CancelTrigger,
     EventKind,
     FinishedTrigger,
@@ -24,11 +25,13 @@ from headgate.protocol.messages import (
     TriggerSpec,
 )
 from headgate.protocol.values import decode_value, encode_value
+from headgate.runner import asking
 from headgate.runner.host import Ending, Host
 from headgate.runner.outbox import Outbox
 from headgate.runner.streams.manager import SharedStreamManager
 from headgate.testing.clock import SkippingClock, wait_nothing_but_time
 from headgate.testing.failures import Misbehaved
+from headgate.testing.given import Given
 from headgate.testing.leftovers import Snapshot
 from headgate.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
@@ -78,9 +81,9 @@ class HostedTriggers:
         await self._host.start(specs)
         self._streams.release()
 
-    def cancel(self, trigger_id: int) -> None:
-        """Cancel a trigger as its user would."""
-        self._host.cancel(CancelTrigger(trigger_id, "user"))
+    def cancel(self, trigger_id: int, reason: CancelReason = "user") -> None:
+        """Cancel a trigger."""
+        self._host.cancel(CancelTrigger(trigger_id, reason))
 
     def events(self, trigger_id: int) -> list[TriggerEvent]:
         """Return what a trigger has fired, as the database would give it back."""
@@ -159,9 +162,14 @@ class HostedTriggers:
 
 @asynccontextmanager
 async def hosted_triggers(
-    clock: SkippingClock, settings: RunnerSettings, last_events: dict[int, TriggerEvent], *, has_streams: bool
+    clock: SkippingClock,
+    settings: RunnerSettings,
+    last_events: dict[int, TriggerEvent],
+    *,
+    has_streams: bool,
+    given: Given | None = None,
 ) -> AsyncGenerator[HostedTriggers]:
-    """Open a host. ``last_events``: what is stored of a trigger before it begins.
+    """Open a host. ``last_events``: what is stored of a trigger before it begins; ``given``: what answers it.
 
     Without ``has_streams`` nothing looks for ack timeouts, which would cut every wait into seconds.
     """
@@ -182,20 +190,22 @@ async def hosted_triggers(
         rejoin_wait=settings.rejoin_wait_s,
         overflow="pause",
     )
-    async with streams if has_streams else nullcontext(), trio.open_nursery() as nursery:
-        host = _TellingHost(
-            settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask_last_event
-        )
-        host.errors = {}
-        hosted = HostedTriggers(clock=clock, host=host, streams=streams, outbox=outbox)
-        nursery.start_soon(hosted.serve)
-        await trio.testing.wait_all_tasks_blocked()
-        hosted._snapshot = Snapshot()
-        try:
-            yield hosted
-        finally:
-            host.cancel_all("shutdown")
-            nursery.cancel_scope.cancel()
+    # Inherited by the tasks of all triggers, as in the runner.
+    with asking.triggers_answered_by((given or Given()).answer_trigger):
+        async with streams if has_streams else nullcontext(), trio.open_nursery() as nursery:
+            host = _TellingHost(
+                settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask_last_event
+            )
+            host.errors = {}
+            hosted = HostedTriggers(clock=clock, host=host, streams=streams, outbox=outbox)
+            nursery.start_soon(hosted.serve)
+            await trio.testing.wait_all_tasks_blocked()
+            hosted._snapshot = Snapshot()
+            try:
+                yield hosted
+            finally:
+                host.cancel_all("shutdown")
+                nursery.cancel_scope.cancel()
 
 
 def event_of(event: FiredEvent) -> TriggerEvent:

@@ -8,6 +8,7 @@ from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages import TriggerSpec
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.loading import TriggerNotLoaded, load_trigger
+from headgate.tasks.storing import encode_trigger
 from headgate.testing.failures import RoundTripFailed
 from headgate.triggers.base import BaseTrigger
 
@@ -17,31 +18,31 @@ SHOWN_CHARS_MAX = 200  # of a value in a failure
 def spec_of(trigger: BaseTrigger, trigger_id: int) -> TriggerSpec:
     """Return what the supervisor would store of the trigger. Raises `RoundTripFailed`."""
     name = type(trigger).__name__
-    said: object = trigger.serialize()
-    if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], str) and isinstance(said[1], dict)):
-        raise RoundTripFailed(f"{name}.serialize() must return (classpath, kwargs), not {said!r:.{SHOWN_CHARS_MAX}}")
-    classpath, kwargs = said
-    if "<locals>" in classpath:
-        raise RoundTripFailed(f"{classpath} is defined inside a function, where no runner can find it")
     try:
-        encoded = encode_value(kwargs, where="kwargs")
+        classpath, encoded = encode_trigger(trigger)
     except ProtocolError as error:
         raise RoundTripFailed(f"{name} cannot be stored: {error}") from error
     return TriggerSpec(trigger_id, f"run-of-{trigger_id}", name, classpath, encoded)
 
 
-def check_round_trip(trigger: BaseTrigger) -> TriggerSpec:
-    """Return the spec of a trigger that can be stored and made again. Raises `RoundTripFailed`, which says why not."""
-    spec = spec_of(trigger, 1)
-    name = type(trigger).__name__
+def loaded(spec: TriggerSpec) -> BaseTrigger:
+    """Return the trigger that a runner makes of what is stored. Raises `RoundTripFailed`."""
+    name = spec.classpath.rpartition(".")[2]
     try:
-        again = load_trigger(spec)
+        return load_trigger(spec)
     except TriggerNotLoaded as error:
         raise RoundTripFailed(f"{name} cannot be made again: {error}") from error
     except Exception as error:
         kwargs = ", ".join(decode_value(spec.kwargs))
         problem = f"{name} cannot be made again from its kwargs ({kwargs}): {type(error).__name__}: {error}"
         raise RoundTripFailed(problem) from error
+
+
+def check_round_trip(trigger: BaseTrigger) -> TriggerSpec:
+    """Return the spec of a trigger that can be stored and made again. Raises `RoundTripFailed`, which says why not."""
+    spec = spec_of(trigger, 1)
+    name = type(trigger).__name__
+    again = loaded(spec)
     classpath, kwargs_again = again.serialize()
     if classpath != spec.classpath:
         raise RoundTripFailed(f"{name} says it is a {spec.classpath}, and that one says it is a {classpath}")

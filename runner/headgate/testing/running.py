@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
 import trio
 
 from headgate.protocol.messages import RunnerSettings
+from headgate.runner import asking
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
+from headgate.testing.given import Given, RunGiven
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
 from headgate.testing.leftovers import telling_warnings
 from headgate.testing.loop import Records, TrialLoop, collected_log
@@ -39,13 +41,17 @@ def run_trigger(
     events: int | None = None,
     within: timedelta = WITHIN,
     last_event: TriggerEvent | None = None,
+    variables: Mapping[str, str] | None = None,
+    connections: Mapping[str, str] | None = None,
+    runs: Mapping[str, RunGiven | Sequence[RunGiven]] | None = None,
     blocked_after: timedelta = BLOCKED_AFTER,
 ) -> list[TriggerEvent]:
     """Run a trigger until it returns, has fired ``events`` events, or ``within`` has passed; return its events.
 
     The trigger is serialized, its kwargs are encoded and decoded, and the runner's own code makes it again and runs
     it. Time is skipped: a wait of an hour takes a millisecond. ``datetime.now()`` and ``time.time()`` skip along in the
-    modules that define the trigger's class. ``last_event`` is what `BaseTrigger.last_event` answers at first.
+    modules that define the trigger's class. ``last_event`` is what `BaseTrigger.last_event` answers at first;
+    ``variables``, ``connections`` (URIs) and ``runs`` are what the trigger finds when it asks, as for `run_task`.
 
     Raises `RoundTripFailed`, `TriggerFailed` (what the trigger raised is the cause), `TooFewEvents`, `LoopBlocked`,
     `Misbehaved` and `LeftBehind`, which are all assertions.
@@ -57,7 +63,7 @@ def run_trigger(
     async def run(hosted: HostedTriggers) -> list[str]:
         await hosted.start((spec,))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_when, hosted, wanted, nursery.cancel_scope)
+            nursery.start_soon(stop_when, hosted, wanted, nursery.cancel_scope)
             await clock.skip_waits(within.total_seconds(), of=hosted.main)
             nursery.cancel_scope.cancel()
         hosted.cancel(_TRIGGER_ID)
@@ -65,8 +71,12 @@ def run_trigger(
 
     last_events = {} if last_event is None else {_TRIGGER_ID: last_event}
     has_streams = isinstance(trigger, BaseEventTrigger) and trigger.shared_stream_key() is not None
-    open_state = functools.partial(hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams)
+    given = Given(variables=variables, connections=connections, runs=runs)
+    open_state = functools.partial(
+        hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams, given=given
+    )
     with (
+        asking.told.apart(),
         skipped_wall_clock(type(trigger), clock),
         trial(open_state, clock, blocked_after.total_seconds()) as (loop, records, told),
     ):
@@ -95,7 +105,8 @@ async def _itself(hosted: HostedTriggers) -> HostedTriggers:
     return hosted
 
 
-async def _stop_when(hosted: HostedTriggers, wanted: int, scope: trio.CancelScope) -> None:
+async def stop_when(hosted: HostedTriggers, wanted: int, scope: trio.CancelScope) -> None:
+    """Cancel ``scope`` once the trigger has fired as many events as wanted, or has ended."""
     while len(hosted.fired[_TRIGGER_ID]) < wanted and _TRIGGER_ID not in hosted.finished:
         await hosted.progress.park()
     scope.cancel()

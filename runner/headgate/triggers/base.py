@@ -13,7 +13,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headgate.protocol.messages import StoredEvent
+from headgate.protocol.questions import GetConnection, GetVariable
 from headgate.protocol.values import decode_value
+from headgate.runner import asking
+from headgate.triggers.named_values import REQUIRED, Connection, connection_of, variable_json, variable_text
 
 if TYPE_CHECKING:
     from headgate.runner.streams.contract import SharedStreamProducer
@@ -138,6 +141,25 @@ class BaseTrigger(abc.ABC):
             raise RuntimeError("last_event() works in a running trigger only")
         stored = await self._ask_last_event()
         return None if stored is None else TriggerEvent(decode_value(stored.payload), key=stored.key)
+
+    async def get_variable(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return the text of a variable, ``default`` where there is none; see `headgate.tasks.Variable`.
+
+        It is asked for anew each time: what was read may have been changed, and belongs into no attribute. Raises
+        `VariableMissing` where no default was given either, `NobodyToAsk` outside of a trigger runner, `NotAnswered`.
+        """
+        return variable_text(name, await asking.ask_from_trigger(GetVariable(name)), default)
+
+    async def get_variable_json(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return what the text of a variable says as JSON. Raises as `get_variable`, and ValueError for no JSON."""
+        return variable_json(name, await asking.ask_from_trigger(GetVariable(name)), default)
+
+    async def get_connection(self, name: str) -> Connection:
+        """Return a connection; see `headgate.tasks.Connection`.
+
+        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, `NobodyToAsk`, and `NotAnswered`.
+        """
+        return connection_of(name, await asking.ask_from_trigger(GetConnection(name)))
 
     async def cleanup(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
         """Release what the trigger holds. Called on every exit, whatever its cause, within a time limit (I14)."""

@@ -49,6 +49,11 @@ class WorkerLink:
         """The longest body of a frame that may be sent, in bytes."""
         return self._connection.frame_bytes_max
 
+    @property
+    def has_message(self) -> bool:
+        """Whether `receive` would give something at once."""
+        return not self._inbox.empty()
+
     def receive(self) -> ToWorker:
         """Wait for the next message that is no answer. Raises `SupervisorGone`, and `RemoteProtocolError`."""
         received = self._inbox.get()

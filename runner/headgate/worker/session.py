@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
+from headgate.protocol.starting import without_collections
 from headgate.protocol.steps import StepFailed, StepOutcome
 from headgate.protocol.version import VERSION
 from headgate.protocol.work import (
@@ -43,6 +45,7 @@ log = structlog.get_logger(__name__)
 EXIT_LEFT: Final = 0  # the supervisor closed the link: this worker is not needed any more
 EXIT_PROTOCOL: Final = 76  # the supervisor broke the protocol
 EXIT_STOPPED: Final = 78  # ended by a signal, with the step that ran
+WARM_MODULES: Final = ("trio", "headgate.tasks.sensors", "httpx2", "headgate.tasks.http", "headgate.tasks.bash")
 FILE_ENVELOPE_BYTES: Final = 64 * 1024  # of a frame, for what `FileParsed` holds beside its DAGs
 
 
@@ -71,6 +74,7 @@ class Session:
     def __init__(self, link: WorkerLink, welcome: WorkerWelcome, channel: Channel, stops: Stops) -> None:
         folders = welcome.settings.import_paths
         stops.hook_timeout_s = welcome.settings.hook_timeout_s
+        self._pid = os.getpid()
         self._link = link
         self._channel = channel
         self._stops = stops
@@ -81,8 +85,17 @@ class Session:
         self._output.take()
         self._surroundings = Surroundings()
         self._handlers = list(logging.getLogger().handlers)
+        self._warm_up()
         # What is loaded by now lives as long as the process: the collector need not look at it again.
         gc.freeze()
+
+    def _warm_up(self) -> None:
+        """Import what many steps need and not all, as long as no step waits for it."""
+        with without_collections():
+            for name in WARM_MODULES:
+                if self._link.has_message:
+                    return
+                importlib.import_module(name)
 
     def run(self) -> None:
         """Do what the supervisor says until it has left, or a signal ends it (`StepStopped`)."""
@@ -107,6 +120,7 @@ class Session:
         marks.reach("worker.step_received")
         with naming_process({name: getattr(step, name) for name in STEP_FIELDS}):
             outcome = self._outcome_of(step)
+            self._end_fork(outcome)
             self._stops.wait_hook()
             self._settle()
         marks.reach("worker.step_done")
@@ -127,6 +141,15 @@ class Session:
             # Where it was is what its author will want to know.
             log.warning("the step was stopped", exc_info=True)
             return None
+
+    def _end_fork(self, outcome: StepOutcome | None) -> None:
+        """End a process that the step has forked, and that came out of the author's code: the step is its parent's."""
+        if os.getpid() == self._pid:
+            return
+        if isinstance(outcome, StepFailed):
+            log.error("a fork of the step has failed", error=outcome.error, traceback=outcome.traceback)
+        self._output.end_step()
+        os._exit(isinstance(outcome, StepFailed))
 
     def _send_outcome(self, step: Step, outcome: StepOutcome) -> None:
         try:

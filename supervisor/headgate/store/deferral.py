@@ -49,7 +49,7 @@ class Deferral(msgspec.Struct, frozen=True):
 
 _INSERT_TRIGGER = Prepared(
     insert(trigger)
-    .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue")})
+    .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue", "priority")})
     .returning(trigger.c.id)
 )
 
@@ -107,6 +107,7 @@ def _wait(
         kwargs=secrets.encrypt(deferral.kwargs),
         created_date=bound(connection, now),
         queue=deferral.queue,
+        priority=task.priority_weight,
     ).fetchone()
     limits = [] if deferral.timeout_s is None else [now + timedelta(seconds=deferral.timeout_s)]
     limits += [] if deadline is None else [deadline]
@@ -194,11 +195,12 @@ def take_ends(
     epoch: int,
     finished: Sequence[FinishedTrigger],
     waited_for: Collection[int],
-) -> None:
+) -> frozenset[int]:
     """Have the tasks fail whose trigger failed, or ended without an event: nothing else would ever resume them.
 
-    The end of a trigger that ``epoch`` does not own is no end: another supervisor runs it.
+    Return the ids of these triggers. The end of one that ``epoch`` does not own is no end: another supervisor runs it.
     """
+    over = set()
     for run in sorted(finished, key=lambda run: run.trigger_id):
         if run.trigger_id not in waited_for or run.outcome == "cancelled":
             continue
@@ -207,6 +209,8 @@ def take_ends(
             continue
         error = run.error if run.outcome == "failed" else "the trigger ended without an event"
         resume_to_fail(connection, now, secrets, task, "trigger_failed", "trigger_failure", error, run.traceback)
+        over.add(run.trigger_id)
+    return frozenset(over)
 
 
 def resume_to_fail(

@@ -10,7 +10,7 @@ is checked before the caller hears that it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +24,7 @@ from headgate.protocol.messages import (
     FiredEvent,
     StoredEvent,
 )
+from headgate.store import assets, notices
 from headgate.store.bulk import Kind, find, insert_new, insert_or_add
 from headgate.store.dead_letters import storable_text
 from headgate.store.engine import database_name
@@ -46,24 +47,32 @@ _REDELIVERY = Kind(redelivery, ("trigger_event_id", "count", "last_at"))
 class StoredSlice(msgspec.Struct, frozen=True):
     """What became of a slice: events stored now, events that came again, and failures so far by trigger id.
 
-    ``failure_counts`` has the triggers that the slice reports as failed and the caller owns.
+    ``failure_counts`` has the triggers that the slice reports as failed and the caller owns. ``over``: those of them
+    that need not be started again, for the task that waited has been resumed to fail. ``moved_tasks``: a task may go on
+    by what is stored, or a run begin.
     """
 
     stored: int
     redelivered: int
     failure_counts: dict[int, int]
+    over: frozenset[int] = frozenset()
+    moved_tasks: bool = False
 
 
 def _identity(event: FiredEvent) -> Identity:
     return event.trigger_run_id, event.sequence_index
 
 
-def insert_events(connection: Connection, now: datetime, events: Sequence[FiredEvent]) -> tuple[int, int]:
+def insert_events(
+    connection: Connection, now: datetime, events: Sequence[FiredEvent], of_assets: Mapping[int, int] | None = None
+) -> tuple[int, int]:
     """Store those events that are not stored yet; return how many were, and how many came again.
 
     A redelivery that is itself reported again, after a commit of which nobody knew, is counted again. An
     event whose message was buried earlier is stored if it can be now: the log is what its readers read, and
     the dead letter stays as the record of the first try.
+
+    ``of_assets`` has the assets of triggers that may have one; what is stored of these waits for the runs it makes.
     """
     for event in events:
         # PostgreSQL refuses NUL. SQLite takes it, but then measures and shows the text only up to there.
@@ -84,11 +93,26 @@ def insert_events(connection: Connection, now: datetime, events: Sequence[FiredE
         )
         for event in events
     ]
-    stored = set(insert_new(connection, _EVENT, rows, returning=_IDENTITY.columns))
+    if of_assets and any(event.trigger_id in of_assets for event in events):
+        inserted = insert_new(connection, _EVENT, rows, returning=(*_IDENTITY.columns, "id", "trigger_id", "kind"))
+        _have_wait(connection, of_assets, inserted)
+        stored = {row[:2] for row in inserted}
+    else:
+        stored = set(insert_new(connection, _EVENT, rows, returning=_IDENTITY.columns))
     if len(stored) == len(events):
         return len(stored), 0
     left = {_identity(event): event for event in events if _identity(event) not in stored}
     return len(stored), _count_redeliveries(connection, stored_at, left) if left else 0
+
+
+def _have_wait(connection: Connection, of_assets: Mapping[int, int], inserted: Sequence[tuple[Any, ...]]) -> None:
+    waits = {
+        event_id: of_assets[trigger_id]
+        for _, _, event_id, trigger_id, kind in inserted
+        if trigger_id in of_assets and kind == "event"
+    }
+    if waits and assets.wait(connection, waits):
+        notices.tell(connection)
 
 
 def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Identity, FiredEvent]) -> int:

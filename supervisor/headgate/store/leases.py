@@ -46,8 +46,9 @@ from headgate.store.secrets import Secrets
 from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
 from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
+SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 Clock = Callable[[], datetime]
-ToRun = tuple[int, str | None, str, str, str, int]  # id, watcher, classpath, kwargs, queue, failures so far
+ToRun = tuple[int, str | None, str, str, str, int, int | None]  # id, watcher, classpath, kwargs, queue, failures, asset
 
 
 class TriggererRow(msgspec.Struct, frozen=True):
@@ -85,10 +86,15 @@ class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
 
 
 class Poll(msgspec.Struct, frozen=True):
-    """What changed for a supervisor: its triggers that a user removed, and whether any trigger can be claimed."""
+    """What changed for a supervisor: its triggers that a user removed, and whether any trigger can be claimed.
+
+    ``ended`` are its triggers for which nothing waits any more, though nobody has removed them: their task has gone on,
+    or has timed out. Those that have just fired, and whose own end is on its way here, are among them.
+    """
 
     removed: list[int]
     claimable: bool
+    ended: list[int] = []
 
 
 _NOW = Prepared(select(DatabaseNow()))
@@ -256,7 +262,7 @@ def _claim_statement(queues: Sequence[str]) -> Update:
     candidates = (
         select(trigger.c.id)
         .where(_claimable(queues))
-        .order_by(trigger.c.id)
+        .order_by(trigger.c.priority.desc(), trigger.c.id)
         .limit(bindparam("limit", type_=Integer()))
         .with_for_update(skip_locked=True, key_share=True, of=trigger)
         .cte("candidates")
@@ -278,6 +284,7 @@ _OWNED = (
         trigger.c.kwargs,
         trigger.c.queue,
         trigger.c.failure_count,
+        asset_watcher.c.asset_id,
     )
     .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
     .where(
@@ -290,7 +297,7 @@ _CLAIMED_BETWEEN = Prepared(_OWNED.where(trigger.c.id.between(bindparam("first")
 
 
 def claim(connection: Connection, epoch: int, clock: Clock | None, *, limit: int, queues: Sequence[str]) -> list[ToRun]:
-    """Take up to ``limit`` claimable triggers of these queues, the oldest first; return their rows."""
+    """Take up to ``limit`` claimable triggers of these queues, by priority and age; return their rows."""
     hold(connection, epoch, clock)
     ids = {id_ for (id_,) in _claim(tuple(queues)).run(connection, epoch=epoch, limit=limit).fetchall()}
     if not ids:
@@ -338,7 +345,7 @@ def tasks_of(connection: Connection, rows: Sequence[ToRun]) -> dict[int, TryName
 
 def decrypted(row: ToRun, secrets: Secrets, tasks: Mapping[int, TryName]) -> ClaimedTrigger:
     """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
-    id_, name, classpath, encrypted, queue, failure_count = row
+    id_, name, classpath, encrypted, queue, failure_count, _ = row
     kwargs, reason = None, ""
     try:
         kwargs = secrets.decrypt(encrypted)
@@ -354,14 +361,31 @@ def decrypted(row: ToRun, secrets: Secrets, tasks: Mapping[int, TryName]) -> Cla
 @cache
 def _look(queues: tuple[str, ...]) -> Prepared:
     mine = trigger.c.triggerer_id == bindparam("epoch")
-    removed = select(trigger.c.id).where(mine, trigger.c.removed_at.is_not(None))
-    return Prepared(union_all(removed, select(null()).where(exists(select(trigger.c.id).where(_claimable(queues))))))
+    over = or_(trigger.c.removed_at.is_not(None), trigger.c.finished_at.is_not(None))
+    owned = select(trigger.c.id, trigger.c.removed_at.is_not(None)).where(mine, over)
+    claimable = exists(select(trigger.c.id).where(_claimable(queues)))
+    return Prepared(union_all(owned, select(null(), null()).where(claimable)))
 
 
 def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
     """Return what changed for ``epoch``, in one statement: it is asked whenever somebody seems to have written."""
-    ids = [id_ for (id_,) in _look(tuple(queues)).run(connection, epoch=epoch).fetchall()]
-    return Poll(removed=sorted(id_ for id_ in ids if id_ is not None), claimable=None in ids)
+    rows = _look(tuple(queues)).run(connection, epoch=epoch).fetchall()
+    owned = sorted((id_, bool(is_removed)) for id_, is_removed in rows if id_ is not None)
+    return Poll(
+        removed=[id_ for id_, is_removed in owned if is_removed],
+        claimable=len(owned) < len(rows),
+        ended=[id_ for id_, is_removed in owned if not is_removed],
+    )
+
+
+@cache
+def _count(queues: tuple[str, ...]) -> Prepared:
+    return Prepared(select(func.count()).select_from(trigger).where(_claimable(queues)))
+
+
+def count_claimable(connection: Connection, queues: Sequence[str]) -> int:
+    """Return how many triggers of these queues could be claimed."""
+    return int(_count(tuple(queues)).run(connection).fetchone()[0])
 
 
 def release(connection: Connection, epoch: int, clock: Clock | None, ids: Sequence[int]) -> None:

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine
 
 from headgate.protocol import marks
 from headgate.protocol.messages import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
 from headgate.protocol.values import encode_value
-from headgate.store import dead_letters, deferral, driver_errors, leases, notices, reading, watchers
+from headgate.store import dead_letters, deferral, driver_errors, leases, notices, reading, task_rows, watchers
 from headgate.store import events as event_log
 from headgate.store.deadline import Deadline
 from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
 from headgate.store.errors import NoSuchWatcher, RowsRefused
-from headgate.store.leases import ClaimedTrigger, Clock, Poll, TriggererRow
+from headgate.store.graphs import Graphs
+from headgate.store.leases import SILENCE_MAX_S, ClaimedTrigger, Clock, Poll, TriggererRow
 from headgate.store.prepared import driver_of
+from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.secrets import Secrets
 from headgate.store.task_verbs import TaskVerbs
+
+if TYPE_CHECKING:
+    from headgate.store.cleaning_verbs import CleaningVerbs
+    from headgate.store.inspect_verbs import InspectVerbs
 
 # A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S: one
 # that takes longer than both is with a server, or behind a network, that has stopped answering.
 ANSWER_MAX_S = STATEMENT_TIMEOUT_S + 5.0
-SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 LIST_LIMIT = 100  # rows of a list that grows for ever, where the caller does not say
 
 
@@ -49,10 +55,30 @@ class Store:
         self._connection: Connection | None = None
         self._notices: notices.Notices | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
-        self.tasks = TaskVerbs(self._writing, self._reading, secrets, clock)
+        graphs = Graphs()
+        self.tasks = TaskVerbs(self._writing, self._reading, secrets, clock, graphs)
+        self.scheduling = SchedulingVerbs(self._writing, self._reading, self._asking, secrets, clock, graphs)
         # Triggers that were claimed here, and that a task waits for: all others' events cost nothing more for tasks.
         # No more than this supervisor may own.
         self._waited_for: set[int] = set()
+        # The assets of the watchers whose triggers were claimed here, by trigger: their events may make runs.
+        self._assets: dict[int, int] = {}
+
+    # What only the command line uses is imported when it does: a supervisor has to start quickly.
+
+    @cached_property
+    def inspect(self) -> InspectVerbs:
+        """The verbs by which people look."""
+        from headgate.store.inspect_verbs import InspectVerbs
+
+        return InspectVerbs(self._reading, self._secrets, self._clock)
+
+    @cached_property
+    def cleaning(self) -> CleaningVerbs:
+        """The verbs that delete what is old."""
+        from headgate.store.cleaning_verbs import CleaningVerbs
+
+        return CleaningVerbs(self._writing, self._reading, self._clock)
 
     def __enter__(self) -> Store:
         return self
@@ -156,9 +182,14 @@ class Store:
             return self._notices.has_news()
 
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
-        """Say which owned triggers a user removed, until they are released, and whether any can be claimed."""
+        """Say which owned triggers a user removed, or nothing waits for, and whether any can be claimed."""
         with self._asking() as connection:
             return leases.look(connection, epoch, queues)
+
+    def count_claimable(self, queues: Sequence[str]) -> int:
+        """Say how many triggers of these queues could be claimed."""
+        with self._asking() as connection:
+            return leases.count_claimable(connection, queues)
 
     def release_triggers(self, epoch: int, ids: Sequence[int]) -> None:
         """Give up these triggers; ids that the epoch does not own are passed over."""
@@ -166,6 +197,8 @@ class Store:
             leases.release(connection, epoch, self._clock, ids)
             notices.tell(connection)
         self._waited_for.difference_update(ids)
+        for trigger_id in ids:
+            self._assets.pop(trigger_id, None)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -186,22 +219,34 @@ class Store:
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
             marks.reach("store.begun")
-            stored, redelivered = event_log.insert_events(connection, now, events)
+            stored, redelivered = event_log.insert_events(connection, now, events, self._assets)
             marks.reach("store.rows_inserted")
             dead_letters.bury_refused(connection, now, refused)
+            over: frozenset[int] = frozenset()
             if self._waited_for:  # before the triggers' own rows: see `headgate.store.task_rows` on locks
                 deferral.take_events(connection, now, events, self._waited_for)
-                deferral.take_ends(connection, now, self._secrets, epoch, finished, self._waited_for)
+                over = deferral.take_ends(connection, now, self._secrets, epoch, finished, self._waited_for)
             failure_counts = event_log.finish(connection, epoch, now, finished)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
-        if self._waited_for:
-            self._waited_for.difference_update(run.trigger_id for run in finished if run.outcome == "returned")
-        return event_log.StoredSlice(stored=stored, redelivered=redelivered, failure_counts=failure_counts)
+        moved_tasks = self._is_anybody_moved(events, finished)
+        for run in finished:
+            if run.outcome == "returned":
+                self._waited_for.discard(run.trigger_id)
+                self._assets.pop(run.trigger_id, None)
+        return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks)
+
+    def _is_anybody_moved(self, events: Sequence[FiredEvent], finished: Sequence[FinishedTrigger]) -> bool:
+        """Whether a task waits for one of these triggers, or a run may begin by one of their events."""
+        if not (self._waited_for or self._assets):
+            return False
+        ids = {event.trigger_id for event in events} | {run.trigger_id for run in finished}
+        return not ids.isdisjoint(self._waited_for) or not ids.isdisjoint(self._assets)
 
     def _note_tasks(self, rows: Sequence[leases.ToRun]) -> None:
-        # A watcher's trigger has its name, removed or not.
-        self._waited_for.update(id_ for id_, watcher, *_ in rows if watcher is None)
+        # A watcher's trigger has its name, removed or not; and its asset, if it has one, it keeps.
+        self._waited_for.update(row[0] for row in rows if row[1] is None)
+        self._assets.update((row[0], row[6]) for row in rows if row[6] is not None)
 
     def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
         """Record an event as a dead letter, with its whole payload. Burying it again changes nothing."""
@@ -300,7 +345,9 @@ class Store:
     def _writing(self) -> Generator[Connection]:
         with self._transaction(reads_only=False) as connection:
             self._own_write_begins()  # only now: nobody else writes until it is committed
+            task_rows.forget_noted(connection)
             yield connection
+            task_rows.mark_noted(connection)
         self._own_write_ended()
 
     def _own_write_begins(self) -> None:

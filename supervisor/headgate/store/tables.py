@@ -1,8 +1,9 @@
 """The tables, after seed 004 and the invariants.
 
-Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` are never deleted: they get a tombstone
-(``removed_at``, ``stopped_at``, ``fenced_at``), so that what refers to them stays readable. Ids are never
-given twice, which SQLite promises only when asked to (``sqlite_autoincrement``).
+Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` get a tombstone (``removed_at``, ``stopped_at``,
+``fenced_at``) when they have had their day, so that what refers to them stays readable. Only `headgate.store.cleaning`
+deletes them, once they are old and nothing refers to them any more. Ids are never given twice, which SQLite promises
+only when asked to (``sqlite_autoincrement``).
 
 The tables of tasks, after the same seed and its state machine, follow those of triggers; what a task's state is allowed
 to be together with its other columns, the database checks.
@@ -75,6 +76,7 @@ trigger = Table(
     Column("kwargs", Text, nullable=False),  # encrypted
     Column("created_date", UtcDateTime, nullable=False),
     Column("queue", Text, nullable=False, server_default=text("'default'")),
+    Column("priority", BigInteger, nullable=False, server_default=text("0")),  # of the task that waits; claimed by it
     Column("triggerer_id", BigId, ForeignKey("triggerer.id")),  # the owner; null or gone: claimable
     Column("failure_count", BigInteger, nullable=False, server_default=text("0")),
     Column("last_error", Text),
@@ -218,9 +220,14 @@ dag = Table(
     Column("created_date", UtcDateTime, nullable=False),
     Column("parsed_at", UtcDateTime, nullable=False),
     Column("removed_at", UtcDateTime),  # its file no longer has it
+    Column("spec_hash", Text, nullable=False, server_default=text("''")),  # of ``spec``: whether it has to be read anew
+    Column("next_interval_start", UtcDateTime),  # of the data interval that ``next_run_at`` is the end of
+    Column("next_run_at", UtcDateTime),  # when its next scheduled run is due; null without a cron schedule
     UniqueConstraint("name"),
     sqlite_autoincrement=True,
 )
+_scheduled_dag = dag.c.next_run_at.is_not(None)
+Index("ix_dag_next_run", dag.c.next_run_at, postgresql_where=_scheduled_dag, sqlite_where=_scheduled_dag)
 
 import_error = Table(
     "import_error",
@@ -245,6 +252,11 @@ dag_run = Table(
     Column("conf", LargeBinary),  # encoded by `headgate.protocol.values`
     Column("created_date", UtcDateTime, nullable=False),
     Column("ended_at", UtcDateTime),
+    # Something happened to it since the scheduler looked at it last; set by whatever ends a task or returns it to none.
+    Column("needs_look", Boolean, nullable=False, server_default=false()),
+    Column("data_interval_start", UtcDateTime),
+    Column("data_interval_end", UtcDateTime),
+    Column("started_at", UtcDateTime),  # null: it waits, since its DAG has as many runs as it may have at once
     UniqueConstraint("dag_id", "run_id"),
     CheckConstraint(column("state").in_(RUN_STATES), name="state"),
     CheckConstraint(column("run_type").in_(RUN_TYPES), name="run_type"),
@@ -252,6 +264,42 @@ dag_run = Table(
 )
 _active_run = dag_run.c.ended_at.is_(None)
 Index("ix_dag_run_active", dag_run.c.dag_id, postgresql_where=_active_run, sqlite_where=_active_run)
+_look = text("needs_look")
+Index("ix_dag_run_look", dag_run.c.id, postgresql_where=_look, sqlite_where=_look)
+
+# Which DAG runs on the events of which asset; it follows the DAG's spec, which has the contract as well.
+asset_subscription = Table(
+    "asset_subscription",
+    metadata,
+    Column("dag_id", BigId, ForeignKey("dag.id"), primary_key=True, autoincrement=False),
+    Column("asset_id", BigId, ForeignKey("asset.id"), primary_key=True, autoincrement=False),
+    Column("contract", Text, nullable=False),
+    Column("batch_seconds", Double),  # a run is due so long after the first event that waits
+    Column("dropped", BigInteger, nullable=False, server_default=text("0")),  # events: more waited than may
+    Index("ix_asset_subscription_asset", "asset_id"),
+)
+
+# The events that have had no run yet, per DAG; written in the transaction that stores the event.
+waiting_event = Table(
+    "waiting_event",
+    metadata,
+    Column("dag_id", BigId, ForeignKey("dag.id"), primary_key=True, autoincrement=False),
+    Column("trigger_event_id", BigId, ForeignKey("trigger_event.id"), primary_key=True, autoincrement=False),
+    Column("asset_id", BigId, ForeignKey("asset.id"), nullable=False),
+    Column("stored_at", UtcDateTime, nullable=False),
+    Index("ix_waiting_event_event", "trigger_event_id"),
+)
+
+# The events a run was made for; those that are superseded it did away with.
+dag_run_event = Table(
+    "dag_run_event",
+    metadata,
+    Column("dag_run_id", BigId, ForeignKey("dag_run.id"), primary_key=True, autoincrement=False),
+    Column("trigger_event_id", BigId, ForeignKey("trigger_event.id"), primary_key=True, autoincrement=False),
+    Column("asset_id", BigId, ForeignKey("asset.id"), nullable=False),
+    Column("is_superseded", Boolean, nullable=False, server_default=false()),
+    Index("ix_dag_run_event_event", "trigger_event_id"),
+)
 
 # One task of one run. ``token`` names what the task was last given to, a worker or a trigger: a new random one for
 # each dispatch and for each deferral, so that the answer of an earlier one matches no row.
@@ -309,6 +357,8 @@ _index_tasks("ix_task_instance_retry", "retry_at", where=task_instance.c.retry_a
 _index_tasks("ix_task_instance_timeout", "trigger_timeout", where=text("state = 'deferred'"))
 _index_tasks("uq_task_instance_trigger", "trigger_id", where=task_instance.c.trigger_id.is_not(None), unique=True)
 _index_tasks("ix_task_instance_owner", "triggerer_id", where=task_instance.c.triggerer_id.is_not(None))
+# A row of ``trigger_event`` is deleted only after a look at who refers to it.
+_index_tasks("ix_task_instance_event", "event_id", where=task_instance.c.event_id.is_not(None))
 
 xcom = Table(
     "xcom",

@@ -6,7 +6,7 @@ the task in the meantime. A late answer matches nothing, and its XComs reach no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Integer, bindparam, or_, select
 from headgate.protocol.dags import TaskState
 from headgate.scheduling import states
 from headgate.store import task_rows, task_values
+from headgate.store.bulk import chunks
 from headgate.store.prepared import Prepared
 from headgate.store.tables import task_instance, triggerer
 from headgate.store.times import read
@@ -30,14 +31,32 @@ def succeed(
     token: str,
     end: Literal["succeeded", "skipped"],
     xcoms: Mapping[str, bytes],
+    skips: Collection[str] = (),
 ) -> bool:
-    """End a running task well; return whether it was the token's to end. Raises `ValueRefused`: then fail it."""
+    """End a running task well; return whether it was the token's to end. Raises `ValueRefused`: then fail it.
+
+    The tasks of its run in ``skips`` are skipped with it, as far as they are still in ``none``.
+    """
     (row,) = states.of(end)
     if not task_rows.changed(connection, now, row, {"id": task_id, "token": token}, last_error=None):
         return False
     if xcoms:
         task_values.push_xcoms(connection, now, task_id, xcoms)
+    if skips:
+        _skip(connection, now, task_id, skips)
     return True
+
+
+def _skip(connection: Connection, now: datetime, task_id: int, names: Collection[str]) -> None:
+    of_run = select(_C.dag_run_id).where(_C.id == task_id).scalar_subquery()
+    (row,) = states.of("upstream_skipped")
+    for some in chunks(sorted(set(names))):
+        fresh = select(_C.id).where(
+            _C.dag_run_id == of_run, _C.task_id.in_(some), task_rows.is_in(*sorted(row.from_)), _C.id != task_id
+        )
+        # One after the other, by id: two that skip the same tasks do not wait for each other.
+        for skipped in sorted(connection.execute(fresh).scalars()):
+            task_rows.changed(connection, now, row, {"id": skipped})
 
 
 def fail(

@@ -5,11 +5,13 @@ token stand in its WHERE, and the number of rows says whether it won. What has s
 (`locked`), asks the table what may follow, and then does the same. Whoever comes second waits for the lock, finds the
 state or the token changed, and changes nothing: of an event, a timeout and a user's action exactly one wins (I8).
 
-Locks are taken in one order: a task's row first, then that of its trigger.
+Locks are taken in one order: a task's row first, then that of its trigger, and at the very end those of runs. Whatever
+ends a task, or returns it to ``none``, is followed by a look at its run (`note_run`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -17,9 +19,11 @@ from uuid import uuid4
 
 import msgspec
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     GenerativeSelect,
+    Update,
     and_,
     bindparam,
     func,
@@ -27,6 +31,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    true,
     update,
 )
 
@@ -35,12 +40,15 @@ from headgate.protocol.messages import ERROR_CHARS_MAX
 from headgate.scheduling import states
 from headgate.scheduling.retries import retry_wait_s
 from headgate.scheduling.states import FAIL_METHOD, OCCUPYING, TERMINAL, Transition
+from headgate.store.bulk import chunks
 from headgate.store.dead_letters import storable_text
 from headgate.store.prepared import Prepared
-from headgate.store.tables import task_instance, trigger
+from headgate.store.tables import dag_run, task_instance, trigger
 from headgate.store.times import bound, read
 
 _C = task_instance.c
+_NOTED = "headgate: runs to look at"  # in the connection's info, for the length of a transaction
+_SEEN_BY_RUN = TERMINAL | {TaskState.NONE}  # a task that gets there may change what becomes of others
 Statement = TypeVar("Statement", bound=GenerativeSelect)
 
 
@@ -53,6 +61,7 @@ class LockedTask(msgspec.Struct, frozen=True):
     """What has to be known of a task to decide about it. Its row is locked until the transaction ends."""
 
     id: int
+    dag_run_id: int
     state: TaskState
     token: str | None
     trigger_id: int | None
@@ -64,6 +73,7 @@ class LockedTask(msgspec.Struct, frozen=True):
     max_retry_delay_s: float | None
     execution_timeout_s: float | None
     deadline: datetime | None
+    priority_weight: int
 
     @property
     def has_tries_left(self) -> bool:
@@ -104,6 +114,7 @@ def passing_over(statement: Statement) -> Statement:
 
 
 _LOCK = _locking(_C.id == bindparam("of_id"))
+_LOCK_UNLESS_BUSY = Prepared(passing_over(select(*LOCKED).where(_C.id == bindparam("of_id"))))
 _LOCK_OF_TRIGGER = _locking(_C.trigger_id == bindparam("of_trigger"))
 
 
@@ -118,6 +129,12 @@ def locked(
     if token is not None and task.token != token:
         return None
     return task if state is None or task.state is state else None
+
+
+def locked_unless_busy(connection: Connection, task_id: int) -> LockedTask | None:
+    """Lock a task and return it; None where another is changing it this moment."""
+    row = _LOCK_UNLESS_BUSY.run(connection, of_id=task_id).fetchone()
+    return None if row is None else locked_task(connection, row)
 
 
 def locked_by_trigger(connection: Connection, trigger_id: int) -> LockedTask | None:
@@ -166,7 +183,8 @@ def effects(row: Transition) -> dict[str, Any]:
 def _change(row: Transition, columns: tuple[str, ...], by: tuple[str, ...]) -> Prepared:
     where = [_C[name] == bindparam(f"of_{name}") for name in by]
     values = effects(row) | {name: bindparam(f"to_{name}", type_=_C[name].type) for name in columns}
-    return Prepared(update(task_instance).where(and_(*where), is_in(*sorted(row.from_))).values(values))
+    statement = update(task_instance).where(and_(*where), is_in(*sorted(row.from_))).values(values)
+    return Prepared(statement.returning(_C.dag_run_id))
 
 
 def changed(connection: Connection, now: datetime, row: Transition, by: dict[str, Any], **values: Any) -> bool:
@@ -177,7 +195,23 @@ def changed(connection: Connection, now: datetime, row: Transition, by: dict[str
     statement = _change(row, tuple(values), tuple(by))
     parameters = {f"of_{name}": value for name, value in by.items()}
     parameters |= {f"to_{name}": value for name, value in values.items()}
-    return statement.run(connection, now=bound(connection, now), **parameters).rowcount == 1
+    rows = statement.run(connection, now=bound(connection, now), **parameters).fetchall()
+    if rows and row.to in _SEEN_BY_RUN:
+        note_run(connection, rows[0][0])
+    return bool(rows)
+
+
+@cache
+def _change_all(row: Transition) -> Update:
+    ids: BindParameter[Sequence[int]] = bindparam("ids", expanding=True)
+    return update(task_instance).where(_C.id.in_(ids), is_in(*sorted(row.from_))).values(effects(row))
+
+
+def change_all(connection: Connection, now: datetime, row: Transition, ids: Sequence[int]) -> None:
+    """Move tasks whose rows are locked, and which are in an old state of ``row``. Their run is looked at already."""
+    for some in chunks(ids):
+        won = connection.execute(_change_all(row), {"ids": some, "now": now}).rowcount
+        assert won == len(some), "the rows are locked"
 
 
 def apply(connection: Connection, now: datetime, task: LockedTask, event: str, **values: Any) -> TaskState:
@@ -197,6 +231,39 @@ def fail(
         return apply(connection, now, task, event, **values)
     values["retry_at"] = bound(connection, task.retry_at(now))
     return apply(connection, now, task, retry_event, **values)
+
+
+# --- the run's side ------------------------------------------------------------------------------
+
+_LOOK = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=true()))
+
+
+def note_run(connection: Connection, dag_run_id: int) -> None:
+    """Have the scheduler look at this run, once the transaction is committed."""
+    connection.info.setdefault(_NOTED, set()).add(dag_run_id)
+
+
+def forget_run(connection: Connection, dag_run_id: int) -> None:
+    """What this transaction did to the run was done by looking at it."""
+    connection.info.get(_NOTED, set()).discard(dag_run_id)
+
+
+def forget_noted(connection: Connection) -> None:
+    """A transaction begins; what an earlier one noted was rolled back with it."""
+    connection.info.pop(_NOTED, None)
+
+
+def mark_noted(connection: Connection) -> bool:
+    """Mark the runs that were noted; the last thing a transaction does. Return whether there are any.
+
+    The mark is set whether it is there or not: where the scheduler looks at the run this moment, this waits until it
+    has done so, and has it look again. In order of their ids, so that two that mark the same runs do not wait for each
+    other, and with nothing waited for afterwards.
+    """
+    runs: set[int] = connection.info.pop(_NOTED, set())
+    for dag_run_id in sorted(runs):
+        _LOOK.run(connection, of_id=dag_run_id)
+    return bool(runs)
 
 
 # --- the trigger's side --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ repeated. A verb that moves a task says whether it did; where somebody else was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Literal
@@ -14,7 +14,9 @@ from typing import Literal
 from sqlalchemy import Connection, Table
 
 from headgate.protocol.dags import DagSpec, TaskState
-from headgate.store import dags, deferral, leases, notices, task_actions, task_ends, task_values, tasks
+from headgate.scheduling.planning import RunEnd
+from headgate.store import dags, deferral, leases, notices, planning, task_actions, task_ends, task_values, tasks
+from headgate.store.graphs import Graphs
 from headgate.store.leases import Clock
 from headgate.store.secrets import Secrets
 from headgate.store.tables import connection as connection_table
@@ -28,11 +30,14 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 class TaskVerbs:
     """The verbs for DAGs, runs, tasks, and the values they read."""
 
-    def __init__(self, writing: Transaction, reading: Transaction, secrets: Secrets, clock: Clock | None) -> None:
+    def __init__(
+        self, writing: Transaction, reading: Transaction, secrets: Secrets, clock: Clock | None, graphs: Graphs
+    ) -> None:
         self._writing = writing
         self._reading = reading
         self._secrets = secrets
         self._clock = clock
+        self._graphs = graphs
         self.variables = ValueVerbs(variable, writing, reading, secrets, clock)
         self.connections = ValueVerbs(connection_table, writing, reading, secrets, clock)
 
@@ -48,6 +53,11 @@ class TaskVerbs:
         with self._writing() as connection:
             dags.save_import_error(connection, leases.hold(connection, epoch, self._clock), file, error)
 
+    def dag_files(self) -> list[str]:
+        """Return the files that are known: of DAGs, and of import errors."""
+        with self._reading() as connection:
+            return dags.files(connection)
+
     def import_errors(self) -> dict[str, str]:
         """Return the error of each file that cannot be parsed, by file."""
         with self._reading() as connection:
@@ -61,6 +71,7 @@ class TaskVerbs:
     def set_paused(self, dag: str, *, is_paused: bool) -> None:
         """Pause a DAG, or have it go on. Raises `NoSuchRow`."""
         with self._writing() as connection:
+            notices.tell(connection)
             dags.set_paused(connection, dag, is_paused=is_paused)
 
     def create_run(
@@ -71,21 +82,24 @@ class TaskVerbs:
         run_type: dags.RunType = "manual",
         logical_date: datetime | None = None,
         conf: bytes | None = None,
+        interval: tuple[datetime, datetime] | None = None,
     ) -> int | None:
-        """Begin a run with all tasks of its DAG; return its id, None where the DAG has a run of this name already.
+        """Make a run with all tasks of its DAG; return its id, None where the DAG has a run of this name already.
 
-        Of several supervisors that create the same run one does. Raises `NoSuchRow` and `BadName`.
+        It begins when a scheduler looks at it, at once where the DAG may have one more. ``conf`` is encoded. Of several
+        supervisors that create the same run one does. Raises `NoSuchRow` and `BadName`.
         """
         with self._writing() as connection:
             now = leases.read_clock(connection, self._clock)
-            return dags.create_run(connection, now, dag, run_id, run_type, logical_date, conf)
+            notices.tell(connection)
+            return dags.create_run(connection, now, dag, dags.NewRun(run_id, run_type, logical_date, conf, interval))
 
     def follow_dag(self, epoch: int, dag_run_id: int) -> list[int]:
         """Bring a run in line with its changed DAG; return the ids of the tasks that were removed from it."""
         with self._writing() as connection:
             return dags.follow_dag(connection, leases.hold(connection, epoch, self._clock), dag_run_id)
 
-    def end_run(self, epoch: int, dag_run_id: int, state: dags.RunEnd) -> bool:
+    def end_run(self, epoch: int, dag_run_id: int, state: RunEnd) -> bool:
         """End a run; return whether that was done: not while one of its tasks is unfinished."""
         with self._writing() as connection:
             return dags.end_run(connection, leases.hold(connection, epoch, self._clock), dag_run_id, state)
@@ -94,6 +108,13 @@ class TaskVerbs:
         """Return the state of each task of a run, by task id."""
         with self._reading() as connection:
             return dags.task_states(connection, dag_run_id)
+
+    def run_standing(
+        self, dag: str, *, run_id: str | None = None, logical_date: datetime | None = None
+    ) -> dags.RunStanding | None:
+        """Return how the newest such run of a DAG stands, None where there is no such DAG."""
+        with self._reading() as connection:
+            return dags.run_standing(connection, dag, run_id, logical_date)
 
     def task_id_of(self, dag_run_id: int, task_id: str) -> int:
         """Return what the other verbs call this task. Raises `NoSuchRow`."""
@@ -108,9 +129,13 @@ class TaskVerbs:
             return tasks.decide(connection, leases.hold(connection, epoch, self._clock), decision, ids)
 
     def retry_due(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
-        """Begin the next try of tasks whose retry delay is over; return their ids."""
+        """Begin the next try of tasks whose retry delay is over; return their ids. Some begin in their trigger."""
         with self._writing() as connection:
-            return tasks.retry_due(connection, leases.hold(connection, epoch, self._clock), limit=limit)
+            now = leases.hold(connection, epoch, self._clock)
+            retried = tasks.retry_due(connection, now, limit=limit)
+            if planning.retry_in_triggers(connection, now, self._secrets, self._graphs, retried):
+                notices.tell(connection)
+            return [task.id for task in retried]
 
     def dispatch(
         self, epoch: int, *, limit: int, queues: Sequence[str], straight_to_worker: bool = False
@@ -130,6 +155,11 @@ class TaskVerbs:
                 queues=queues,
                 straight_to_worker=straight_to_worker,
             )
+
+    def taken(self, epoch: int) -> list[tasks.TaskToRun]:
+        """Return what this epoch's workers should be running: also what a `dispatch` gave whose answer was lost."""
+        with self._reading() as connection:
+            return tasks.taken(connection, leases.read_clock(connection, self._clock), self._secrets, epoch)
 
     def start(self, epoch: int, task_id: int, token: str) -> bool:
         """Say that a worker begins with a queued task; return whether it may."""
@@ -175,10 +205,13 @@ class TaskVerbs:
             notices.tell(connection)
             return deferral.time_out(connection, now, self._secrets, limit=limit)
 
-    def remove_orphans(self, epoch: int) -> list[int]:
-        """Remove triggers that neither a watcher nor a task has; return their ids."""
+    def remove_orphans(self, epoch: int | None = None) -> list[int]:
+        """Remove triggers that neither a watcher nor a task has; return their ids. A user has no epoch."""
         with self._writing() as connection:
-            now = leases.hold(connection, epoch, self._clock)
+            if epoch is None:
+                now = leases.read_clock(connection, self._clock)
+            else:
+                now = leases.hold(connection, epoch, self._clock)
             notices.tell(connection)
             return deferral.remove_orphans(connection, now)
 
@@ -192,14 +225,17 @@ class TaskVerbs:
         *,
         end: Literal["succeeded", "skipped"] = "succeeded",
         xcoms: Mapping[str, bytes] | None = None,
+        skips: Collection[str] = (),
     ) -> bool:
         """End a running task well, with its encoded XComs; return whether it was the token's to end.
+
+        ``skips`` are tasks of its run that shall not run; those that have begun do.
 
         Raises `ValueRefused` for an XCom over the limit; nothing was written then: fail the task with it.
         """
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
-            return task_ends.succeed(connection, now, task_id, token, end, xcoms or {})
+            return task_ends.succeed(connection, now, task_id, token, end, xcoms or {}, skips)
 
     def fail(
         self,
@@ -248,6 +284,38 @@ class TaskVerbs:
         with self._writing() as connection:
             notices.tell(connection)
             return task_actions.mark(connection, leases.read_clock(connection, self._clock), task_id, mark)
+
+    def clear_many(
+        self,
+        dag_run_id: int,
+        task_ids: Sequence[str] = (),
+        *,
+        upstream: bool = False,
+        downstream: bool = False,
+        only_failed: bool = False,
+    ) -> task_actions.Cleared:
+        """Have tasks of a run, and their relatives, begin anew; no ids: all. Raises `NoSuchRow`.
+
+        Nothing was done to those that come back as busy: ask again for them, without relatives.
+        """
+        with self._writing() as connection:
+            notices.tell(connection)
+            now = leases.read_clock(connection, self._clock)
+            return task_actions.clear_many(
+                connection,
+                now,
+                dag_run_id,
+                task_ids,
+                upstream=upstream,
+                downstream=downstream,
+                only_failed=only_failed,
+            )
+
+    def cancel_run(self, dag_run_id: int) -> task_actions.Cancelled:
+        """End what is unfinished of a run, as failed; ask again while it has not ended."""
+        with self._writing() as connection:
+            notices.tell(connection)
+            return task_actions.cancel_run(connection, leases.read_clock(connection, self._clock), dag_run_id)
 
     # --- values ----------------------------------------------------------------------------------
 

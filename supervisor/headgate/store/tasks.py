@@ -22,7 +22,7 @@ from headgate.store.bulk import insert_into
 from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
 from headgate.store.prepared import Prepared
 from headgate.store.secrets import Secrets
-from headgate.store.tables import dag, dag_run, pool, task_instance, trigger_event
+from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
 from headgate.store.times import UtcDateTime, bound, read
 from headgate.store.watchers import check_name
 
@@ -30,12 +30,22 @@ _C = task_instance.c
 Decision = Literal["scheduled", "upstream_failed", "upstream_skipped"]
 
 
+class RunEvent(msgspec.Struct, frozen=True):
+    """One asset event that a run was made for; ``payload`` is encoded."""
+
+    asset: str
+    payload: bytes
+    stored_at: datetime
+
+
 class TaskToRun(msgspec.Struct, frozen=True):
     """One task that a worker is to run now, or soon: everything that it takes, in clear.
 
     ``next_method`` None: from the beginning. ``event`` is the payload of the event that resumes it. ``next_kwargs`` are
     None where there are none, or none that a key decrypts: then ``error`` says why. ``deadline`` is when its
-    execution_timeout ends.
+    execution_timeout ends, ``remaining_s`` how far off that was, by the database's clock. ``file`` is the path of the
+    DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those that the run was made for, in the order they
+    were stored, without those that newer ones superseded.
     """
 
     id: int
@@ -52,6 +62,12 @@ class TaskToRun(msgspec.Struct, frozen=True):
     event: bytes | None
     deadline: datetime | None
     error: str = ""
+    file: str = ""
+    logical_date: datetime | None = None
+    data_interval: tuple[datetime, datetime] | None = None
+    conf: bytes | None = None
+    asset_events: tuple[RunEvent, ...] = ()
+    remaining_s: float | None = None
 
 
 class Dispatched(msgspec.Struct, frozen=True):
@@ -82,7 +98,8 @@ def decide(connection: Connection, now: datetime, decision: Decision, ids: Itera
 
 _RETRY_DUE = Prepared(
     task_rows.passing_over(
-        select(_C.id)
+        select(_C.id, _C.task_id, dag.c.id, dag.c.spec_hash)
+        .select_from(task_instance.join(dag_run).join(dag))
         .where(task_rows.is_in(TaskState.UP_FOR_RETRY), _C.retry_at <= bindparam("now", type_=UtcDateTime()))
         .order_by(_C.retry_at, _C.id)
         .limit(bindparam("limit", type_=Integer()))
@@ -90,17 +107,27 @@ _RETRY_DUE = Prepared(
 )
 
 
-def retry_due(connection: Connection, now: datetime, *, limit: int) -> list[int]:
-    """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return their ids.
+class Retried(msgspec.Struct, frozen=True):
+    """A task whose next try begins; its row is locked until the transaction ends."""
+
+    id: int
+    task_id: str
+    dag_id: int
+    spec_hash: str
+
+
+def retry_due(connection: Connection, now: datetime, *, limit: int) -> list[Retried]:
+    """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return them.
 
     XComs of the earlier try are forgotten.
     """
     (row,) = states.of("retry_due")
-    ids = [int(id_) for (id_,) in _RETRY_DUE.run(connection, now=bound(connection, now), limit=limit).fetchall()]
-    for task_id in ids:
-        task_rows.changed(connection, now, row, {"id": task_id})
-        task_values.forget_xcoms(connection, task_id)
-    return ids
+    rows = _RETRY_DUE.run(connection, now=bound(connection, now), limit=limit).fetchall()
+    retried = [Retried(*row) for row in rows]
+    for task in retried:
+        task_rows.changed(connection, now, row, {"id": task.id})
+        task_values.forget_xcoms(connection, task.id)
+    return retried
 
 
 # --- pools ---------------------------------------------------------------------------------------
@@ -169,6 +196,7 @@ def _candidates(queues: tuple[str, ...]) -> Prepared:
             _C.pool_slots <= bindparam("slots"),
             or_(false(), *(_C.queue == queue for queue in queues)),
             dag.c.is_paused.is_(False),
+            dag.c.removed_at.is_(None),
         )
         .order_by(resumed.desc(), _C.priority_weight.desc(), _C.id)
         .limit(bindparam("limit", type_=Integer()))
@@ -180,9 +208,17 @@ _TO_RUN = Prepared(
     select(
         *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.try_number, _C.pool, _C.queue),
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
+        *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
+        *(dag_run.c.data_interval_start, dag_run.c.data_interval_end),
     )
     .select_from(task_instance.join(dag_run).join(dag).outerjoin(trigger_event, trigger_event.c.id == _C.event_id))
     .where(_C.id == bindparam("of_id"))
+)
+_RUN_EVENTS = Prepared(
+    select(asset.c.name, trigger_event.c.payload, trigger_event.c.stored_at)
+    .select_from(dag_run_event.join(asset).join(trigger_event))
+    .where(dag_run_event.c.dag_run_id == bindparam("of_run"), dag_run_event.c.is_superseded.is_(False))
+    .order_by(trigger_event.c.id)
 )
 
 
@@ -215,21 +251,52 @@ def dispatch(
 
 def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, task_id: int, event: str) -> TaskToRun:
     told = _TO_RUN.run(connection, of_id=task_id).fetchone()
-    *names, next_method, encrypted, payload, stored_deadline, timeout_s = told
-    deadline = _deadline(connection, now, stored_deadline, timeout_s if event == "picked_up" else None)
+    stored, timeout_s = told[10:12]
+    deadline = _deadline(connection, now, stored, timeout_s if event == "picked_up" else None)
     token = task_rows.new_token()
     values: dict[str, Any] = {"token": token, "triggerer_id": epoch}
     values["deadline"] = None if deadline is None else bound(connection, deadline)
     (row,) = states.of(event)
     won = task_rows.changed(connection, now, row, {"id": task_id}, **values)
     assert won, "its row is locked"
+    return _to_run(connection, now, secrets, task_id, token, deadline, told)
+
+
+_TAKEN = Prepared(
+    select(_C.id, _C.token, _C.deadline)
+    .where(_C.triggerer_id == bindparam("epoch"), task_rows.is_in(TaskState.RUNNING))
+    .order_by(_C.id)
+)
+
+
+def taken(connection: Connection, now: datetime, secrets: Secrets, epoch: int) -> list[TaskToRun]:
+    """Return the tasks that ``epoch`` should be running, also those of a dispatch whose answer was lost."""
+    found = []
+    for task_id, token, stored in _TAKEN.run(connection, epoch=epoch).fetchall():
+        told = _TO_RUN.run(connection, of_id=task_id).fetchone()
+        deadline = None if stored is None else read(connection, stored)
+        found.append(_to_run(connection, now, secrets, task_id, token, deadline, told))
+    return found
+
+
+def _to_run(
+    connection: Connection,
+    now: datetime,
+    secrets: Secrets,
+    task_id: int,
+    token: str,
+    deadline: datetime | None,
+    told: tuple[Any, ...],
+) -> TaskToRun:
+    dag_run_id, dag_name, run_id, name, try_number, of_pool, queue = told[:7]
+    next_method, encrypted, payload = told[7:10]
+    file, run_type, logical_date, conf, *interval = told[12:]
     next_kwargs, error = None, ""
     if encrypted is not None:
         try:
             next_kwargs = secrets.decrypt(encrypted)
         except BadKey as bad:
             error = str(bad)
-    dag_run_id, dag_name, run_id, name, try_number, of_pool, queue = names
     return TaskToRun(
         id=task_id,
         token=token,
@@ -245,7 +312,22 @@ def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, t
         event=None if payload is None else bytes(payload),
         deadline=deadline,
         error=error,
+        file=file,
+        logical_date=None if logical_date is None else read(connection, logical_date),
+        data_interval=_interval(connection, *interval),
+        conf=None if conf is None else bytes(conf),
+        asset_events=_run_events(connection, dag_run_id) if run_type == "asset" else (),
+        remaining_s=None if deadline is None else (deadline - now).total_seconds(),
     )
+
+
+def _interval(connection: Connection, start: Any, end: Any) -> tuple[datetime, datetime] | None:
+    return None if start is None or end is None else (read(connection, start), read(connection, end))
+
+
+def _run_events(connection: Connection, dag_run_id: int) -> tuple[RunEvent, ...]:
+    rows = _RUN_EVENTS.run(connection, of_run=dag_run_id).fetchall()
+    return tuple(RunEvent(name, bytes(payload), read(connection, stored_at)) for name, payload, stored_at in rows)
 
 
 def _deadline(connection: Connection, now: datetime, stored: Any, timeout_s: float | None) -> datetime | None:

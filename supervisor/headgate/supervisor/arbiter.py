@@ -24,15 +24,13 @@ from headgate.supervisor.child import Child
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.logs import relay
-from headgate.supervisor.task_logs import TaskLogs
+from headgate.supervisor.task_logs import LEVELS_FOR_ALL, TaskLogs
 
 log = structlog.get_logger(__name__)
 
 WAIT_MAX_S = 60.0  # the loop comes round at least this often
 STATISTICS_INTERVAL_S = 60.0  # between two lines that say what the runner uses
 FINAL_READS_MAX = 1024  # reads to empty the sockets of a runner that is gone
-
-LEVELS_FOR_ALL = ("warning", "error", "critical")  # of a task's record, to be in the supervisor's log as well
 
 _decode_record = msgspec.json.Decoder(dict[str, object]).decode
 
@@ -41,12 +39,18 @@ class Arbiter:
     """Runs a core against real processes, sockets and signals."""
 
     def __init__(
-        self, core: SupervisorCore, spawn: Callable[[int], Child], *, task_logs: TaskLogs | None = None
+        self,
+        core: SupervisorCore,
+        spawn: Callable[[int], Child],
+        *,
+        task_logs: TaskLogs | None = None,
+        selector: selectors.BaseSelector | None = None,
     ) -> None:
+        """``selector`` may have descriptors of others on it already, each with what to call when it is ready."""
         self._core = core
         self._task_logs = task_logs
         self._spawn = spawn
-        self._selector = selectors.DefaultSelector()
+        self._selector = selector or selectors.DefaultSelector()
         self._signals: deque[int] = deque()
         self._child: Child | None = None
         self._exit: Exit | None = None

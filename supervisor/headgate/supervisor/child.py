@@ -136,7 +136,15 @@ class ChildStatistics(msgspec.Struct, frozen=True):
 class ChildProcess:
     """One process of ``module``, with its sockets, the pipe of its output, and the kernel's word of its end."""
 
-    def __init__(self, module: str, arguments: Iterable[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Iterable[str],
+        environment: Mapping[str, str],
+        *,
+        hide: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        """Start it. ``hide`` takes out of a line of its output what must not be shown."""
         frames, frames_of_child = socket.socketpair()
         logs, logs_of_child = socket.socketpair()
         read_end, write_end = os.pipe()
@@ -172,12 +180,17 @@ class ChildProcess:
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
         self._killed_because = ""
         self.returncode: int | None = None  # once reaped
+        self._hide = hide
 
     def note_output(self, line: bytes) -> str:
-        """Remember a line of standard output or error in case it explains a death; return it as text."""
-        text = line.decode("utf-8", "backslashreplace")
+        """Remember a line of output, without secrets, in case it explains a death; return it as text."""
+        text = self._hide(line).decode("utf-8", "backslashreplace")
         self._last_lines.append(text)
         return text
+
+    def has_died(self) -> bool:
+        """Whether the process has ended, by the kernel's word of now; it is still to be reaped."""
+        return os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process alone."""
@@ -229,8 +242,9 @@ class Child(ChildProcess):
         *,
         environment: Mapping[str, str],
         link_of: Callable[[socket.socket, int], Link],
+        hide: Callable[[bytes], bytes] = bytes,
     ) -> None:
-        super().__init__("headgate.runner", ("--incarnation", str(incarnation)), environment)
+        super().__init__("headgate.runner", ("--incarnation", str(incarnation)), environment, hide=hide)
         self.incarnation = incarnation
         self.link = link_of(self.frames, incarnation)
 

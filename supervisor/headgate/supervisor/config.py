@@ -26,14 +26,15 @@ from headgate.protocol.messages import EVENT_BYTES_MAX, FRAME_BYTES_MAX, KWARGS_
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
-# Connections and variables of triggers will be read from the first two, and the last is for those who run
-# headgate's own tests; they are not settings, and left alone.
+# Connections and variables are read from the first two (see `headgate.supervisor.answers`), and the last is for those
+# who run headgate's own tests; they are not settings, and left alone.
 RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_TEST_")
 
 SECONDS_MAX = 366 * 24 * 3600.0  # a time longer than a year is a mistake, and infinity is no time
 BYTES_LIMIT_MAX = 1024**3  # a limit of bytes that must fit in memory, and in the length prefix of a frame
 TASK_LOG_BYTES_MAX = 64 * 1024 * 1024  # a hundred thousand lines are some 20 MiB
 COUNT_MAX = 1_000_000  # a limit of things that are held in memory
+WORKERS_MAX = 1000  # processes of one machine
 EVENT_ROOM_BYTES = 64 * 1024  # what a frame needs besides the payload: names, a key, errors
 MASK = "***"
 
@@ -41,6 +42,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=SECONDS_MAX)]
 _SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1024, le=BYTES_LIMIT_MAX)]
+_Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -151,6 +153,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hook_timeout_s: Annotated[_Seconds, _why("How long cleanup() and on_kill() may take, each.")] = 10.0
     blocked_after_s: Annotated[_Seconds, _why("One step of one trigger longer than this is reported.")] = 0.25
 
+    # --- tasks ---
+    dags_folder: Annotated[
+        Path, _why("The folder of DAG files, looked through with all in it; by default dags in home.")
+    ] = Path()
+    dags_look_s: Annotated[_Seconds, _why("How often to look for new and changed DAG files.")] = 5.0
+    dag_parse_timeout_s: Annotated[_Seconds, _why("How long a DAG file may take to be parsed.")] = 30.0
+    workers: Annotated[_Workers, _why("Worker processes, each of which runs one step of a task at a time.")] = 4
+    worker_memory_max_mib: Annotated[
+        _Count | None, _why("A worker that uses more, with what it has started, is ended; no limit by default.")
+    ] = None
+    worker_grace_s: Annotated[_Seconds, _why("How long a worker told to end its step may take until it is killed.")] = (
+        10.0
+    )
+
     # --- waits and retries ---
     respawn_wait_s: Annotated[_Seconds, _why("The wait before a runner that died is started again, at first.")] = 0.1
     respawn_wait_max_s: Annotated[_Seconds, _why("The longest wait between two starts of a dying runner.")] = 30.0
@@ -175,6 +191,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         # The defaults that follow from another setting.
         if not self.database_url:
             msgspec.structs.force_setattr(self, "database_url", f"sqlite:///{self.home}/headgate.db")
+        if self.dags_folder == Path():
+            msgspec.structs.force_setattr(self, "dags_folder", self.home / "dags")
         if self.log_folder == Path():
             msgspec.structs.force_setattr(self, "log_folder", self.home / "logs")
 
@@ -219,9 +237,9 @@ class Resolved(msgspec.Struct, frozen=True):
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 KEYS = tuple(_FIELDS)
-_PATHS = ("home", "capture", "log_folder")
+_PATHS = ("home", "capture", "dags_folder", "log_folder")
 # Flags that are not called like the setting they give.
-_FLAGS = {"database_url": "--db", "log_level": "--debug"}
+_FLAGS = {"database_url": "--db", "log_level": "--debug", "dags_folder": "--dags"}
 _SECRETS = ("fernet_keys", "database_url")
 # A pair: the first must be less than the second, or the second can never do its work.
 _LESS_THAN = (

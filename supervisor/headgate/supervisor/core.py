@@ -28,10 +28,13 @@ import structlog
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages import (
     PROTOCOL_VERSION,
+    CancelReason,
     Drain,
     FinishedTrigger,
     FromRunner,
     Hello,
+    LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -40,19 +43,22 @@ from headgate.protocol.messages import (
     StoredEvent,
     Welcome,
 )
-from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
+from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
+from headgate.supervisor.duties import SaysToTasks, TaskDuty
 from headgate.supervisor.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
 from headgate.supervisor.leases import Identity, Leases, LeaseStore, LeaseTimes
 
 log = structlog.get_logger(__name__)
 
 DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
+# How long a trigger may go on that nothing waits for any more: most have just fired, and end by themselves in a moment.
+ENDED_GRACE_S = 5.0
 DRAIN_MARGIN_S = 5.0  # how long after its deadline a draining runner may still exist
 
 
@@ -61,14 +67,6 @@ class CoreStore(EventStore, LeaseStore, Protocol):
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """The newest stored event of a trigger."""
-        ...
-
-
-class SaysToTasks(Protocol):
-    """Where the core says something about a task; `headgate.supervisor.task_logs.TaskLogs` is one."""
-
-    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
-        """Put it in the log of this try."""
         ...
 
 
@@ -101,7 +99,10 @@ class RunnerState(enum.Enum):
 
 
 class SupervisorCore:
-    """Rounds, claims, leases and respawn decisions of one supervisor."""
+    """Rounds, claims, leases and respawn decisions of one supervisor.
+
+    ``answers`` answers what triggers ask; without it they can only ask for their own last events.
+    """
 
     def __init__(
         self,
@@ -111,11 +112,15 @@ class SupervisorCore:
         *,
         is_gone: Callable[[TriggererRow], bool],
         clock: Callable[[], float] = time.monotonic,
+        tasks: TaskDuty | None = None,
+        answers: Answering | None = None,
         task_logs: SaysToTasks | None = None,
     ) -> None:
         self._store = store
+        self._answers = answers
         self._task_logs = task_logs
         self._settings = settings
+        self._tasks = tasks
         self.intake = Intake(
             store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff(), clock=clock
         )
@@ -142,7 +147,8 @@ class SupervisorCore:
         self._stepped_at = 0.0
         self._kill_at: float | None = None
         self._unreadable: set[int] = set()  # owned triggers whose kwargs no key decrypts
-        self._to_release: set[int] = set()  # removed by a user and ended: their rows may be let go
+        self._to_release: set[int] = set()  # removed by a user, or of no use, and ended: their rows may be let go
+        self._cancel_at: dict[int, float] = {}  # when to cancel those of no use, unless they have ended by then
         self._exit: Exit | None = None  # what to leave with, once the runner is gone
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
@@ -219,6 +225,7 @@ class SupervisorCore:
             if not self._is_fenced:
                 self._keep_lease(now)
                 self._store_slice(now)
+                self._look_after_tasks(now)
         except LeaseLost as exc:
             self._lose_lease(exc, now)
         self._look_after_runner(now)
@@ -231,7 +238,9 @@ class SupervisorCore:
         """When `step` has something to do even if nothing happens."""
         times: list[float | None] = []
         if not self._is_fenced:
-            times += [self.leases.wake_at(), self.intake.wake_at()]
+            times += [self.leases.wake_at(), self.intake.wake_at(), min(self._cancel_at.values(), default=None)]
+            if self._tasks is not None and self.leases.is_held:
+                times.append(self._tasks.wake_at())
         if self.state is not RunnerState.ABSENT:
             silent_at = self._heard_at + self._settings.runner_silence_max_s
             times.append(silent_at if self._kill_at is None else self._kill_at)
@@ -257,22 +266,37 @@ class SupervisorCore:
     def _keep_lease(self, now: float) -> None:
         owned = len(self.assignments) + len(self._unreadable)
         news = self.leases.step(now, owned=owned, claiming=self._exit is None)
+        if self._tasks is not None and (news.has_looked or news.has_fenced):
+            self._tasks.notice(has_fenced=news.has_fenced)
         if news.claimed:
             log.info("claimed triggers", triggers=len(news.claimed))
             self.assignments.assign((trigger for trigger in news.claimed if trigger.kwargs is not None), now)
             for trigger in news.claimed:
                 if trigger.kwargs is None and trigger.id not in self._unreadable:
                     self._report_unreadable(trigger)
+        self._cancel(news.removed, "user")
+        for trigger_id in news.ended:
+            if trigger_id in self.assignments:
+                self._cancel_at.setdefault(trigger_id, now + ENDED_GRACE_S)
+            else:
+                self._to_release.add(trigger_id)
+        due = [trigger_id for trigger_id, at in self._cancel_at.items() if at <= now]
+        self._cancel(due, "timeout")
+        for trigger_id in due:
+            del self._cancel_at[trigger_id]
+        self._release_removed(now)
+
+    def _cancel(self, trigger_ids: Sequence[int], reason: CancelReason) -> None:
+        """Have the runner end these; what it does not run is over at once."""
         cancels = []
-        for trigger_id in news.removed:
-            cancel = self.assignments.cancel(trigger_id, "user")
+        for trigger_id in trigger_ids:
+            cancel = self.assignments.cancel(trigger_id, reason)
             if cancel is not None:
                 cancels.append(cancel)
             if trigger_id not in self.assignments:
                 self._to_release.add(trigger_id)
         if cancels and self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=tuple(cancels))))
-        self._release_removed(now)
 
     def _release_removed(self, now: float) -> None:
         if not self._to_release or not self.leases.is_held or now < self._ask_at:
@@ -297,10 +321,30 @@ class SupervisorCore:
         """Another supervisor owns the triggers now: stop them here, and write nothing more (I10)."""
         log.error("the lease is lost; stopping", error=str(error))
         self.intake.discard()
+        if self._tasks is not None:
+            self._tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
         if self.state is RunnerState.RUNNING:
             self._out.append(Send(StateSync(to_cancel=cancels)))
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _look_after_tasks(self, now: float) -> None:
+        if self._tasks is None or not self.leases.is_held:
+            return
+        if self._exit is not None:
+            self._tasks.drain(now)
+        if self._tasks.step(self.leases.epoch, now):
+            self.leases.look_soon()  # our own writes are not among the notices
+
+    def _are_tasks_done(self, now: float) -> bool:
+        """Whether leaving need not wait for tasks. What still runs when the drain is over is ended."""
+        if self._tasks is None or self._is_fenced or self._tasks.drain(now):
+            return True
+        if self._leave_by is not None and now >= self._leave_by - DRAIN_MARGIN_S:
+            self._tasks.end_all("its supervisor was asked to stop, and would not wait longer")
+        return self._leave_by is not None and now >= self._leave_by
 
     # --- rounds -----------------------------------------------------------------------------------
 
@@ -312,15 +356,22 @@ class SupervisorCore:
             self._out.append(Send(stored.answer))
         for finished in stored.finished:
             self._end_run(finished, stored, now)
+        if stored.moved_tasks and self._tasks is not None:
+            self._tasks.notice()
 
     def _is_listening(self, stored: Stored) -> bool:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
-        wait_s = self.assignments.end_run(finished, now)
         self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
-        if finished.reason == "user":
+        if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
+            # Nothing waits for it any more: however it ended, it is not started again.
+            finished = msgspec.structs.replace(finished, outcome="returned")
+            self._to_release.add(finished.trigger_id)
+        wait_s = self.assignments.end_run(finished, now)
+        self._cancel_at.pop(finished.trigger_id, None)
+        if finished.reason in ("user", "timeout"):
             self._to_release.add(finished.trigger_id)
         if wait_s is not None:
             log.warning(
@@ -331,16 +382,24 @@ class SupervisorCore:
                 retry_in_s=round(wait_s, 3),
             )
 
-    def _answer(self, request: Request, now: float) -> Response:
+    def _answer(self, request: Request, now: float) -> Response | Reply:
         if now < self._ask_at:
             return Response(request.id, error="the database did not answer a moment ago; try again later")
+        answer: Response | Reply
         try:
-            answer = self._store.last_event(request.question.trigger_id)
+            if isinstance(request.question, LastEvent):
+                answer = Response(request.id, answer=self._store.last_event(request.question.trigger_id))
+            elif self._answers is None:
+                raise AnswerRefused("this supervisor answers no such questions")
+            else:
+                answer = Reply(request.id, self._answers.answer(request.question, dag_run_id=None))
         except DATABASE_UNUSABLE as exc:
             self._ask_at = now + self._questions.fail()
             return Response(request.id, error=str(exc))
+        except AnswerRefused as exc:
+            answer = Response(request.id, error=str(exc))
         self._questions.succeed()
-        return Response(request.id, answer=answer)
+        return answer
 
     # --- the runner -------------------------------------------------------------------------------
 
@@ -432,6 +491,8 @@ class SupervisorCore:
     def _finish_leaving(self, now: float) -> None:
         """Leave once the runner is gone and what it sent is stored, or once waiting for that is over."""
         if self._exit is None or self.state is not RunnerState.ABSENT:
+            return
+        if not self._are_tasks_done(now):
             return
         if not self._is_fenced and not self.intake.is_empty:
             if self._leave_by is not None and now < self._leave_by:

@@ -111,13 +111,16 @@ class Stored(msgspec.Struct, frozen=True):
 
     ``answer`` is set when a round is complete: it may be sent to the runner of that ``incarnation`` and to
     no other (I6). ``finished`` are trigger runs whose end is now recorded; ``failure_counts`` says for each
-    trigger that failed how often it has failed in all.
+    trigger that failed how often it has failed in all, and ``over`` which of them are not to be started again.
+    ``moved_tasks``: tasks may go on, or runs begin, by what is stored.
     """
 
     incarnation: int
     answer: StateSync | None
     finished: tuple[FinishedTrigger, ...]
     failure_counts: dict[int, int]
+    over: frozenset[int] = frozenset()
+    moved_tasks: bool = False
 
 
 class Tally(NamedTuple):
@@ -231,6 +234,8 @@ class Intake:
         piece = self._take_slice()
         tally = self._tally_of(piece)
         failure_counts: dict[int, int] = {}
+        over: frozenset[int] = frozenset()
+        moved_tasks = False
         try:
             if len(piece):
                 begun_at = self._clock()
@@ -238,7 +243,7 @@ class Intake:
                     epoch, events=piece.events, refused=piece.refused, finished=piece.finished
                 )
                 self._slice_size.note(len(piece), self._clock() - begun_at)
-                failure_counts = stored.failure_counts
+                failure_counts, over, moved_tasks = stored.failure_counts, stored.over, stored.moved_tasks
             # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
             tally.persisted.extend([event.seq for event in piece.events if event.seq])
             tally.refused.extend(
@@ -252,7 +257,7 @@ class Intake:
             return None
         self._backoff.succeed()
         self._waiting.popleft()
-        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts)
+        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over, moved_tasks)
 
     def _take_slice(self) -> Slice:
         """Return the first slice, cut to the size of now."""

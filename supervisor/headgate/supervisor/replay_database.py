@@ -21,6 +21,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy import Engine, event, exists, insert, select, update
 
 from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent, TriggerSpec
+from headgate.protocol.questions import Answered, Question
 from headgate.protocol.values import encode_value
 from headgate.store import schema
 from headgate.store.engine import database_name, open_engine
@@ -30,6 +31,7 @@ from headgate.store.leases import ClaimedTrigger, Poll
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.store.tables import asset_watcher, dead_letter, trigger, trigger_event, triggerer
+from headgate.supervisor.answers import AnswerRefused
 from headgate.supervisor.intake import DATABASE_UNUSABLE
 
 TRIGGER_ID_MAX = 2**63 - 1  # what the column holds
@@ -55,6 +57,23 @@ class RecordedFault(DatabaseAway):
         return self.text
 
 
+class RecordedAnswers:
+    """What triggers asked beside their last events is answered as the log shows: a capture holds no secrets (I12)."""
+
+    def __init__(self) -> None:
+        self._next: Answered | str = ""
+
+    def give(self, answer: Answered | str) -> None:
+        """Have the next question answered so, or refused with this text."""
+        self._next = answer
+
+    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
+        """Answer as told. Raises `AnswerRefused`."""
+        if isinstance(self._next, str):
+            raise AnswerRefused(self._next)
+        return self._next
+
+
 class ReplayStore(Store):
     """A store whose surroundings (users, neighbours, faults, the clock) follow a log.
 
@@ -66,6 +85,7 @@ class ReplayStore(Store):
         secrets = Secrets([Fernet.generate_key().decode()], source="the replay")
         super().__init__(engine, secrets=secrets, clock=self._clock_of_log)
         self.time = 0.0
+        self.recorded = RecordedAnswers()
         self.fault: StoreError | None = None
         self.made: dict[int, str] = {}  # the names of the triggers made so far, by id
         self._removed: set[int] = set()
@@ -112,6 +132,12 @@ class ReplayStore(Store):
             connection.execute(update(asset_watcher).where(which).values(removed_at=now))
             connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(removed_at=now))
 
+    def finish(self, trigger_id: int) -> None:
+        """Have nothing wait for a trigger any more, as when its task has timed out; its owner stays."""
+        of_id = trigger.c.id == trigger_id, trigger.c.removed_at.is_(None), trigger.c.finished_at.is_(None)
+        with self._writing() as connection:
+            connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
+
     def fence(self, epoch: int) -> None:
         """Take the lease of ``epoch`` away, as a neighbour would."""
         neighbour = self.register_triggerer(
@@ -129,7 +155,7 @@ class ReplayStore(Store):
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
         """Say that triggers can be claimed only where the log shows them to be."""
         poll = super().poll(epoch, queues)
-        return Poll(poll.removed, poll.claimable and bool(self._allowed))
+        return Poll(poll.removed, poll.claimable and bool(self._allowed), poll.ended)
 
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
         """Claim what the log shows to be claimed next, all of it at once."""

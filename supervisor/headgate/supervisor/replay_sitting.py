@@ -26,6 +26,8 @@ from headgate.protocol.messages import (
     FromRunner,
     FromSupervisor,
     Hello,
+    LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -37,7 +39,7 @@ from headgate.protocol.messages import (
 )
 from headgate.protocol.session import Role, Session
 from headgate.supervisor.commands import DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import CoreSettings, RunnerState, SupervisorCore
+from headgate.supervisor.core import ENDED_GRACE_S, CoreSettings, RunnerState, SupervisorCore
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.replay_compare import (
     compared_form,
@@ -131,8 +133,8 @@ class Sitting:
                 self._expect_sync(message)
             case Welcome() as message:
                 self._compare(message, self._wait_for(Welcome))
-            case Response() as message:
-                self._expect_response(message)
+            case Response() | Reply() as message:
+                self._expect_answer(message)
             case Drain() as message:
                 self._expect_drain(message)
 
@@ -288,22 +290,32 @@ class Sitting:
             self._store.fence(self._core.leases.epoch)
             self._now += FENCED_JUMP_S
         else:
-            for trigger_id in wanted:
-                self._store.remove(trigger_id)
+            for cancel in cancels:
+                if cancel.reason == "timeout":
+                    self._store.finish(cancel.trigger_id)
+                else:
+                    self._store.remove(cancel.trigger_id)
             self._now += POLL_JUMP_S
+            if any(cancel.reason == "timeout" for cancel in cancels):
+                self._settle()  # it hears of them, and gives them a moment
+                self._now += ENDED_GRACE_S
         self._settle(is_cancelled)
 
-    def _expect_response(self, message: Response) -> None:
+    def _expect_answer(self, message: Response | Reply) -> None:
         question = self._questions.pop(message.id, None)
         if question is None:
             raise Differs(f"this answers question {message.id}, which was not asked")
-        if message.error:
-            self._store.fail_next_question(message.error)
-        if message.answer is not None:
-            self._let_be_stored(question.question.trigger_id, message.answer)
+        asked = question.question
+        if not isinstance(asked, LastEvent):
+            self._store.recorded.give(message.answer if isinstance(message, Reply) else message.error)
+        elif isinstance(message, Response):
+            if message.error:
+                self._store.fail_next_question(message.error)
+            if message.answer is not None:
+                self._let_be_stored(asked.trigger_id, message.answer)
         assert self._session is not None
         self._core.receive(self._session.incarnation, question, self._now)
-        self._compare(message, self._wait_for(Response))
+        self._compare(message, self._wait_for(type(message)))
 
     def _let_be_stored(self, trigger_id: int, answer: StoredEvent) -> None:
         """See to it that an event is stored that the answer shows to have been, if anything can have stored it."""
@@ -440,6 +452,7 @@ def _core(store: ReplayStore, settings: RunnerSettings | None, drain_s: float | 
             drain_s=DRAIN_S if drain_s is None else drain_s,
         ),
         is_gone=lambda row: True,  # the supervisors of earlier sittings
+        answers=store.recorded,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import selectors
 import socket
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from headgate.store.schema import require_current
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor import logs
+from headgate.supervisor.answers import Answers
 from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.capture import Capture
 from headgate.supervisor.child import Child, scrub
@@ -27,6 +29,7 @@ from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.link import Link
 from headgate.supervisor.task_logs import TaskLogs
+from headgate.supervisor.task_part import task_part
 
 log = structlog.get_logger(__name__)
 
@@ -100,8 +103,10 @@ def core_settings(settings: Settings) -> CoreSettings:
     )
 
 
-def serve(settings: Settings, *, capture: Path | None = None) -> int:
+def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool = False) -> int:
     """Run a supervisor until it is asked to stop or loses its lease; return the exit code.
+
+    It runs triggers, and with ``runs_tasks`` it parses DAG files, schedules, and runs tasks as well.
 
     Raises `SchemaOutOfDate` when the database has not been migrated, `DatabaseAway` when it cannot be
     reached at the start, `BadKey` for unusable keys.
@@ -111,10 +116,8 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
     require_current(engine)
     store = Store(engine, secrets=secrets)
     identity = this_process()
+    answers = Answers(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
     task_logs = TaskLogs(settings.log_folder, lambda: core.leases.epoch, bytes_max=settings.task_log_bytes_max)
-    core = SupervisorCore(
-        store, identity, core_settings(settings), is_gone=lambda row: is_gone(row, identity), task_logs=task_logs
-    )
     recorder = None
     if capture is not None:
         writer = FrameLogWriter(
@@ -136,15 +139,32 @@ def serve(settings: Settings, *, capture: Path | None = None) -> int:
         passed=settings.pass_env,
         secrets=(settings.database_url, engine.url.password or "", *(settings.fernet_keys or "").split(",")),
     )
+    selector = selectors.DefaultSelector()
+    tasks = None
+    if runs_tasks:
+        tasks = task_part(settings, selector, store, answers=answers, task_logs=task_logs, environment=environment)
+    core = SupervisorCore(
+        store,
+        identity,
+        core_settings(settings),
+        is_gone=lambda row: is_gone(row, identity),
+        answers=answers,
+        task_logs=task_logs,
+        tasks=tasks,
+    )
     try:
         with logs.in_background():
-            arbiter = Arbiter(
+            return Arbiter(
                 core,
-                lambda incarnation: Child(incarnation, environment=environment, link_of=link_of),
+                lambda incarnation: Child(
+                    incarnation, environment=environment, link_of=link_of, hide=answers.told.hide_in_bytes
+                ),
                 task_logs=task_logs,
-            )
-            return arbiter.run()
+                selector=selector,
+            ).run()
     finally:
+        if tasks is not None:
+            tasks.close()
         task_logs.close()
         store.close()
         engine.dispose()

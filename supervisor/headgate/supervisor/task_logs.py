@@ -42,6 +42,9 @@ RETRY_WAIT_S: Final = 5.0  # before a disk that refused is tried again
 FLUSH_WAIT_S: Final = 0.05  # how long the end of a step waits for its log: a healthy disk takes a thousandth of this
 CLOSE_WAIT_S: Final = 2.0  # how long the last records may take
 
+# Of a task's record, to be in the supervisor's log as well.
+LEVELS_FOR_ALL: Final = ("warning", "error", "critical")
+
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 _NAMES: Final = frozenset(TryName.__struct_fields__)  # the folder says it
 

@@ -42,8 +42,14 @@ Work = StepEnded | FileParsed | Ask
 class WorkerChild(ChildProcess):
     """A worker as a process, and its link."""
 
-    def __init__(self, *, environment: Mapping[str, str], frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        super().__init__("headgate.worker", (), environment)
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        hide: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        super().__init__("headgate.worker", (), environment, hide=hide)
         self.link = WorkerLink(self.frames, WorkConnection(WorkRole.SUPERVISOR, frame_bytes_max=frame_bytes_max))
 
     def close(self) -> None:
@@ -103,8 +109,8 @@ class Worker:
 
     @property
     def is_free(self) -> bool:
-        """Whether it has said hello and is still there, as far as we know."""
-        return self.is_ready and not self.is_ended and not self.child.link.is_ended
+        """Whether it has said hello and is still there."""
+        return self.is_ready and not self.is_ended and not self.child.link.is_ended and not self.child.has_died()
 
     # --- what the owner does with it --------------------------------------------------------------
 

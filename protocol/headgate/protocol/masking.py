@@ -1,0 +1,136 @@
+"""Secrets out of text: what a process was told is replaced by ``***`` in whatever it writes afterwards (I12).
+
+A secret is known in the forms in which it is likely to be written: as it is, quoted for a URL, as JSON and Python write
+it, and line by line if it has several. One of fewer than ``SECRET_CHARS_MIN`` characters is not looked for: it would be
+found by chance in every second line, and hiding it there would give it away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import quote, quote_plus
+
+from headgate.protocol.questions import Answered, GetConnection, GetVariable, Question, SecretText
+from headgate.protocol.uris import parse_uri
+
+MASK: Final = "***"
+SECRET_CHARS_MIN: Final = 6
+# What is looked for in each line. Beyond it the oldest is forgotten: a process that was told so much was told most of
+# it long ago, and each line costs a search for every one of these.
+FORMS_MAX: Final = 5000
+MEMBERS_MAX: Final = 200  # texts within one secret that is JSON, or has several lines
+
+
+class SecretMask:
+    """The secrets a process was told. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, None] = {}  # the oldest first
+        self._longest_first: tuple[tuple[str, bytes], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<SecretMask with {len(self._forms)} forms>"
+
+    def __bool__(self) -> bool:
+        return bool(self._longest_first)
+
+    def note(self, question: Question, answered: Answered) -> None:
+        """Take in the answer to a question, if it is a secret."""
+        match question, answered:
+            case GetVariable(), SecretText(value=str() as text):
+                self.add(text)
+            case GetConnection(), SecretText(value=str() as uri):
+                self.add_connection(uri)
+            case _:
+                pass
+
+    def add(self, secret: str) -> None:
+        """Take in a secret; if it is JSON, the texts in it are secrets as well."""
+        self._add([secret, *_texts_in(secret)])
+
+    def add_connection(self, uri: str) -> None:
+        """Take in a connection: the whole of it, its password, and the values of its query."""
+        try:
+            parts = parse_uri(uri)
+        except ValueError:
+            self._add([uri])  # whoever asked for it sees an error, and no part of it
+        else:
+            self._add([uri, parts.password, *parts.extra.values()])
+
+    def hide(self, text: str) -> str:
+        """Return the text with ``***`` in the place of every secret, the longest first."""
+        for form, _ in self._longest_first:
+            if form in text:
+                text = text.replace(form, MASK)
+        return text
+
+    def hide_in_bytes(self, line: bytes) -> bytes:
+        """Return a line of output, of whatever encoding, without secrets."""
+        for _, form in self._longest_first:
+            if form in line:
+                line = line.replace(form, MASK.encode())
+        return line
+
+    @contextmanager
+    def apart(self) -> Generator[None]:
+        """Forget everything for as long as this lasts, and afterwards what was taken in meanwhile: for tests."""
+        before, self._forms, self._longest_first = (self._forms, self._longest_first), {}, ()
+        try:
+            yield
+        finally:
+            self._forms, self._longest_first = before
+
+    def _add(self, secrets: list[str]) -> None:
+        for secret in secrets:
+            for form in _forms_of(secret):
+                self._forms.pop(form, None)
+                self._forms[form] = None
+        for form in list(self._forms)[: max(0, len(self._forms) - FORMS_MAX)]:
+            self._forms.pop(form, None)
+        # Again, if another thread has added one meanwhile: whoever is last here has seen all of them.
+        while True:
+            forms = list(self._forms)
+            ordered = sorted(forms, key=len, reverse=True)
+            self._longest_first = tuple((form, form.encode("utf-8", "surrogatepass")) for form in ordered)
+            if len(self._forms) == len(forms):
+                return
+
+
+def _forms_of(secret: str) -> set[str]:
+    """Return how a secret may stand in a line."""
+    whole = [secret, *secret.splitlines()[:MEMBERS_MAX]]
+    forms: set[str] = set()
+    for text in [part.strip() for part in whole]:
+        if len(text) < SECRET_CHARS_MIN:
+            continue
+        encoded = text.encode("utf-8", "surrogatepass")
+        forms |= {text, repr(text)[1:-1], repr(encoded)[2:-1], json.dumps(text)[1:-1]}
+        forms |= {json.dumps(text, ensure_ascii=False)[1:-1], quote(encoded)}
+        forms |= {quote(encoded, safe=""), quote_plus(encoded)}
+    return forms
+
+
+def _texts_in(secret: str) -> list[str]:
+    """Return the texts in a secret that is a JSON object or array, ``MEMBERS_MAX`` at most."""
+    if not secret.lstrip().startswith(("{", "[")):
+        return []
+    try:
+        value = json.loads(secret)
+    except (ValueError, RecursionError):
+        return []
+    return [text for text, _ in zip(_leaves(value), range(MEMBERS_MAX), strict=False)]
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)

@@ -1,0 +1,69 @@
+"""Connections as text: the parts of a URI, as its author meant them.
+
+Written for ``scheme://login:password@host:port/schema?key=value``, all parts but the scheme optional, with what is
+special in a part percent-encoded. The standard library's parts will not do as they are: they lose the case of the host,
+which may be the path of a socket.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+URI_CHARS_MAX: Final = 64 * 1024  # as long as a stored connection may be
+PORT_MAX: Final = 65_535
+
+_URI: Final = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?"
+)
+_HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]*))?")
+
+
+class UriParts(msgspec.Struct, frozen=True):
+    """What a URI says; '' and None for what it does not. ``schema`` is its path without the first slash."""
+
+    scheme: str
+    host: str
+    port: int | None
+    login: str
+    password: str
+    schema: str
+    extra: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"<UriParts of {self.scheme}://>"  # it may stand in a traceback, and must not tell
+
+
+def parse_uri(text: str) -> UriParts:
+    """Return the parts of a URI, decoded. Of a key that its query has twice the last value counts.
+
+    Raises ValueError, which says what is wrong and shows nothing of the text: a password may stand anywhere in it.
+    """
+    if len(text) > URI_CHARS_MAX:
+        raise ValueError(f"it has {len(text):,} characters; the limit is {URI_CHARS_MAX:,}")
+    if not text.isprintable() or " " in text:
+        raise ValueError("it has spaces or control characters, which must be percent-encoded")
+    found = _URI.fullmatch(text)
+    if found is None:
+        problem = "a '#' in a password must be written %23" if "#" in text else "it must begin with a scheme and ://"
+        raise ValueError(f"it is no URI (scheme://login:password@host:port/path?key=value): {problem}")
+    user, at, place = found["authority"].rpartition("@")
+    login, _, password = user.partition(":") if at else ("", "", "")
+    where = _HOST_AND_PORT.fullmatch(place)
+    if where is None:
+        raise ValueError("it has no readable host and port; a ':', '/' or '@' in a password must be encoded")
+    port = int(where["port"]) if where["port"] else None
+    if port is not None and port > PORT_MAX:
+        raise ValueError(f"its port must be 0..{PORT_MAX}")
+    return UriParts(
+        scheme=found["scheme"].lower(),
+        host=unquote(where["host"].strip("[]")),
+        port=port,
+        login=unquote(login),
+        password=unquote(password),
+        schema=unquote(found["path"].removeprefix("/")),
+        extra=dict(parse_qsl(found["query"] or "", keep_blank_values=True)),
+    )

@@ -1,0 +1,247 @@
+"""Tasks that wait for runs of other DAGs, and that begin them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, Unpack
+
+import trio
+
+from headgate.protocol.dags import NAME_CHARS_MAX, id_problem, name_problem
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.messages import KWARGS_BYTES_MAX
+from headgate.protocol.questions import CreateRun, RunCreated
+from headgate.protocol.values import encode_value
+from headgate.runner import asking
+from headgate.tasks.context import Context
+from headgate.tasks.dag import DAG
+from headgate.tasks.errors import TaskSkipped
+from headgate.tasks.operator import BaseOperator
+from headgate.tasks.operators import outputs_in, resolved
+from headgate.tasks.options import TaskOptions
+from headgate.tasks.poking import first_event_here
+from headgate.tasks.sensors import SensorOptions, TriggerSensor
+from headgate.triggers.base import BaseTrigger
+from headgate.triggers.external import ALLOWED_STATES, FAILED_RUN_STATES, POLL_INTERVAL_S, ExternalTaskTrigger
+
+__all__ = ["ExternalFailed", "ExternalTaskSensor", "TriggerDagRunOperator"]
+
+XCOM_RUN_ID: Final = "trigger_run_id"  # the XCom of TriggerDagRunOperator
+
+
+class ExternalFailed(Exception):
+    """What a task waited for in another DAG has failed, or will never be. Another try may find it otherwise."""
+
+
+class ExternalTaskSensor(TriggerSensor):
+    """Waits for a run of the DAG ``external_dag_id``, or for one or several of its tasks in it. Returns the run_id.
+
+    Which run: the one with ``run_id``; else the one with the logical date that this task's own run has, less
+    ``execution_delta``, or that ``execution_date_fn`` makes of it. What is waited for need not exist yet, unless
+    ``check_existence``. The states of a task, or of a run without task ids, are looked up in ``allowed_states``
+    (success), ``failed_states`` (by default failed, upstream_failed and removed) and ``skipped_states`` (skipped). The
+    task then succeeds, fails with `ExternalFailed` (with ``soft_fail``: is skipped), or is skipped.
+    """
+
+    poke_interval_default = timedelta(seconds=POLL_INTERVAL_S)
+
+    def __init__(
+        self,
+        *,
+        external_dag_id: str,
+        external_task_id: str | None = None,
+        external_task_ids: Sequence[str] | None = None,
+        run_id: str | None = None,
+        execution_delta: timedelta | None = None,
+        execution_date_fn: Callable[[datetime], datetime] | None = None,
+        allowed_states: Sequence[str] = ALLOWED_STATES,
+        failed_states: Sequence[str] | None = None,
+        skipped_states: Sequence[str] | None = None,
+        check_existence: bool = False,
+        **options: Unpack[SensorOptions],
+    ) -> None:
+        super().__init__(**options)
+        given = {"run_id": run_id, "execution_delta": execution_delta, "execution_date_fn": execution_date_fn}
+        if len(several := [name for name, value in given.items() if value is not None]) > 1:
+            raise self._malformed(f"{' and '.join(several)} say which run is waited for: give one of them")
+        if external_task_id is not None and external_task_ids is not None:
+            raise self._malformed("give external_task_id or external_task_ids, not both")
+        if isinstance(external_task_ids, str):
+            raise self._malformed(f"external_task_ids must be several ids, not the str {external_task_ids!r:.100}")
+        if external_task_ids is not None and not external_task_ids:
+            raise self._malformed("external_task_ids is empty; leave it out to wait for the whole run")
+        if execution_delta is not None and not isinstance(execution_delta, timedelta):
+            raise self._malformed(f"execution_delta must be a timedelta, not {execution_delta!r:.100}")
+        self.external_dag_id = external_dag_id
+        self.external_task_ids = tuple(external_task_ids or ()) if external_task_id is None else (external_task_id,)
+        self.run_id = run_id
+        self.execution_delta = execution_delta
+        self.execution_date_fn = execution_date_fn
+        self.allowed_states = allowed_states
+        self.failed_states = failed_states
+        self.skipped_states = skipped_states
+        self.check_existence = check_existence
+        try:
+            self._trigger(run_id, None)
+        except (TypeError, ValueError) as error:
+            raise self._malformed(str(error)) from None
+
+    def make_trigger(self, context: Context) -> BaseTrigger:
+        """Return an `ExternalTaskTrigger` for the run that belongs to this task's own."""
+        if self.run_id is not None:
+            return self._trigger(self.run_id, None)
+        own = context["logical_date"]
+        if own is None:
+            raise ValueError(
+                f"the sensor {self.task_id!r} waits for the run of its own logical date, and this run has none: say "
+                f"which run is meant with run_id, or give this one a logical date"
+            )
+        if self.execution_date_fn is not None:
+            return self._trigger(None, self.execution_date_fn(own))
+        return self._trigger(None, own - (self.execution_delta or timedelta(0)))
+
+    def execute_complete(self, context: Context, event: Any = None) -> str:
+        """Judge what the trigger found."""
+        try:
+            return _judged(self.external_dag_id, event)
+        except ExternalFailed as failure:
+            if self.soft_fail:
+                raise TaskSkipped(str(failure)) from failure
+            raise
+
+    def _trigger(self, run_id: str | None, logical_date: datetime | None) -> ExternalTaskTrigger:
+        return ExternalTaskTrigger(
+            self.external_dag_id,
+            run_id=run_id,
+            logical_date=logical_date,
+            task_ids=self.external_task_ids,
+            allowed_states=self.allowed_states,
+            failed_states=self.failed_states,
+            skipped_states=self.skipped_states,
+            must_exist=self.check_existence,
+            poll_interval_s=self.poke_interval.total_seconds(),
+        )
+
+
+class TriggerDagRunOperator(BaseOperator):
+    """Begins a run of the DAG ``trigger_dag_id``, and waits for its end with ``wait_for_completion``.
+
+    ``run_id`` is by default made of this task, its run and its try: whatever happens to the worker, one try begins one
+    run, and the next try another. A ``run_id`` of one's own names one run for all of them. ``conf`` become the run's
+    ``params``; outputs of other tasks among them become their values, and those tasks upstream of this one. The run_id
+    is left as the XCom ``trigger_run_id``, and returned.
+
+    Waiting, the task gives up its worker (``deferrable``), looks every ``poke_interval``, for ``timeout`` at most, and
+    fails with `ExternalFailed` when the run is in one of ``failed_states``.
+    """
+
+    def __init__(
+        self,
+        *,
+        trigger_dag_id: str,
+        run_id: str | None = None,
+        conf: Mapping[str, Any] | None = None,
+        logical_date: datetime | None = None,
+        wait_for_completion: bool = False,
+        deferrable: bool = True,
+        poke_interval: timedelta = timedelta(seconds=POLL_INTERVAL_S),
+        timeout: timedelta | None = None,
+        allowed_states: Sequence[str] = ALLOWED_STATES,
+        failed_states: Sequence[str] = FAILED_RUN_STATES,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(task_id=task_id, dag=dag, **options)
+        if not isinstance(trigger_dag_id, str):
+            raise self._malformed(f"trigger_dag_id must be a str, not {trigger_dag_id!r:.100}")
+        if (problem := id_problem(trigger_dag_id)) is not None:
+            raise self._malformed(f"the trigger_dag_id {problem}")
+        if run_id is not None and (not isinstance(run_id, str) or name_problem(run_id) is not None):
+            raise self._malformed(f"{run_id!r:.100} is no run_id")
+        if logical_date is not None and (not isinstance(logical_date, datetime) or logical_date.utcoffset() is None):
+            raise self._malformed(f"logical_date must be an aware datetime, not {logical_date!r:.100}")
+        if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
+            raise self._malformed(f"timeout must be a timedelta of more than 0, not {timeout!r:.100}")
+        if not isinstance(poke_interval, timedelta) or poke_interval <= timedelta(0):
+            raise self._malformed(f"poke_interval must be a timedelta of more than 0, not {poke_interval!r:.100}")
+        self.trigger_dag_id = trigger_dag_id
+        self.run_id = run_id
+        self.conf = dict(conf or {})
+        self.logical_date = logical_date
+        self.wait_for_completion = wait_for_completion
+        self.deferrable = deferrable
+        self.poke_interval = poke_interval
+        self.timeout = timeout
+        self.allowed_states = allowed_states
+        self.failed_states = failed_states
+        outputs = outputs_in(self.conf)
+        try:
+            self._trigger("any")
+            if not outputs:
+                encode_value(self.conf, where="conf", bytes_max=KWARGS_BYTES_MAX)
+        except (TypeError, ValueError, ProtocolError) as error:
+            raise self._malformed(str(error)) from None
+        for argument in outputs:
+            self.set_upstream(argument)
+
+    def execute(self, context: Context) -> str:
+        """Begin the run, and wait for it if that is wanted."""
+        run_id = self.run_id or _run_id_of(context)
+        conf = encode_value(resolved(self.conf, context), where="conf", bytes_max=KWARGS_BYTES_MAX)
+        logical_date_s = None if self.logical_date is None else self.logical_date.timestamp()
+        created = asking.ask(CreateRun(self.trigger_dag_id, run_id, conf, logical_date_s))
+        is_new = isinstance(created, RunCreated) and created.is_new
+        how = "began the run %s of DAG %s" if is_new else "the run %s of DAG %s had been begun before"
+        self.log.info(how, run_id, self.trigger_dag_id)
+        context["ti"].xcom_push(XCOM_RUN_ID, run_id)
+        if not self.wait_for_completion:
+            return run_id
+        trigger = self._trigger(run_id)
+        if self.deferrable:
+            self.defer(trigger=trigger, method_name="execute_complete", timeout=self.timeout)
+        timeout_s = float("inf") if self.timeout is None else self.timeout.total_seconds()
+        try:
+            fired = trio.run(first_event_here, trigger, timeout_s)
+        except trio.TooSlowError as error:
+            problem = f"the run {run_id!r} of DAG {self.trigger_dag_id!r} had not ended after {self.timeout}"
+            raise ExternalFailed(problem) from error
+        return self.execute_complete(context, event=fired.payload)
+
+    def execute_complete(self, context: Context, event: Any = None) -> str:
+        """Judge how the run ended."""
+        return _judged(self.trigger_dag_id, event)
+
+    def _trigger(self, run_id: str) -> ExternalTaskTrigger:
+        return ExternalTaskTrigger(
+            self.trigger_dag_id,
+            run_id=run_id,
+            allowed_states=self.allowed_states,
+            failed_states=self.failed_states,
+            poll_interval_s=self.poke_interval.total_seconds(),
+        )
+
+
+def _run_id_of(context: Context) -> str:
+    """Return the name of the run that this try of this task begins, and no other."""
+    own = (context["dag_id"], context["run_id"], context["task_id"], str(context["try_number"]))
+    readable = f"triggered__{own[0]}__{own[2]}__{own[1]}__try{own[3]}"
+    if len(readable) <= NAME_CHARS_MAX and not any("__" in f"_{own[part]}_" for part in (0, 2)):
+        return readable
+    # Too long, or such that another task's name could read the same.
+    digest = hashlib.sha256("\0".join(own).encode()).hexdigest()[:32]
+    return f"triggered__{own[0][:60]}__{own[2][:60]}__{digest}__try{own[3]}"
+
+
+def _judged(dag_id: str, event: Any) -> str:
+    """Return the run_id in a trigger's payload. Raises `ExternalFailed` and `TaskSkipped`."""
+    run_id: str = event["run_id"]
+    if event["outcome"] == "success":
+        return run_id
+    states = ", ".join(f"{task_id or 'the run'} is {state}" for task_id, state in event["states"].items())
+    told = f"DAG {dag_id!r}, run {run_id!r}: {event['problem'] or states}"
+    if event["outcome"] == "skipped":
+        raise TaskSkipped(told)
+    raise ExternalFailed(told)

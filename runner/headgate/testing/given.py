@@ -1,0 +1,136 @@
+"""What a test gives instead of a supervisor: variables, connections, XComs, and how runs of other DAGs stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias, assert_never
+
+import trio
+
+from headgate.protocol.questions import (
+    Answered,
+    CreateRun,
+    EncodedValue,
+    GetConnection,
+    GetTaskStates,
+    GetVariable,
+    GetXCom,
+    Question,
+    RunCreated,
+    SecretText,
+    TaskStates,
+    TriggerQuestion,
+)
+from headgate.protocol.task_states import TaskState
+from headgate.protocol.values import decode_value, encode_value
+from headgate.runner import asking
+
+RETURN_VALUE = "return_value"
+_UNFINISHED = frozenset({"none", "scheduled", "queued", "running", "deferred", "up_for_retry", "restarting"})
+
+RunGiven: TypeAlias = str | Mapping[str, str] | None
+"""How a run stands: its state, or the states of its tasks; None: it is not there yet."""
+
+
+@dataclass(frozen=True)
+class CreatedRun:
+    """A run that a task has begun."""
+
+    dag_id: str
+    run_id: str
+    conf: Any
+    logical_date: datetime | None
+
+
+class Given:
+    """Answers what users' code asks. ``created`` are the runs it has begun so far.
+
+    ``xcoms`` have a task id, or (task id, key), as their keys. ``runs`` say for a DAG how the run that is asked about
+    stands, or, as a list, how it stands at each look: the last one stays.
+    """
+
+    def __init__(
+        self,
+        *,
+        variables: Mapping[str, str] | None = None,
+        connections: Mapping[str, str] | None = None,
+        xcoms: Mapping[str | tuple[str, str], Any] | None = None,
+        runs: Mapping[str, RunGiven | Sequence[RunGiven]] | None = None,
+    ) -> None:
+        self._variables = dict(variables or {})
+        self._connections = dict(connections or {})
+        self._xcoms = {
+            (key, RETURN_VALUE) if isinstance(key, str) else key: encode_value(value, where=f"xcoms[{key!r}]")
+            for key, value in (xcoms or {}).items()
+        }
+        self._runs: dict[str, list[RunGiven]] = {
+            dag_id: [given] if given is None or isinstance(given, str | Mapping) else list(given)
+            for dag_id, given in (runs or {}).items()
+        }
+        for dag_id, looks in self._runs.items():
+            if not looks:
+                raise ValueError(f"runs[{dag_id!r}] is empty: say how the run stands")
+        self.created: list[CreatedRun] = []
+
+    def answer(self, question: Question) -> Answered:
+        """Answer as the supervisor would. Raises `NotAnswered`."""
+        match question:
+            case GetVariable(name):
+                return SecretText(self._variables.get(name))
+            case GetConnection(name):
+                return SecretText(self._connections.get(name))
+            case GetXCom(task_id, key):
+                return EncodedValue(self._xcoms.get((task_id, key)))
+            case GetTaskStates():
+                return self._task_states(question)
+            case CreateRun():
+                return self._create_run(question)
+            case _:
+                assert_never(question)
+
+    def read_xcom(self, task_id: str, key: str) -> bytes | None:
+        """Return the encoded XCom of another task."""
+        return self._xcoms.get((task_id, key))
+
+    async def answer_trigger(self, question: TriggerQuestion) -> Answered:
+        """Answer a trigger."""
+        await trio.lowlevel.checkpoint()
+        return self.answer(question)
+
+    def _task_states(self, question: GetTaskStates) -> TaskStates:
+        looks = self._runs.get(question.dag_id)
+        begun = [run.run_id for run in self.created if run.dag_id == question.dag_id]
+        if looks is None:
+            return TaskStates(run_id=begun[-1], run_state="running") if begun else TaskStates(has_dag=False)
+        given = looks.pop(0) if len(looks) > 1 else looks[0]
+        if given is None:
+            return TaskStates()
+        run_id = question.run_id or (begun[-1] if begun else "the run")
+        if isinstance(given, str):
+            return TaskStates(run_id=run_id, run_state=given, missing=tuple(sorted(question.task_ids)))
+        wanted = set(question.task_ids) or set(given)
+        return TaskStates(
+            run_id=run_id,
+            run_state=_run_state(given),
+            tasks=tuple((task_id, TaskState(given[task_id])) for task_id in sorted(wanted & given.keys())),
+            missing=tuple(sorted(wanted - given.keys())),
+        )
+
+    def _create_run(self, question: CreateRun) -> RunCreated:
+        if any((run.dag_id, run.run_id) == (question.dag_id, question.run_id) for run in self.created):
+            return RunCreated(is_new=False)
+        if self._runs and question.dag_id not in self._runs:
+            raise asking.NotAnswered(f"there is no DAG named {question.dag_id!r}")
+        conf = None if question.params is None else decode_value(question.params)
+        moment = None if question.logical_date_s is None else datetime.fromtimestamp(question.logical_date_s, UTC)
+        self.created.append(CreatedRun(question.dag_id, question.run_id, conf, moment))
+        return RunCreated(is_new=True)
+
+
+def _run_state(tasks: Mapping[str, str]) -> str:
+    states = set(tasks.values())
+    if states & _UNFINISHED:
+        return "running"
+    return "failed" if states & {"failed", "upstream_failed"} else "success"

@@ -1,0 +1,302 @@
+"""`run_task`: one task, from `execute` over its deferrals to its end, without a supervisor and without its waits.
+
+What happens between two steps is what happens in production, where it matters to the author: the trigger's kwargs, the
+deferral's kwargs and the event are encoded and decoded, the trigger is made again and run by the runner's own host, and
+what is resumed is an operator that no step was run with before.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+import trio
+
+from headgate.protocol.messages import FiredEvent, RunnerSettings, TriggerSpec
+from headgate.protocol.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.values import decode_value, encode_value
+from headgate.runner import asking
+from headgate.tasks.context import RETURN_VALUE, Context, make_context
+from headgate.tasks.errors import FAIL_METHOD, REASON_FAILURE, REASON_TIMEOUT
+from headgate.tasks.execution import Resumption, run_step
+from headgate.tasks.operator import Arrows, BaseOperator
+from headgate.testing.clock import SkippingClock, skipped_wall_clock
+from headgate.testing.failures import LeftBehind, TaskNeverEnds, TaskNotSuccessful
+from headgate.testing.given import CreatedRun, Given, RunGiven
+from headgate.testing.hosting import HostedTriggers, hosted_triggers
+from headgate.testing.round_trip import check_round_trip, loaded
+from headgate.testing.running import BLOCKED_AFTER, WITHIN, check_log, stop_when, trial
+from headgate.triggers import temporal
+from headgate.triggers.base import BaseTrigger
+
+DEFERRALS_MAX = 10_000  # a sensor that pokes every minute for a week
+_TRIGGER_ID = 1
+
+State: TypeAlias = Literal["success", "skipped", "failed"]
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """One wait of a task: what it deferred to, and what came of it.
+
+    ``event`` is the payload the task was resumed with, or that ended it. ``failure`` is why it was resumed to fail: the
+    trigger's error, or that the deferral's timeout was over; '' where it was not.
+    """
+
+    classpath: str
+    trigger_kwargs: dict[str, Any]
+    method_name: str
+    kwargs: dict[str, Any]
+    timeout: timedelta | None
+    event: Any = None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What came of a task: of one try.
+
+    ``error`` is why it failed or was skipped, ``traceback`` where. ``may_retry`` is False for a failure after which no
+    try is made. ``skips`` are tasks below that shall not run. ``waited`` is the time that was skipped.
+    """
+
+    state: State
+    xcoms: dict[str, Any]
+    deferrals: list[Deferral]
+    error: str = ""
+    traceback: str = ""
+    may_retry: bool = True
+    skips: frozenset[str] = frozenset()
+    created_runs: list[CreatedRun] = field(default_factory=list[CreatedRun])
+    waited: timedelta = timedelta(0)
+
+    @property
+    def value(self) -> Any:
+        """What the task returned, None for nothing. Raises `TaskNotSuccessful`, which says how it ended instead."""
+        if self.state != "success":
+            raise TaskNotSuccessful(f"the task is {self.state}: {self.error}\n{self.traceback}".rstrip())
+        return self.xcoms.get(RETURN_VALUE)
+
+
+def run_task(
+    task: Arrows | Callable[[], BaseOperator],
+    *,
+    variables: Mapping[str, str] | None = None,
+    connections: Mapping[str, str] | None = None,
+    xcoms: Mapping[str | tuple[str, str], Any] | None = None,
+    runs: Mapping[str, RunGiven | Sequence[RunGiven]] | None = None,
+    params: Mapping[str, Any] | None = None,
+    logical_date: datetime | None = None,
+    data_interval: tuple[datetime, datetime] | None = None,
+    run_id: str = "test",
+    try_number: int = 1,
+    within: timedelta = WITHIN,
+    blocked_after: timedelta = BLOCKED_AFTER,
+) -> TaskResult:
+    """Run one try of a task to its end, with every trigger it defers to; return what came of it.
+
+    ``task`` is an operator, what a ``@task`` function returned, or a function that makes the operator anew. Each step
+    gets an operator of its own: one from that function, or a copy made before anything ran, so that nothing set on
+    ``self`` reaches the next step. A task that starts from its trigger does so here.
+
+    Time is skipped as in `run_trigger`; ``datetime.now()``, ``time.time()`` and ``time.sleep()`` skip along in the
+    modules that define the operator's class and the function it calls. ``variables`` and ``connections`` (URIs) are
+    what the code finds when it asks, ``xcoms`` what other tasks have left, by task id or (task id, key), and ``runs``
+    how the runs of other DAGs stand: a state, the states of tasks, or a list of these, one for each look.
+
+    A task that fails is no error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within`` (a
+    day by default), or defers on and on, and of what `run_trigger` raises `RoundTripFailed`, `LoopBlocked`,
+    `Misbehaved` and `LeftBehind`.
+    """
+    given = Given(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
+    with asking.told.apart(), asking.answered_by(given.answer):
+        trial_run = _Trial(_maker(task), given, within.total_seconds(), blocked_after.total_seconds())
+        return trial_run.run(
+            functools.partial(
+                make_context,
+                run_id=run_id,
+                try_number=try_number,
+                logical_date=logical_date,
+                data_interval=data_interval,
+                params=params,
+                read_xcom=given.read_xcom,
+            )
+        )
+
+
+class _Trial:
+    def __init__(self, make: Callable[[], BaseOperator], given: Given, within_s: float, blocked_after_s: float) -> None:
+        self._make = make
+        self._given = given
+        self._clock = SkippingClock()
+        self._within_s = within_s
+        self._blocked_after_s = blocked_after_s
+        self._xcoms: dict[str, Any] = {}
+        self._deferrals: list[Deferral] = []
+
+    def run(self, context_of: Callable[[BaseOperator], Context]) -> TaskResult:
+        """Step, wait, step, until there is an end."""
+        first = self._make()
+        resumption: Resumption | None = None
+        waiting = _start_of(first)
+        while True:
+            if waiting is None:
+                operator = self._make()
+                modules = _modules_of(operator)
+                with skipped_wall_clock(type(operator), self._clock, *modules, skips_sleep=True):
+                    outcome = run_step(operator, context_of(operator), resumption)
+                self._take(outcome.xcoms)
+                if not isinstance(outcome, StepDeferred):
+                    return self._result(outcome)
+                waiting = outcome
+            if len(self._deferrals) >= DEFERRALS_MAX:
+                raise TaskNeverEnds(f"the task {first.task_id!r} defers on and on, {DEFERRALS_MAX:,} times by now")
+            ended = self._wait(first.task_id, waiting)
+            waiting = None
+            if isinstance(ended, TaskResult):
+                return ended
+            resumption = ended
+
+    def _take(self, xcoms: Sequence[XCom]) -> None:
+        self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in xcoms)
+
+    def _result(self, outcome: StepSucceeded | StepSkipped | StepFailed) -> TaskResult:
+        match outcome:
+            case StepSucceeded():
+                return self._ended("success", skips=frozenset(outcome.skips))
+            case StepSkipped():
+                return self._ended("skipped", error=outcome.reason)
+            case StepFailed():
+                may_retry = outcome.may_retry
+                return self._ended("failed", error=outcome.error, traceback=outcome.traceback, may_retry=may_retry)
+
+    def _ended(self, state: State, **fields: Any) -> TaskResult:
+        return TaskResult(
+            state=state,
+            xcoms=self._xcoms,
+            deferrals=self._deferrals,
+            created_runs=self._given.created,
+            waited=timedelta(seconds=self._clock.now_s),
+            **fields,
+        )
+
+    # --- the wait ---------------------------------------------------------------------------------
+
+    def _wait(self, task_id: str, deferred: StepDeferred) -> Resumption | TaskResult:
+        """Run the trigger up to its first event, failure or timeout; say how the task goes on, or how it ended."""
+        name = f"the trigger of {task_id!r}"
+        spec = TriggerSpec(_TRIGGER_ID, "run-1", name, deferred.classpath, deferred.kwargs)
+        trigger = loaded(spec)
+        check_round_trip(trigger)
+        left_s = self._within_s - self._clock.now_s
+        timeout_s = deferred.timeout_s
+        event, failure = self._first_event(spec, trigger, left_s if timeout_s is None else min(left_s, timeout_s))
+        if event is not None:
+            return self._fired(deferred, event)
+        if failure is None:
+            if timeout_s is None or timeout_s > left_s:
+                raise TaskNeverEnds(
+                    f"{name}, {deferred.classpath}, has fired nothing within {timedelta(seconds=self._within_s)}"
+                )
+            failure = ("the trigger had not fired when the deferral's timeout was over", "", REASON_TIMEOUT)
+        error, trace, reason = failure
+        self._note(deferred, failure=error)
+        kwargs = {"error": error, "traceback": trace, "reason": reason}
+        return Resumption(FAIL_METHOD, encode_value(kwargs, where="kwargs"))
+
+    def _fired(self, deferred: StepDeferred, event: FiredEvent) -> Resumption | TaskResult:
+        payload = decode_value(event.payload)
+        self._note(deferred, event=payload)
+        if event.kind == "event":
+            return Resumption(deferred.next_method, deferred.next_kwargs, event.payload)
+        self._xcoms.update((payload or {}).get("xcoms") or {})
+        if event.kind == "success":
+            return self._ended("success")
+        if event.kind == "skipped":
+            return self._ended("skipped", error="its trigger fired a TaskSkippedEvent")
+        return self._ended("failed", error="its trigger fired a TaskFailedEvent")
+
+    def _note(self, deferred: StepDeferred, **came: Any) -> None:
+        timeout = None if deferred.timeout_s is None else timedelta(seconds=deferred.timeout_s)
+        kwargs, next_kwargs = decode_value(deferred.kwargs), decode_value(deferred.next_kwargs)
+        self._deferrals.append(Deferral(deferred.classpath, kwargs, deferred.next_method, next_kwargs, timeout, **came))
+
+    def _first_event(
+        self, spec: TriggerSpec, trigger: BaseTrigger, within_s: float
+    ) -> tuple[FiredEvent | None, tuple[str, str, str] | None]:
+        clock = self._clock
+        until = clock.now_s + within_s
+
+        async def run(hosted: HostedTriggers) -> list[str]:
+            await hosted.start((spec,))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop_when, hosted, 1, nursery.cancel_scope)
+                await clock.skip_waits(until, of=hosted.main)
+                nursery.cancel_scope.cancel()
+            waited_until = clock.now_s
+            hosted.cancel(_TRIGGER_ID, "timeout")  # nothing waits for it any more, and no user acted on it
+            left = await hosted.end()
+            clock.now_s = waited_until  # the task goes on meanwhile
+            return left
+
+        async def itself(hosted: HostedTriggers) -> HostedTriggers:
+            return hosted
+
+        open_state = functools.partial(
+            hosted_triggers, clock, RunnerSettings(), {}, has_streams=False, given=self._given
+        )
+        with skipped_wall_clock(type(trigger), clock), trial(open_state, clock, self._blocked_after_s) as parts:
+            loop, records, told = parts
+            left = loop.call(run)
+            hosted = loop.call(itself)
+            loop.close()
+        check_log(records)
+        fired = hosted.fired[_TRIGGER_ID]
+        finished = hosted.finished.get(_TRIGGER_ID)
+        if left or told:
+            raise LeftBehind(f"{spec.name} left behind: {'; '.join([*left, *told])}")
+        if fired:
+            return fired[0], None
+        if finished is not None and finished.outcome == "failed":
+            return None, (finished.error, finished.traceback, REASON_FAILURE)
+        return None, None
+
+
+def _maker(task: Arrows | Callable[[], BaseOperator]) -> Callable[[], BaseOperator]:
+    """Return what gives an operator for each step."""
+    if not isinstance(task, Arrows):
+        return task
+    pristine = _copied(task._operator())
+    return lambda: _copied(pristine)
+
+
+def _copied(operator: BaseOperator) -> BaseOperator:
+    """Return a copy that shares nothing that can be changed, but the DAG, and what cannot be copied, such as locks."""
+    shared: list[object] = [] if operator.dag is None else [operator.dag, *operator.dag.tasks.values()]
+    again = copy.copy(operator)
+    for name, value in vars(operator).items():
+        memo = {id(each): each for each in shared}
+        with suppress(Exception):  # whatever an author's object raises when it is copied
+            setattr(again, name, copy.deepcopy(value, memo))
+    return again
+
+
+def _start_of(operator: BaseOperator) -> StepDeferred | None:
+    """Return the wait that a task begins with if it starts in its trigger."""
+    start = operator.to_spec().start_trigger
+    if start is None:
+        return None
+    return StepDeferred(start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s)
+
+
+def _modules_of(operator: BaseOperator) -> tuple[str, ...]:
+    """Return the modules whose clocks skip, beside those of the operator's class."""
+    function = getattr(operator, "python_callable", None)
+    module = None if function is None else getattr(inspect.unwrap(function), "__module__", None)
+    return (temporal.__name__, *([module] if isinstance(module, str) else []))

@@ -1,0 +1,154 @@
+"""Variables and connections: what users store under a name, for tasks and triggers to read.
+
+A task reads them with `Variable.get` and `Connection.get`, a trigger with its own ``await self.get_variable(name)`` and
+``await self.get_connection(name)``. Either way the supervisor looks, first in its environment, then in its database.
+What was read is replaced by ``***`` in everything the process logs afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from headgate.protocol.questions import Answered, GetConnection, GetVariable, SecretText
+from headgate.protocol.uris import parse_uri
+from headgate.runner import asking
+
+__all__ = ["Connection", "ConnectionMissing", "Variable", "VariableMissing"]
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "<no default>"
+
+
+REQUIRED: Final = _Required()  # stands for a default that was not given: None is one
+
+
+class VariableMissing(LookupError):
+    """There is no variable of this name, and no default was given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no variable {name!r}: set it with headgate variables set, or in the supervisor's environment as "
+            f"HEADGATE_VAR_{name.upper()}"
+        )
+        self.name = name
+
+
+class ConnectionMissing(LookupError):
+    """There is no connection of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no connection {name!r}: set it with headgate connections set, or in the supervisor's "
+            f"environment as HEADGATE_CONN_{name.upper()}"
+        )
+        self.name = name
+
+
+class Variable:
+    """Texts stored under names. Read where a step of a task runs, not where the DAG's file is parsed."""
+
+    @staticmethod
+    def get(name: str, default: Any = REQUIRED) -> Any:
+        """Return the text of a variable, ``default`` where there is none.
+
+        Raises `VariableMissing` where no default was given either, and from `headgate.runner.asking` `NobodyToAsk` and
+        `NotAnswered`.
+        """
+        return variable_text(name, asking.ask(GetVariable(name)), default)
+
+    @staticmethod
+    def get_json(name: str, default: Any = REQUIRED) -> Any:
+        """Return what the text of a variable says as JSON; ``default``, as it is, where there is none.
+
+        Raises as `get` does, and ValueError for a text that is no JSON.
+        """
+        return variable_json(name, asking.ask(GetVariable(name)), default)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where a service is and how to get in: a URI, and its parts, decoded.
+
+    ``scheme://login:password@host:port/schema?key=value``; a part that is not there is '' (``port``: None).
+    ``extra`` are the keys of the query. Neither repr nor logs show password, extra and the URI itself.
+    """
+
+    name: str
+    scheme: str
+    host: str
+    port: int | None
+    login: str
+    password: str = field(repr=False)
+    schema: str
+    extra: dict[str, str] = field(repr=False)
+    uri: str = field(repr=False)
+
+    @classmethod
+    def get(cls, name: str) -> Connection:
+        """Return the connection of this name.
+
+        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, and from `headgate.runner.asking`
+        `NobodyToAsk` and `NotAnswered`.
+        """
+        return connection_of(name, asking.ask(GetConnection(name)))
+
+    @classmethod
+    def from_uri(cls, name: str, uri: str) -> Connection:
+        """Return the connection that a URI describes. Raises ValueError, which does not show the URI."""
+        try:
+            parts = parse_uri(uri)
+        except ValueError as error:
+            raise ValueError(f"the connection {name!r} cannot be read: {error}") from None
+        return cls(
+            name=name,
+            scheme=parts.scheme,
+            host=parts.host,
+            port=parts.port,
+            login=parts.login,
+            password=parts.password,
+            schema=parts.schema,
+            extra=parts.extra,
+            uri=uri,
+        )
+
+
+# --- from an answer to a value, for tasks and triggers alike ----------------------------------------
+
+
+def variable_text(name: str, answered: Answered, default: Any) -> Any:
+    """Return the text in an answer, or ``default``. Raises `VariableMissing`."""
+    text = _text_in(answered)
+    if text is None and isinstance(default, _Required):
+        raise VariableMissing(name)
+    return default if text is None else text
+
+
+def variable_json(name: str, answered: Answered, default: Any) -> Any:
+    """Return what the text in an answer says as JSON, or ``default``. Raises `VariableMissing` and ValueError."""
+    if _text_in(answered) is None:
+        return variable_text(name, answered, default)
+    try:
+        return json.loads(variable_text(name, answered, default))
+    except ValueError as error:
+        # The error's own attributes hold the text, so it is not chained.
+        where = f": line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        problem = f"the variable {name!r} is no JSON{where}"
+    raise ValueError(problem)
+
+
+def connection_of(name: str, answered: Answered) -> Connection:
+    """Return the connection in an answer. Raises `ConnectionMissing` and ValueError."""
+    uri = _text_in(answered)
+    if uri is None:
+        raise ConnectionMissing(name)
+    return Connection.from_uri(name, uri)
+
+
+def _text_in(answered: Answered) -> str | None:
+    if not isinstance(answered, SecretText):
+        raise asking.NotAnswered(f"the supervisor answered with {type(answered).__name__}, not with a text")
+    return answered.value

@@ -1,0 +1,124 @@
+"""When a DAG with a cron schedule runs: data intervals, each from one moment of the expression to the next.
+
+A run is for an interval, is named after its start (the logical date), and is made at its end. Expressions are read by
+cronsim in the DAG's own time zone, as Debian's cron has it: at a clock change, what is to happen at an hour that is
+left out happens right after it, what is to happen at an hour that comes twice happens once, and what happens every few
+minutes or hours goes on at its pace. Everything outside of this module is in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import msgspec
+from cronsim import CronSim
+
+from headgate.protocol.dags import CronSchedule
+
+# Ticks that do not move on, as at the hour that is left out: more in a row than a clock change is long in minutes.
+SAME_TICKS_MAX = 240
+# Where the last tick before a moment is looked for: so long before it at first, and ever longer.
+# The longest is for 29 February on a Monday: every 28 years, and 40 where 2100 lies between.
+_LOOK_BACK = tuple(timedelta(days=days) for days in (1 / 24, 1, 40, 500, 366 * 41))
+
+
+class NoMoment(Exception):
+    """The schedule has no next moment, or is none; the message says which."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """From ``start`` on, up to ``end`` and without it; both are aware and in UTC."""
+
+    start: datetime
+    end: datetime
+
+
+def _ticks(schedule: CronSchedule, after: datetime) -> Callable[[], datetime]:
+    """Return what gives the moments later than ``after``, each call the next, in UTC. Raises `NoMoment`."""
+    try:
+        ticks = CronSim(schedule.cron, after.astimezone(ZoneInfo(schedule.timezone)))
+    except Exception as error:  # the library asserts here and there where it has no error of its own
+        raise NoMoment(_problem(schedule, error)) from error
+    last = after
+
+    def tick() -> datetime:
+        nonlocal last
+        for _ in range(SAME_TICKS_MAX):
+            try:
+                moment = next(ticks).astimezone(UTC)
+            except StopIteration:
+                raise NoMoment(f"{schedule.cron!r} has no moment after {last.isoformat()}") from None
+            except Exception as error:
+                raise NoMoment(_problem(schedule, error)) from error
+            if moment > last:
+                last = moment
+                return moment
+        raise NoMoment(f"{schedule.cron!r} does not move on from {last.isoformat()}")
+
+    return tick
+
+
+def _problem(schedule: CronSchedule, error: Exception) -> str:
+    what = str(error) or type(error).__name__
+    return f"{schedule.cron!r:.100} in {schedule.timezone!r:.100} is no schedule: {what}"
+
+
+def interval_from(schedule: CronSchedule, moment: datetime) -> Interval:
+    """Return the first interval that begins at ``moment`` or later. Raises `NoMoment`."""
+    tick = _ticks(schedule, moment - timedelta(microseconds=1))
+    return Interval(tick(), tick())
+
+
+def interval_after(schedule: CronSchedule, interval: Interval) -> Interval:
+    """Return the interval that begins where this one ends. Raises `NoMoment`."""
+    return Interval(interval.end, _ticks(schedule, interval.end)())
+
+
+def interval_at(schedule: CronSchedule, now: datetime) -> Interval:
+    """Return the interval that ``now`` lies in. Raises `NoMoment`.
+
+    Looked for forward from earlier moments: going back, cronsim does not meet the same ones at a clock change.
+    """
+    for back in _LOOK_BACK:
+        before, tick = None, _ticks(schedule, now - back)
+        while (moment := tick()) <= now:
+            before = moment
+        if before is not None:
+            return Interval(before, moment)
+    return interval_from(schedule, now)  # its first moment is to come
+
+
+def first_interval(schedule: CronSchedule, now: datetime, *, start_date: datetime | None, catchup: bool) -> Interval:
+    """Return the first interval of a DAG that is new at the time ``now``, or has a new schedule. Raises `NoMoment`.
+
+    With ``catchup`` it is the first one from ``start_date`` on. Without, what is past is left alone but for the
+    interval that ended last, where a ``start_date`` in the past asks for it.
+    """
+    if start_date is not None and (catchup or start_date > now):
+        return interval_from(schedule, start_date)
+    current = interval_at(schedule, now)
+    if start_date is None:
+        return current
+    past = interval_at(schedule, current.start - timedelta(microseconds=1))
+    return (
+        past if past.start >= start_date and past.end == current.start else _not_before(schedule, current, start_date)
+    )
+
+
+def _not_before(schedule: CronSchedule, interval: Interval, start_date: datetime) -> Interval:
+    return interval if interval.start >= start_date else interval_after(schedule, interval)
+
+
+def due(schedule: CronSchedule, next_: Interval, now: datetime, *, catchup: bool) -> tuple[Interval, Interval]:
+    """Return the interval to make a run for, ``next_`` having ended, and the one after it. Raises `NoMoment`.
+
+    Without ``catchup`` the run is for the interval that ended last, however many have since the last run was made.
+    """
+    assert next_.end <= now
+    if not catchup:
+        current = interval_at(schedule, now)
+        if current.start > next_.end:
+            return interval_at(schedule, current.start - timedelta(microseconds=1)), current
+    return next_, interval_after(schedule, next_)

@@ -1,0 +1,32 @@
+"""The specs of DAGs as the scheduler reads them, decoded once for as long as they stay what they are."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, select
+
+from headgate.protocol.dags import decode_dag
+from headgate.scheduling.planning import Graph
+from headgate.store.prepared import Prepared
+from headgate.store.tables import dag
+
+GRAPHS_MAX = 200  # of the DAGs looked at last: a spec of 100 tasks takes some 100 kB decoded
+
+_SPEC = Prepared(select(dag.c.spec, dag.c.spec_hash).where(dag.c.id == bindparam("of_id")))
+
+
+class Graphs:
+    """The graphs of the DAGs that were looked at last."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[int, tuple[str, Graph]] = {}
+
+    def get(self, connection: Connection, dag_id: int, spec_hash: str) -> Graph:
+        """Return the graph of a DAG; ``spec_hash`` says whether the one that is known is still right."""
+        known = self._graphs.pop(dag_id, None)
+        if known is None or known[0] != spec_hash:
+            spec, stored_hash = _SPEC.run(connection, of_id=dag_id).fetchone()
+            known = stored_hash, Graph(decode_dag(bytes(spec)))
+            if len(self._graphs) >= GRAPHS_MAX:
+                del self._graphs[next(iter(self._graphs))]  # the one that was asked for the longest time ago
+        self._graphs[dag_id] = known
+        return known[1]

@@ -1,0 +1,323 @@
+"""The worker link: messages come back as they were, in the order of the table; all else is refused, and why is said."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.protocol.strategies import strategy_of
+
+from headgate.protocol import work
+from headgate.protocol.errors import (
+    FrameTooLong,
+    LocalProtocolError,
+    RemoteProtocolError,
+    WorkerVersionMismatch,
+)
+from headgate.protocol.questions import GetVariable, SecretText
+from headgate.protocol.steps import StepSucceeded
+from headgate.protocol.work import (
+    WORK_PROTOCOL_VERSION,
+    Answer,
+    Ask,
+    FileParsed,
+    ParseFile,
+    RunStep,
+    Step,
+    StepEnded,
+    WorkerHello,
+    WorkerSettings,
+    WorkerWelcome,
+)
+from headgate.protocol.workconnection import WorkConnection
+from headgate.protocol.worksession import (
+    ASKS_OPEN_MAX,
+    TRANSITIONS,
+    WorkClosed,
+    WorkEvent,
+    WorkRole,
+    WorkSession,
+    WorkState,
+)
+from headgate.protocol.workwire import WORK_MESSAGE_TYPES, decode_work, encode_work
+
+WORKER, SUPERVISOR = WorkRole.WORKER, WorkRole.SUPERVISOR
+ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in WORK_MESSAGE_TYPES.items()}
+QUESTION = GetVariable("v")
+
+
+def step(token: str = "a") -> Step:
+    return Step(token, 1, "/dag.py", "d", "r", "t", 1)
+
+
+EVENTS: dict[type[WorkEvent], WorkEvent] = {
+    WorkerHello: WorkerHello(WORK_PROTOCOL_VERSION, 4711, "0.1.0"),
+    WorkerWelcome: WorkerWelcome(WORK_PROTOCOL_VERSION, WorkerSettings()),
+    RunStep: RunStep(step()),
+    ParseFile: ParseFile("/dag.py"),
+    Ask: Ask(2, QUESTION),
+    Answer: Answer(1, SecretText("x")),
+    StepEnded: StepEnded("a", StepSucceeded()),
+    FileParsed: FileParsed("/dag.py"),
+    WorkClosed: WorkClosed(),
+}
+START = [(WORKER, EVENTS[WorkerHello]), (SUPERVISOR, EVENTS[WorkerWelcome])]
+ASKING = [*START, (SUPERVISOR, EVENTS[RunStep]), (WORKER, Ask(1, QUESTION))]
+# In each state a question of id 1 is open, or was when the step ended, wherever there can have been one.
+PATHS: dict[WorkState, list[tuple[WorkRole, WorkEvent]]] = {
+    WorkState.OPENING: [],
+    WorkState.GREETED: START[:1],
+    WorkState.IDLE: [*ASKING, (WORKER, EVENTS[StepEnded])],
+    WorkState.RUNNING: ASKING,
+    WorkState.PARSING: [*START, (SUPERVISOR, EVENTS[ParseFile])],
+    WorkState.CLOSED: [(WORKER, EVENTS[WorkClosed])],
+}
+# Written out once more, apart from the table under test.
+LEGAL: dict[tuple[WorkState, WorkRole, type[WorkEvent]], WorkState] = {
+    (WorkState.OPENING, WORKER, WorkerHello): WorkState.GREETED,
+    (WorkState.GREETED, SUPERVISOR, WorkerWelcome): WorkState.IDLE,
+    (WorkState.IDLE, SUPERVISOR, RunStep): WorkState.RUNNING,
+    (WorkState.IDLE, SUPERVISOR, ParseFile): WorkState.PARSING,
+    (WorkState.IDLE, SUPERVISOR, Answer): WorkState.IDLE,
+    (WorkState.RUNNING, WORKER, Ask): WorkState.RUNNING,
+    (WorkState.RUNNING, SUPERVISOR, Answer): WorkState.RUNNING,
+    (WorkState.RUNNING, WORKER, StepEnded): WorkState.IDLE,
+    (WorkState.PARSING, WORKER, FileParsed): WorkState.IDLE,
+    **{(state, role, WorkClosed): WorkState.CLOSED for state in WorkState for role in WorkRole},
+}
+ALL = list(itertools.product(WorkState, WorkRole, EVENTS))
+
+
+def session_after(path: list[tuple[WorkRole, WorkEvent]], role: WorkRole) -> WorkSession:
+    session = WorkSession(role)
+    for sender, event in path:
+        session.move(sender, event)
+    return session
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def test_the_table_is_the_drawing() -> None:
+    table = {(state, sender, event): to for state, row in TRANSITIONS.items() for (sender, event), to in row.items()}
+    assert table == LEGAL
+
+
+# What has just ended a step sends no more answers to it: there only the worker reads such a message.
+@pytest.mark.parametrize(
+    ("role", "state", "sender", "event"),
+    [
+        (role, *case)
+        for role in WorkRole
+        for case in ALL
+        if case in LEGAL and (role, *case) != (SUPERVISOR, WorkState.IDLE, SUPERVISOR, Answer)
+    ],
+)
+def test_a_legal_event_moves_both_sides_alike(
+    role: WorkRole, state: WorkState, sender: WorkRole, event: type[WorkEvent]
+) -> None:
+    session = session_after(PATHS[state], role)
+    session.move(sender, EVENTS[event])
+    assert session.state is LEGAL[state, sender, event]
+
+
+@pytest.mark.parametrize("role", WorkRole)
+@pytest.mark.parametrize(("state", "sender", "event"), [case for case in ALL if case not in LEGAL])
+def test_an_illegal_event_raises_and_changes_nothing(
+    role: WorkRole, state: WorkState, sender: WorkRole, event: type[WorkEvent]
+) -> None:
+    session = session_after(PATHS[state], role)
+    fault = LocalProtocolError if sender is role else RemoteProtocolError
+    with pytest.raises(fault, match=rf"the {sender.value} cannot send {event.__name__} in state {state.name}"):
+        session.move(sender, EVENTS[event])
+    assert session.state is state
+
+
+# --- what answers what ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", WorkRole)
+@pytest.mark.parametrize(
+    ("path", "sender", "event", "problem"),
+    [
+        (ASKING, WORKER, StepEnded("b", StepSucceeded()), "its token is 'b', and 'a' is running"),
+        (PATHS[WorkState.PARSING], WORKER, FileParsed("/b.py"), "its file is '/b.py', and '/dag.py' was asked for"),
+        (ASKING, WORKER, Ask(1, QUESTION), "its id is 1, and the last one was 1"),
+        (ASKING, SUPERVISOR, Answer(2), "no question of id 2 is open"),
+        ([*ASKING, (SUPERVISOR, Answer(1))], SUPERVISOR, Answer(1), "no question of id 1 is open"),
+        (
+            [*PATHS[WorkState.IDLE], (SUPERVISOR, RunStep(step("b")))],
+            SUPERVISOR,
+            Answer(1),
+            "no question of id 1 is open",
+        ),
+        (
+            [*ASKING, *[(WORKER, Ask(n, QUESTION)) for n in range(2, ASKS_OPEN_MAX + 1)]],
+            WORKER,
+            Ask(ASKS_OPEN_MAX + 1, QUESTION),
+            f"{ASKS_OPEN_MAX} questions wait",
+        ),
+        (
+            START[:1],
+            SUPERVISOR,
+            WorkerWelcome(WORK_PROTOCOL_VERSION, WorkerSettings(frame_bytes_max=0)),
+            "the frame limit must be",
+        ),
+    ],
+)
+def test_a_message_must_fit_what_it_answers(
+    role: WorkRole, path: list[tuple[WorkRole, WorkEvent]], sender: WorkRole, event: WorkEvent, problem: str
+) -> None:
+    session = session_after(path, role)
+    before = session.state
+    fault = LocalProtocolError if sender is role else RemoteProtocolError
+    with pytest.raises(fault, match=f"the {sender.value} cannot send this {type(event).__name__}: {problem}"):
+        session.move(sender, event)
+    assert session.state is before
+
+
+def test_an_answer_that_crosses_the_end_of_its_step_is_taken_and_cannot_be_sent_afterwards() -> None:
+    worker, supervisor = (session_after(PATHS[WorkState.IDLE], role) for role in (WORKER, SUPERVISOR))
+    worker.move(SUPERVISOR, EVENTS[Answer])
+    assert not supervisor.is_open(1)
+    with pytest.raises(LocalProtocolError, match="no question of id 1 is open"):
+        supervisor.move(SUPERVISOR, EVENTS[Answer])
+
+
+def test_a_file_is_parsed_when_its_last_piece_has_come() -> None:
+    session = session_after(PATHS[WorkState.PARSING], SUPERVISOR)
+    session.move(WORKER, FileParsed("/dag.py", more=True))
+    assert session.state is WorkState.PARSING
+    session.move(WORKER, FileParsed("/dag.py"))
+    assert session.state is WorkState.IDLE
+
+
+def test_another_version_says_what_to_upgrade() -> None:
+    newer = WORK_PROTOCOL_VERSION + 1
+    with pytest.raises(WorkerVersionMismatch, match="that the supervisor is started from") as caught:
+        WorkSession(SUPERVISOR).move(WORKER, WorkerHello(newer, 1, "9"))
+    assert (caught.value.supervisor, caught.value.worker) == (WORK_PROTOCOL_VERSION, newer)
+    with pytest.raises(WorkerVersionMismatch, match="that the worker is started from"):
+        session_after(START[:1], WORKER).move(SUPERVISOR, WorkerWelcome(newer, WorkerSettings()))
+    with pytest.raises(LocalProtocolError, match=f"it must carry protocol version {WORK_PROTOCOL_VERSION}"):
+        WorkSession(WORKER).move(WORKER, WorkerHello(newer, 1, "9"))
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", WorkRole)
+@settings(deadline=None)  # the first draw from a strategy builds it
+@given(data=st.data())
+def test_every_message_comes_back_as_it_was(role: WorkRole, data: st.DataObject) -> None:
+    message = data.draw(ANY_MESSAGE[role])
+    assert decode_work(role, encode_work(message)) == message
+
+
+def test_the_unions_and_the_types_by_role_are_the_same() -> None:
+    assert set(WORK_MESSAGE_TYPES[WORKER]) == set(typing.get_args(work.FromWorker))
+    assert set(WORK_MESSAGE_TYPES[SUPERVISOR]) == set(typing.get_args(work.ToWorker))
+
+
+@pytest.mark.parametrize("role", WorkRole)
+@given(body=st.binary(max_size=200))
+def test_garbage_raises_nothing_but_a_remote_error(role: WorkRole, body: bytes) -> None:
+    try:
+        assert type(decode_work(role, body)) in WORK_MESSAGE_TYPES[role]
+    except RemoteProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"\xc1", "the worker sent a malformed body of 1 bytes"),
+        (msgspec.msgpack.encode(["goodbye", 1]), "the worker sent a message with the unknown tag 'goodbye'"),
+        (msgspec.msgpack.encode(["step_ended", 1]), "the worker sent a malformed StepEnded"),
+        (encode_work(ParseFile("/x")), "the worker sent ParseFile, which only the supervisor may send"),
+    ],
+)
+def test_a_bad_body_is_refused_with_what_is_wrong(body: bytes, reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        decode_work(WORKER, body)
+
+
+def test_what_has_no_form_on_the_wire_is_a_local_error() -> None:
+    with pytest.raises(LocalProtocolError, match="FileParsed cannot be encoded"):
+        encode_work(FileParsed("/x", error="\ud800"))
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+class Pair:
+    """A worker's and a supervisor's connection; everything sent is delivered byte by byte."""
+
+    def __init__(self, settings: WorkerSettings | None = None) -> None:
+        self.sides: dict[WorkRole, WorkConnection[Any, Any]] = {
+            WORKER: WorkConnection(WORKER),
+            SUPERVISOR: WorkConnection(SUPERVISOR),
+        }
+        self.say(WORKER, EVENTS[WorkerHello])
+        self.say(SUPERVISOR, WorkerWelcome(WORK_PROTOCOL_VERSION, settings or WorkerSettings()))
+
+    def say(self, sender: WorkRole, message: Any) -> None:
+        receiver, got = self.sides[sender.peer], []
+        for byte in self.sides[sender].send(message):
+            receiver.receive_data(bytes((byte,)))
+            while (received := receiver.next_message()) is not None:
+                got.append(received)
+        assert got == [message]
+
+
+def test_a_conversation() -> None:
+    pair = Pair()
+    pair.say(SUPERVISOR, RunStep(step()))
+    pair.say(WORKER, Ask(1, QUESTION))
+    assert pair.sides[SUPERVISOR].is_open(1)
+    pair.say(SUPERVISOR, Answer(1, SecretText("x")))
+    pair.say(WORKER, StepEnded("a", StepSucceeded()))
+    pair.say(SUPERVISOR, ParseFile("/dag.py"))
+    pair.say(WORKER, FileParsed("/dag.py"))
+    supervisor = pair.sides[SUPERVISOR]
+    supervisor.receive_eof()
+    assert supervisor.state is WorkState.CLOSED
+
+
+def test_a_message_over_the_limit_is_not_sent_and_changes_nothing() -> None:
+    pair = Pair(WorkerSettings(frame_bytes_max=200))
+    assert pair.sides[WORKER].frame_bytes_max == 200
+    with pytest.raises(FrameTooLong, match="ParseFile needs a frame of"):
+        pair.sides[SUPERVISOR].send(ParseFile("/" + "x" * 300))
+    pair.say(SUPERVISOR, ParseFile("/dag.py"))
+
+
+def test_after_a_remote_error_the_link_is_broken() -> None:
+    supervisor: WorkConnection[Any, Any] = WorkConnection(SUPERVISOR)
+    supervisor.receive_data(b"\x00\x00\x00\x01\xc1")
+    with pytest.raises(RemoteProtocolError, match="malformed body"):
+        supervisor.next_message()
+    for call in (supervisor.next_message, supervisor.receive_eof, lambda: supervisor.receive_data(b"")):
+        with pytest.raises(RemoteProtocolError, match="the link is broken: the worker sent a malformed body"):
+            call()
+
+
+def test_a_peer_that_leaves_within_a_frame_is_at_fault() -> None:
+    supervisor: WorkConnection[Any, Any] = WorkConnection(SUPERVISOR)
+    supervisor.receive_data(b"\x00\x00")
+    with pytest.raises(RemoteProtocolError, match="ended within a frame"):
+        supervisor.receive_eof()
+
+
+def test_a_side_that_has_closed_says_nothing_more() -> None:
+    pair = Pair()
+    worker = pair.sides[WORKER]
+    worker.close()
+    worker.close()
+    with pytest.raises(LocalProtocolError, match="this side has closed the link"):
+        worker.send(Ask(1, QUESTION))

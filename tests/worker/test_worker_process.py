@@ -1,0 +1,169 @@
+"""The worker as the process it is, and a scripted supervisor on its sockets: how it begins, leaves and is ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.protocol.framing import encode_frame
+from headgate.protocol.messages import FRAME_BYTES_MAX
+from headgate.protocol.steps import StepSucceeded
+from headgate.protocol.work import (
+    WORK_PROTOCOL_VERSION,
+    ParseFile,
+    RunStep,
+    Step,
+    StepEnded,
+    WorkerHello,
+    WorkerSettings,
+    WorkerWelcome,
+)
+from headgate.protocol.workconnection import WorkConnection
+from headgate.protocol.worksession import WorkRole
+from headgate.protocol.workwire import encode_work
+from headgate.worker.session import EXIT_LEFT, EXIT_PROTOCOL, EXIT_STOPPED
+
+WAIT_S = 30.0  # for a process to do what it is about to do
+
+
+class Worker:
+    """A worker in a process of its own, and the supervisor's ends of its sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.frames, frames = socket.socketpair()
+        self.logs, logs = socket.socketpair()
+        self.frames.settimeout(WAIT_S)
+        command = [sys.executable, "-P", "-m", "headgate.worker", "--frames-fd", str(frames.fileno())]
+        command += ["--logs-fd", str(logs.fileno()), "--supervisor-pid", str(os.getpid())]
+        with frames, logs:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=(frames.fileno(), logs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        self.connection = WorkConnection(WorkRole.SUPERVISOR)
+
+    def say(self, message: Any) -> None:
+        self.frames.sendall(self.connection.send(message))
+
+    def hear(self) -> Any:
+        while (message := self.connection.next_message()) is None:
+            data = self.frames.recv(65536)
+            if not data:
+                return None
+            self.connection.receive_data(data)
+        return message
+
+    def greet(self) -> None:
+        assert self.hear() == WorkerHello(WORK_PROTOCOL_VERSION, self.process.pid, "0.1.0")
+        self.say(WorkerWelcome(WORK_PROTOCOL_VERSION, WorkerSettings(import_paths=(str(self.folder),))))
+
+    def write(self, source: str) -> str:
+        path = self.folder / "dag.py"
+        head = "import os, threading\nfrom headgate.tasks import DAG, PythonOperator\n"
+        tail = '\nwith DAG("d"):\n    PythonOperator(task_id="t", python_callable=f)\n'
+        path.write_text(head + textwrap.dedent(source) + tail)
+        return str(path)
+
+    def exit_code(self) -> int:
+        return self.process.wait(WAIT_S)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    worker = Worker(tmp_path)
+    yield worker
+    worker.process.kill()
+    worker.process.wait()
+    for end in (worker.frames, worker.logs, worker.process.stdout):
+        assert end is not None
+        end.close()
+
+
+def test_a_worker_leaves_when_its_link_is_closed(worker: Worker) -> None:
+    worker.greet()
+    worker.frames.shutdown(socket.SHUT_WR)
+    assert worker.exit_code() == EXIT_LEFT
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_an_idle_worker_that_is_ended_leaves(worker: Worker, number: int) -> None:
+    worker.greet()
+    worker.say(RunStep(Step("a", 1, worker.write("def f(): pass"), "d", "r", "t", 1)))
+    assert worker.hear() == StepEnded("a", StepSucceeded())
+    worker.process.send_signal(number)
+    assert worker.exit_code() == EXIT_STOPPED
+
+
+def test_a_ctrl_c_is_the_supervisors_affair(worker: Worker) -> None:
+    worker.greet()
+    worker.process.send_signal(signal.SIGINT)
+    worker.say(RunStep(Step("a", 1, worker.write("def f(): pass"), "d", "r", "t", 1)))
+    assert worker.hear() == StepEnded("a", StepSucceeded())
+
+
+def test_a_thread_that_a_step_left_behind_does_not_keep_the_worker(worker: Worker) -> None:
+    worker.greet()
+    file = worker.write("def f(): threading.Thread(target=threading.Event().wait).start()")
+    worker.say(RunStep(Step("a", 1, file, "d", "r", "t", 1)))
+    assert worker.hear() == StepEnded("a", StepSucceeded())
+    worker.frames.shutdown(socket.SHUT_WR)
+    assert worker.exit_code() == EXIT_LEFT
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        lambda: encode_frame(b"\xc1", FRAME_BYTES_MAX),
+        lambda: encode_frame(encode_work(WorkerWelcome(99, WorkerSettings())), FRAME_BYTES_MAX),
+        lambda: encode_frame(encode_work(ParseFile("/early.py")), FRAME_BYTES_MAX),
+    ],
+)
+def test_a_supervisor_that_breaks_the_protocol_is_left(worker: Worker, frame: Callable[[], bytes]) -> None:
+    worker.hear()
+    worker.frames.sendall(frame())
+    assert worker.exit_code() == EXIT_PROTOCOL
+
+
+def test_a_worker_dies_with_its_supervisor(tmp_path: Path) -> None:
+    """I7: also while a step blocks it."""
+    script = """
+        import os, sys
+        sys.path.insert(0, sys.argv[2])
+        from pathlib import Path
+        from tests.worker.test_worker_process import RunStep, Step, Worker
+        worker = Worker(Path(sys.argv[1]))
+        worker.greet()
+        file = worker.write("def f(): os.write(1, b'begun'); threading.Event().wait()")
+        worker.say(RunStep(Step("a", 1, file, "d", "r", "t", 1)))
+        os.read(worker.process.stdout.fileno(), 5)
+        print(worker.process.pid, flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), root]
+    supervisor = subprocess.run(command, stdout=subprocess.PIPE, timeout=WAIT_S, check=False)
+    pid = int(supervisor.stdout)
+    try:
+        end = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # gone, and collected, before we could look
+    try:
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        assert poll.poll(WAIT_S * 1000), "the worker lives on"
+    finally:
+        os.close(end)
