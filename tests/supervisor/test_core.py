@@ -48,10 +48,10 @@ from headgate.supervisor.core import (
     DRAIN_MARGIN_S,
     DUMP_TO_KILL_S,
     ENDED_GRACE_S,
-    CoreSettings,
     RunnerState,
     SupervisorCore,
 )
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import FAIR_WAIT_S, Identity, LeaseTimes
 
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="

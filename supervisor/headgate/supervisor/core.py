@@ -37,7 +37,6 @@ from headgate.protocol.messages import (
     Reply,
     Request,
     Response,
-    RunnerSettings,
     StateChanges,
     StateSync,
     StoredEvent,
@@ -50,9 +49,10 @@ from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.duties import SaysToTasks, TaskDuty
 from headgate.supervisor.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
-from headgate.supervisor.leases import Identity, Leases, LeaseStore, LeaseTimes
+from headgate.supervisor.leases import Identity, Leases, LeaseStore
 
 log = structlog.get_logger(__name__)
 
@@ -68,25 +68,6 @@ class CoreStore(EventStore, LeaseStore, Protocol):
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """The newest stored event of a trigger."""
         ...
-
-
-class CoreSettings(msgspec.Struct, frozen=True):
-    """What the core needs of the settings; times in seconds. See `headgate.supervisor.config`."""
-
-    runner: RunnerSettings
-    lease: LeaseTimes
-    capacity: int = 1000
-    queues: tuple[str, ...] = ("default",)
-    runner_silence_max_s: float = 30.0
-    respawn_wait_s: float = 0.1
-    respawn_wait_max_s: float = 30.0
-    respawn_healthy_s: float = 60.0
-    retry_wait_s: float = 1.0
-    retry_wait_max_s: float = 300.0
-    database_retry_wait_s: float = 0.1
-    database_retry_wait_max_s: float = 10.0
-    slice_events_max: int = 5000
-    drain_s: float = 30.0
 
 
 class RunnerState(enum.Enum):
