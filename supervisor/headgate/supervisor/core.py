@@ -345,12 +345,12 @@ class SupervisorCore:
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
+        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
         if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
             # Nothing waits for it any more: however it ended, it is not started again.
             finished = msgspec.structs.replace(finished, outcome="returned")
             self._to_release.add(finished.trigger_id)
         wait_s = self.assignments.end_run(finished, now)
-        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
         self._cancel_at.pop(finished.trigger_id, None)
         if finished.reason in ("user", "timeout"):
             self._to_release.add(finished.trigger_id)
