@@ -69,12 +69,15 @@ MARKS: Final[dict[str, Mark]] = {
 
 # Those of the pair of supervisor and runner are above, and their matrix is whole; these stand beside it.
 TASK_MARKS: Final[dict[str, TaskMark]] = {
+    "tasks.dispatched": TaskMark("supervisor", "tasks are given out by the database, and no worker has heard of them"),
     "executor.step_submitted": TaskMark("supervisor", "a step is on its way to a worker"),
     "worker.step_received": TaskMark("worker", "a step has been read, and nothing is done about it"),
     "worker.step_done": TaskMark("worker", "the author's code has ended, and nobody knows what it came to"),
     "worker.outcome_half_sent": TaskMark("worker", "half of the bytes of the outcome are sent"),
     "worker.outcome_sent": TaskMark("worker", "the whole outcome is with the kernel"),
     "executor.outcome_read": TaskMark("supervisor", "the outcome has been read, and nothing is done about it"),
+    "tasks.before_outcome": TaskMark("supervisor", "an outcome is about to be stored"),
+    "tasks.outcome_stored": TaskMark("supervisor", "the outcome is stored, and nobody acts on it yet"),
 }
 
 Callback = Callable[[str], object]
