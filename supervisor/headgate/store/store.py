@@ -166,6 +166,11 @@ class Store:
         with self._asking() as connection:
             return leases.look(connection, epoch, queues)
 
+    def count_claimable(self, queues: Sequence[str]) -> int:
+        """Say how many triggers of these queues could be claimed."""
+        with self._asking() as connection:
+            return leases.count_claimable(connection, queues)
+
     def release_triggers(self, epoch: int, ids: Sequence[int]) -> None:
         """Give up these triggers; ids that the epoch does not own are passed over."""
         with self._writing() as connection:

@@ -75,6 +75,7 @@ trigger = Table(
     Column("kwargs", Text, nullable=False),  # encrypted
     Column("created_date", UtcDateTime, nullable=False),
     Column("queue", Text, nullable=False, server_default=text("'default'")),
+    Column("priority", BigInteger, nullable=False, server_default=text("0")),  # of the task that waits; claimed by it
     Column("triggerer_id", BigId, ForeignKey("triggerer.id")),  # the owner; null or gone: claimable
     Column("failure_count", BigInteger, nullable=False, server_default=text("0")),
     Column("last_error", Text),
