@@ -170,5 +170,8 @@ class Station(Pair):
 
     def wait_end(self, run: int) -> dict[str, str]:
         """Wait until all tasks of a run have ended; return their states."""
-        wait_until(lambda: all(state in TERMINAL for state in self.store.tasks.task_states(run).values()), lambda: f"the end of {self.store.tasks.task_states(run)}")
+        wait_until(
+            lambda: all(state in TERMINAL for state in self.store.tasks.task_states(run).values()),
+            lambda: f"the end of {self.store.tasks.task_states(run)}",
+        )
         return {task: state.value for task, state in self.store.tasks.task_states(run).items()}

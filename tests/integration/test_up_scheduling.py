@@ -146,9 +146,7 @@ def wait_ended_runs(station: Station, dag: str, count: int) -> list[dict[str, An
 
 
 def seconds_between(earlier: dict[str, Any], later: dict[str, Any]) -> float:
-    return (
-        datetime.fromisoformat(later["timestamp"]) - datetime.fromisoformat(earlier["timestamp"])
-    ).total_seconds()
+    return (datetime.fromisoformat(later["timestamp"]) - datetime.fromisoformat(earlier["timestamp"])).total_seconds()
 
 
 # --- tries ---------------------------------------------------------------------------------------

@@ -134,9 +134,7 @@ class Waits(Teller):
     What it returns are the payloads of the events.
     """
 
-    def __init__(
-        self, *, times: int = 1, wait: timedelta | None = None, holds: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, *, times: int = 1, wait: timedelta | None = None, holds: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.times, self.wait, self.holds = times, wait, holds
 
