@@ -115,7 +115,7 @@ def test_what_others_wrote_right_after_one_wrote_oneself_is_news(sqlite_url: str
         Store(open_engine(sqlite_url), secrets=secrets) as other,
     ):
         epoch = register(store)
-        store.tasks.variables.put("long", b"x" * 100_000)
+        store.tasks.variables.put("long", b"x" * 20_000)
         with contextlib.closing(sqlite3.connect(path)) as checkpointer:
             checkpointer.execute("PRAGMA wal_checkpoint(RESTART)")
         store.heartbeat(epoch)
