@@ -12,7 +12,7 @@ from conftest import StartStation
 DAGS = """
 from datetime import timedelta
 from headgate.tasks import DAG
-from users_tasks import At, Holds, Teller, Waits
+from users_tasks import Holds, Waits
 
 with DAG("fragile", max_active_runs=20):
     Waits(task_id="a")

@@ -1,4 +1,4 @@
-"""What the DAG files of the tests are made of: tasks and triggers that go on when a file says so, and tell what they do.
+"""What the DAG files of the tests are made of: tasks and triggers that go on when a file says so, and tell of it.
 
 Each run has a folder, ``params["folder"]``. A task holds its worker until the file it waits for is there, and a trigger
 waits in the same way. What they do they append to the folder's ``journal``, a line for each thing, in one write.
@@ -23,6 +23,7 @@ from headgate.triggers.base import (
     TaskSuccessEvent,
     TriggerEvent,
 )
+from headgate.triggers.file import FileTrigger
 
 LOOK_S = 0.005  # between two looks for a file
 
@@ -58,7 +59,7 @@ class Gate(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         note(self.folder, self.task, "waits")
         path = trio.Path(self.folder, self.file)
-        while not await path.exists():
+        while not await path.exists():  # noqa: ASYNC110 - another process makes it
             await trio.sleep(LOOK_S)
         said = await path.read_text()
         xcoms = {"from_trigger": self.file}
@@ -84,20 +85,6 @@ class Gate(BaseTrigger):
 
     async def on_kill(self) -> None:
         note(self.folder, self.task, "on_kill-of-trigger")
-
-
-class At(BaseTrigger):
-    """Fires when a moment of the wall clock has come, and tells nobody."""
-
-    def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "users_tasks.At", {"at_s": self.at_s}
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        await trio.sleep(self.at_s - time.time())
-        yield TriggerEvent(self.at_s)
 
 
 class Teller(BaseOperator):
@@ -158,3 +145,15 @@ class Waits(Teller):
     def _again(self, folder: str, seen: list[Any]) -> None:
         gate = Gate(folder, self.task_id, f"{self.task_id}.{len(seen) + 1}")
         self.defer(trigger=gate, method_name="resumed", kwargs={"seen": seen}, timeout=self.wait)
+
+
+class Crowd(Teller):
+    """Defers at once; all of its kind wait for one file."""
+
+    def execute(self, context: Context) -> None:
+        note(context["params"]["folder"], self.task_id, "execute")
+        trigger = FileTrigger(Path(context["params"]["folder"], "fire"), poke_interval_s=0.2)
+        self.defer(trigger=trigger, method_name="resumed")
+
+    def resumed(self, context: Context, event: Any) -> None:
+        note(context["params"]["folder"], self.task_id, "resumed")
