@@ -43,7 +43,6 @@ from headgate.protocol.messages import (
     StoredEvent,
     Welcome,
 )
-from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
@@ -51,6 +50,7 @@ from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
+from headgate.supervisor.duties import SaysToTasks, TaskDuty
 from headgate.supervisor.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
 from headgate.supervisor.leases import Identity, Leases, LeaseStore, LeaseTimes
 
@@ -67,42 +67,6 @@ class CoreStore(EventStore, LeaseStore, Protocol):
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """The newest stored event of a trigger."""
-        ...
-
-
-class TaskDuty(Protocol):
-    """The part for tasks, where this supervisor has one; see `headgate.supervisor.task_core`."""
-
-    def notice(self, *, has_fenced: bool = False) -> None:
-        """Somebody has written to the database, an event may have resumed a task, or others lost their leases."""
-        ...
-
-    def step(self, epoch: int, now: float) -> bool:
-        """Do one bounded piece of each duty; return whether triggers may have come to be, or have ended."""
-        ...
-
-    def wake_at(self) -> float:
-        """When the next step is due."""
-        ...
-
-    def drain(self, now: float) -> bool:
-        """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""
-        ...
-
-    def end_all(self, reason: str) -> None:
-        """End what still runs."""
-        ...
-
-    def abandon(self) -> None:
-        """End everything, and store nothing more."""
-        ...
-
-
-class SaysToTasks(Protocol):
-    """Where the core says something about a task; `headgate.supervisor.task_logs.TaskLogs` is one."""
-
-    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
-        """Put it in the log of this try."""
         ...
 
 
