@@ -124,9 +124,7 @@ class Store:
     def heartbeat(self, epoch: int) -> None:
         """Renew the lease, by the database's clock."""
         with self._asking() as connection:
-            self._own_write_begins()
             leases.beat(connection, epoch, self._clock)
-            self._own_write_ended()
 
     def release_triggerer(self, epoch: int) -> None:
         """End the lease and give up its triggers. Ending it again does nothing."""
@@ -170,7 +168,7 @@ class Store:
         return [leases.decrypted(row, self._secrets, tasks) for row in rows]
 
     def has_news(self) -> bool:
-        """Whether `poll` may have another answer than last time: looked at without asking the database.
+        """Whether `poll` may have another answer than last time: looked at without a transaction.
 
         True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.notices`).
         """
@@ -344,20 +342,9 @@ class Store:
     @contextmanager
     def _writing(self) -> Generator[Connection]:
         with self._transaction(reads_only=False) as connection:
-            self._own_write_begins()  # only now: nobody else writes until it is committed
             task_rows.forget_noted(connection)
             yield connection
             task_rows.mark_noted(connection)
-        self._own_write_ended()
-
-    def _own_write_begins(self) -> None:
-        """What is written from here on is no news to ourselves."""
-        if self._notices is not None:
-            self._notices.own_write_begins()
-
-    def _own_write_ended(self) -> None:
-        if self._notices is not None:
-            self._notices.own_write_ended()
 
     @contextmanager
     def _reading(self) -> Generator[Connection]:

@@ -261,8 +261,8 @@ class TaskVerbs:
             now = leases.hold(connection, epoch, self._clock)
             return task_ends.lose_worker(connection, now, task_id, token, reason)
 
-    def adopt(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> dict[int, TaskState]:
-        """Take tasks from supervisors that are fenced or have ended; return their new states by id."""
+    def adopt(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[task_ends.Adopted]:
+        """Take tasks from supervisors that are fenced or have ended; return them."""
         with self._writing() as connection:
             return task_ends.adopt(connection, leases.hold(connection, epoch, self._clock), limit=limit)
 
