@@ -510,6 +510,7 @@ def test_tasks_of_supervisors_that_are_gone_are_adopted_and_deferred_ones_wait_o
     assert [task.task_id for task in tasks.dispatch(straight=False)] == ["d"]
     assert [owned.state for owned in store.tasks.owned(tasks.epoch)] == [S.RUNNING, S.RUNNING, S.QUEUED]
     other = tasks.register()
+    assert [(line.triggers, line.tasks) for line in store.list_triggerers()] == [(0, 0), (0, 3)]
     assert store.tasks.adopt(other) == []
     store.fence_triggerers(other, dead=[tasks.epoch])
     adopted = {task.name.task_id: task for task in store.tasks.adopt(other)}
