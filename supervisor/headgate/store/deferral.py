@@ -28,7 +28,6 @@ from headgate.store.task_rows import LockedTask
 from headgate.store.times import UtcDateTime, bound
 
 _C = task_instance.c
-TRIGGER_QUEUE = "default"
 
 FailReason = Literal["trigger_failure", "trigger_timeout", "execution_timeout"]
 _TIMEOUT = {"trigger_timeout": "the trigger did not fire in time", "execution_timeout": "the task took too long in all"}
@@ -42,7 +41,6 @@ class Deferral(msgspec.Struct, frozen=True):
     next_method: str
     next_kwargs: bytes
     timeout_s: float | None = None
-    queue: str = TRIGGER_QUEUE
 
 
 # --- into it -------------------------------------------------------------------------------------
@@ -106,7 +104,7 @@ def _wait(
         classpath=deferral.classpath,
         kwargs=secrets.encrypt(deferral.kwargs),
         created_date=bound(connection, now),
-        queue=deferral.queue,
+        queue=task.queue,  # whoever ran it can run its trigger, and so can whoever is to run it afterwards
         priority=task.priority_weight,
     ).fetchone()
     limits = [] if deferral.timeout_s is None else [now + timedelta(seconds=deferral.timeout_s)]

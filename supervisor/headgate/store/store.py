@@ -300,8 +300,8 @@ class Store:
         with self._reading() as connection:
             return reading.triggers(connection)
 
-    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[TriggererRow]:
-        """Return the newest ``limit`` leases, living or not, newest first."""
+    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[reading.TriggererLine]:
+        """Return the newest ``limit`` leases, living or not, newest first, with what each has."""
         with self._reading() as connection:
             return reading.triggerers(connection, self._clock, limit)
 
