@@ -12,7 +12,7 @@ from typing import Literal, assert_never, get_args
 
 from cryptography.fernet import Fernet
 from tests.crash.faults import UnderFault
-from tests.crash.processes import CellFailed, send, wait_until
+from tests.crash.processes import CellFailed, is_alive, send, wait_until
 from tests.crash.task_truth import TaskTruth
 
 from headgate.protocol.marks import MARKS, TASK_MARKS
@@ -117,7 +117,6 @@ class TaskCampaign(UnderFault):
         self._random = random.Random(seed)
         self._complete_s_max = complete_s_max
         self._numbers = itertools.count(1)
-        self._store = Store(open_engine(url), secrets=Secrets([keys], source="the tests"))
         self._known: set[Finding] = set()  # what an earlier cell has reported
         self._counted = self.truth.report()
         dags = folder / "dags"
@@ -129,7 +128,6 @@ class TaskCampaign(UnderFault):
 
     def __exit__(self, *_: object) -> None:
         self.end_all()
-        self._store.close()
         self.truth.close()
 
     # --- one cell ---------------------------------------------------------------------------------
@@ -216,13 +214,17 @@ class TaskCampaign(UnderFault):
         is_first = not self._supervisors
         self._start()
         if is_first:
-            wait_until(lambda: self._store.tasks.list_dags(), "the DAG")
+            wait_until(self.truth.has_dag, "the DAG")
             self._make_run()
             self._settle()
 
     def _make_run(self) -> None:
         run_id = f"r{next(self._numbers)}"
-        self._store.tasks.create_run(DAG_NAME, run_id)
+        # As a user's command does: its connection is gone afterwards, and none that a fault is about.
+        engine = open_engine(self._url)
+        with Store(engine, secrets=Secrets([self._keys], source="the tests")) as store:
+            store.tasks.create_run(DAG_NAME, run_id)
+        engine.dispose()
         self.truth.made([f"{DAG_NAME}/{run_id}/{task}" for task in TASKS], run_id)
 
     def _reach(self, mark: str) -> int:
@@ -254,10 +256,7 @@ class TaskCampaign(UnderFault):
     def _do(self, fault: Fault, held: int, result: Result) -> None:
         match fault:
             case "kill workers":
-                for pid in self._main.workers():
-                    self.truth.fault(fault, pid)
-                    send(pid, signal.SIGKILL)
-                    result.kills += 1
+                result.kills += self._kill_workers(fault)
                 self._control.release()
             case "kill runner":
                 self._kill_runner()
@@ -279,6 +278,15 @@ class TaskCampaign(UnderFault):
                 result.dropped, _ = self._drop_connections()
             case _:
                 assert_never(fault)
+
+    def _kill_workers(self, fault: Fault) -> int:
+        """Kill all there are; return how many. What is given to one of them afterwards is given to another."""
+        workers = self._main.workers()
+        for pid in workers:
+            self.truth.fault(fault, pid)
+            send(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, workers)), "the end of killed workers")
+        return len(workers)
 
     def _stop_worker(self, pid: int) -> None:
         """A worker that stands still keeps its step, and nobody waits for it; it goes on where it was."""

@@ -34,6 +34,7 @@ AND NOT EXISTS (SELECT 1 FROM task_instance t WHERE t.trigger_id = g.id)
 AND NOT EXISTS (SELECT 1 FROM asset_watcher w WHERE w.trigger_id = g.id)
 """
 _OWNED = 'SELECT id FROM "trigger" WHERE triggerer_id IS NOT NULL'
+_DAGS = "SELECT count(*) FROM dag"
 _DEAD_LETTERS = "SELECT count(*) FROM dead_letter"
 
 
@@ -86,6 +87,10 @@ class TaskTruth(Connections):
     def unfinished(self) -> int:
         """How many tasks have not ended."""
         return self._number(_UNFINISHED)
+
+    def has_dag(self) -> bool:
+        """Whether a DAG is known."""
+        return bool(self._number(_DAGS))
 
     def dead_letters(self) -> int:
         """How many events were put aside; here none should be."""

@@ -13,8 +13,17 @@ import pytest
 import structlog
 import trio
 
-from headgate.runner import logs
-from headgate.runner.logs import RECORD_BYTES_MAX, LogChannel, configure, naming_trigger, render
+from headgate.protocol.masking import SecretMask
+from headgate.runner import asking, logs
+from headgate.runner.logs import (
+    FIELD_CHARS_MAX,
+    RECORD_BYTES_MAX,
+    LogChannel,
+    configure,
+    naming_trigger,
+    render,
+    render_lines,
+)
 
 WAIT_S = 20.0  # for a thread to do what it is about to do
 
@@ -286,3 +295,71 @@ def test_a_record_that_cannot_be_formatted_says_so_and_whoever_logged_it_goes_on
     assert fifth["thing"] == "<Unprintable whose repr raised RuntimeError>"
     assert all(record["trigger_id"] == 7 for record in captured.records)
     assert capsys.readouterr().err == ""
+
+
+# --- secrets --------------------------------------------------------------------------------------
+
+
+class Holder:
+    def __repr__(self) -> str:
+        return "Holder(hunter22)"
+
+
+@pytest.fixture
+def told() -> Iterator[SecretMask]:
+    with asking.told.apart():
+        asking.told.add('hunter22"ü')
+        asking.told.add("hunter22")
+        asking.told.add("123456789")
+        yield asking.told
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ('a hunter22"ü b', "a *** b"),
+        ({"k": ["hunter22", ("x", "hunter22")], "hunter22": 1}, {"k": ["***", ["x", "***"]], "***": 1}),
+        (Holder(), "Holder(***)"),
+        (b"hunter22", "b'***'"),
+        (123456789, "***"),
+        (12345678, 12345678),
+        (True, True),
+        (None, None),
+        (1.5, 1.5),
+    ],
+)
+def test_a_secret_is_in_no_value_of_a_record(told: SecretMask, value: object, shown: object) -> None:
+    assert json.loads(render({"event": "e", "field": value})) == {"event": "e", "field": shown}
+
+
+def test_a_secret_is_in_no_key_and_in_no_cycle(told: SecretMask) -> None:
+    cycle: list[object] = ["hunter22"]
+    cycle.append(cycle)
+    data = render({"event": "e", "hunter22": 1, "cycle": cycle, "odd": {Holder(): float("nan")}})
+    assert b"hunter22" not in data
+    assert json.loads(data)["***"] == 1
+
+
+def test_no_cut_and_no_split_leaves_half_a_secret(told: SecretMask) -> None:
+    for offset in range(0, 60, 7):
+        text = "x" * (FIELD_CHARS_MAX // 2 - offset) + "hunter22" * 10 + "y" * RECORD_BYTES_MAX
+        for data in (render({"event": "e", "field": text}), render_lines({"event": text})):
+            assert b"hunt" not in data
+            assert b"er22" not in data
+
+
+def test_what_says_whose_a_record_is_stays_even_where_it_is_the_text_of_a_variable(told: SecretMask) -> None:
+    told.add("warning")
+    told.add("my-trigger")
+    with naming_trigger({"trigger_name": "my-trigger", "trigger_id": 123456789}):
+        data = {"event": "my-trigger", "level": "warning", "trigger_name": "my-trigger", "trigger_id": 123456789}
+        assert json.loads(render(data)) == data | {"event": "***"}
+        assert json.loads(render({"event": "", "trigger_name": "hunter22"}))["trigger_name"] == "***"
+
+
+def test_without_secrets_nothing_is_looked_at() -> None:
+    with asking.told.apart():
+        assert json.loads(render({"event": "hunter22", "n": [1, {"a": 2}]})) == {
+            "event": "hunter22",
+            "n": [1, {"a": 2}],
+        }

@@ -246,4 +246,4 @@ def test_a_runner_whose_supervisor_has_another_pid_does_not_begin(folder: Path) 
         check=False,
     )
     assert done.returncode == 1
-    assert b"the supervisor was gone before the runner began" in done.stderr
+    assert b"the supervisor was gone before this process began" in done.stderr

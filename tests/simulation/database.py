@@ -189,6 +189,10 @@ class FailingStore:
         """See `Store`."""
         return self._verb(lambda: self._store.poll(epoch, queues))
 
+    def count_claimable(self, queues: Sequence[str]) -> int:
+        """See `Store`."""
+        return self._verb(lambda: self._store.count_claimable(queues))
+
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
         """See `Store`."""
         return self._verb(lambda: self._store.claim_triggers(epoch, limit=limit, queues=queues), epoch, "claim")

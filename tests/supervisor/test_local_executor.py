@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 from tests.supervisor.workers_harness import Author, Pool, closing
 
+from headgate.protocol.marks import TASK_MARKS
 from headgate.protocol.questions import EncodedValue, GetXCom
 from headgate.protocol.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.values import decode_value, encode_value
 from headgate.protocol.work import Answer, AssetEvent
+from headgate.supervisor.child import scrub
 from headgate.supervisor.executors import local
 from headgate.supervisor.executors.base import StepLost
+from headgate.supervisor.executors.worker import WorkerChild
+from headgate.testing.killing import MarkedDeaths
 
 MakePool = Callable[..., Pool]
 
@@ -373,11 +377,79 @@ def test_workers_that_cannot_start_lose_what_waits_instead_of_keeping_it_for_eve
 ) -> None:
     monkeypatch.setattr(local, "RESPAWN_WAIT_S", 0.01)
 
-    def no_spawn() -> Any:
-        raise OSError("no memory")
+    spawned: list[WorkerChild] = []
 
-    pool = make_pool(spawn=no_spawn, workers=2)
+    def spawn() -> WorkerChild:
+        if len(spawned) == 3:
+            raise OSError("no memory")
+        spawned.append(WorkerChild(environment={"PYTHONHOME": "/nowhere"}))
+        return spawned[-1]
+
+    monkeypatch.setattr(local, "RESPAWN_WAIT_MAX_S", 0.02)
+    pool = make_pool(spawn=spawn, workers=2)
+    step = author.step("def f(context): pass")
+    pool.executor.submit(step)
+    lost = pool.wait_end(step)
+    assert isinstance(lost, StepLost)
+    # Whichever of the two is the last of so many in a row.
+    assert re.match(r"no worker can be started: (no memory|exited with code 1)", lost.reason), lost.reason
     assert pool.executor.room() == 0, "nobody knows whether a worker comes"
+
+
+def test_a_fork_that_comes_out_of_the_authors_code_does_not_speak_for_the_step(author: Author, pool: Pool) -> None:
+    step = author.step(
+        """
+        def f(context):
+            print("before")
+            pid = os.fork()
+            if pid == 0:
+                print("in the fork")
+                raise ValueError("the fork's own")
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        """
+    )
+    assert pool.run(step) == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
+    assert pool.lines() == ["before", "in the fork"]
+    assert pool.logged("a fork of the step has failed")[0]["error"] == "ValueError: the fork's own"
+
+
+def test_processes_of_a_step_are_ended_as_any_other(author: Author, pool: Pool) -> None:
+    step = author.step(
+        """
+        def f(context):
+            ready, ready_of_child = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.write(ready_of_child, b"x")
+                wait_for_ever()
+            os.read(ready, 1)
+            os.kill(pid, signal.SIGTERM)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        """
+    )
+    assert pool.run(step) == StepSucceeded(xcoms=(XCom("return_value", b"-15"),))
+
+
+@pytest.mark.parametrize("mark", [name for name, mark in TASK_MARKS.items() if mark.side == "worker"])
+def test_a_worker_killed_at_any_mark_costs_its_step_or_has_told_its_outcome(
+    author: Author, make_pool: MakePool, tmp_path: Path, mark: str
+) -> None:
+    deaths = MarkedDeaths(tmp_path / "deaths")
+    environment = {**scrub(os.environ, passed=(), secrets=()), "PYTHONPATH": str(deaths.folder)}
+    pool = make_pool(spawn=lambda: WorkerChild(environment=environment))
+    (pid,) = pool.executor.pids()
+    deaths.ask(mark)
+    step = author.step("def f(context): print('printed'); return 1")
+    end = pool.run(step)
+    pool.until(lambda: pid not in pool.executor.pids(), "the death")
+    assert deaths.has_died(mark)
+    if mark == "worker.outcome_sent":
+        assert end == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
+    else:
+        assert isinstance(end, StepLost)
+        assert end.reason.startswith("the worker process killed by SIGKILL")
+    assert pool.lines() == ([] if mark == "worker.step_received" else ["printed"])
+    assert pool.run(author.step("def f(context): return 2")) == StepSucceeded(xcoms=(XCom("return_value", b"2"),))
 
 
 # --- being ended ---------------------------------------------------------------------------------
@@ -543,6 +615,16 @@ def test_a_step_that_no_worker_has_begun_is_ended_at_once(author: Author, pool: 
 
 
 # --- the pool ------------------------------------------------------------------------------------
+
+
+def test_a_step_is_not_given_to_a_worker_that_has_died_unseen(author: Author, pool: Pool) -> None:
+    assert pool.run(author.step("def f(context): return 1")) == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
+    (pid,) = pool.executor.pids()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    step = author.step("def f(context): return 2")
+    pool.executor.submit(step)
+    assert pool.wait_end(step) == StepSucceeded(xcoms=(XCom("return_value", b"2"),))
 
 
 def test_200_steps_through_a_pool_of_two(author: Author, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,10 +195,10 @@ EDITS: dict[str, tuple[Callable[[int, Message], Any], str]] = {
     "a cancel for another reason": (
         change_first(
             StateSync,
-            lambda m: with_field(to_cancel=(with_field(reason="timeout")(m.to_cancel[0]),))(m),
+            lambda m: with_field(to_cancel=(with_field(reason="shutdown")(m.to_cancel[0]),))(m),
             having="to_cancel",
         ),
-        r"to_cancel\[0\].reason is 'timeout', replayed 'user'",
+        r"to_cancel\[0\].reason is 'shutdown', replayed 'user'",
     ),
     "another event": (
         change_first(StateChanges, lambda m: with_field(events=m.events[1:])(m), having="events"),

@@ -15,7 +15,19 @@ from headgate import tasks
 from headgate.protocol.dags import AssetSchedule, CronSchedule, decode_dag, encode_dag
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.values import decode_value
-from headgate.tasks import DAG, Asset, BaseOperator, EmptyOperator, PythonOperator, StartTriggerArgs, chain, task
+from headgate.tasks import (
+    DAG,
+    Asset,
+    BaseOperator,
+    Batch,
+    Each,
+    EmptyOperator,
+    Latest,
+    PythonOperator,
+    StartTriggerArgs,
+    chain,
+    task,
+)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -148,6 +160,10 @@ def test_blocks_may_stand_in_one_another() -> None:
         ),
         ({"schedule": Asset("s3://in/orders")}, AssetSchedule(("s3://in/orders",))),
         ({"schedule": [Asset("a"), Asset("b")]}, AssetSchedule(("a", "b"))),
+        ({"schedule": Each(Asset("a"))}, AssetSchedule(("a",), "each")),
+        ({"schedule": Latest([Asset("a"), Asset("b")])}, AssetSchedule(("a", "b"), "latest")),
+        ({"schedule": Batch(Asset("a"), count=10)}, AssetSchedule(("a",), "batch", 10)),
+        ({"schedule": Batch([Asset("a")], count=10, seconds=60)}, AssetSchedule(("a",), "batch", 10, 60.0)),
     ],
 )
 def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: object) -> None:
@@ -165,6 +181,11 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
         ({"schedule": "0 6 * * *", "timezone": "Mars/Base"}, "timezone: 'Mars/Base' is no time zone"),
         ({"schedule": 3600}, "schedule must be None, a cron expression or assets, not 3600"),
         ({"schedule": ["a"]}, "schedule must be None, a cron expression or assets"),
+        ({"schedule": Each("a")}, "Each must be assets, not 'a'"),
+        ({"schedule": Batch(Asset("a"), count="3")}, "the count of a Batch must be an int, not '3'"),
+        ({"schedule": Batch(Asset("a"), count=0)}, r"the count of a batch must be in 1..1000, not 0"),
+        ({"schedule": Batch(Asset("a"), count=3, seconds="1")}, "the seconds of a Batch must be a number or None"),
+        ({"schedule": Batch(Asset("a"), count=3, seconds=0)}, "the seconds of a batch must be more than 0"),
         ({"schedule": [Asset("a"), Asset("a")]}, "names an asset twice"),
         ({"schedule": []}, "is scheduled by 0 assets"),
         ({"start_date": datetime(2026, 1, 1)}, "2026-01-01T00:00:00 is naive"),

@@ -20,7 +20,7 @@ from headgate.tasks.errors import (
 from headgate.tasks.operator import BaseOperator, XComArg, chain
 from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, PythonOperator, ShortCircuitOperator
 from headgate.tasks.options import TaskOptions
-from headgate.tasks.schedule import Asset
+from headgate.tasks.schedule import Asset, Batch, Each, Latest
 from headgate.triggers.base import StartTriggerArgs
 from headgate.triggers.named_values import Connection, ConnectionMissing, Variable, VariableMissing
 
@@ -58,16 +58,19 @@ __all__ = [
     "BaseOperator",
     "BaseSensorOperator",
     "BashOperator",
+    "Batch",
     "BranchPythonOperator",
     "Connection",
     "ConnectionMissing",
     "Context",
     "DateTimeSensor",
+    "Each",
     "EmptyOperator",
     "ExternalFailed",
     "ExternalTaskSensor",
     "FileSensor",
     "HttpSensor",
+    "Latest",
     "PokeReturnValue",
     "PythonOperator",
     "SensorTimeout",

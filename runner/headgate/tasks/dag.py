@@ -27,7 +27,8 @@ class DAG:
     """Tasks that run together, in the order of their arrows.
 
     ``schedule`` is None (runs when asked to), a cron expression of five fields or a preset such as ``@daily``, read in
-    ``timezone`` (by default that of ``start_date`` if it is a `ZoneInfo`, else UTC), or one or several `Asset`.
+    ``timezone`` (by default that of ``start_date`` if it is a `ZoneInfo`, else UTC), or one or several `Asset`:
+    then it runs when each of them has had an event; `Each`, `Batch` and `Latest` say otherwise.
     ``start_date`` is aware; ``catchup`` makes the runs between it and now, and needs it. ``default_args`` are options
     for all tasks that do not say otherwise.
 

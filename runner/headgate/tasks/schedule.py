@@ -38,7 +38,33 @@ class Asset:
             raise ValueError(f"the uri {problem}")
 
 
-Schedule: TypeAlias = str | Asset | Sequence[Asset] | None
+Assets: TypeAlias = Asset | Sequence[Asset]
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """A run for each event of these assets."""
+
+    assets: Assets
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A run for every ``count`` events of these assets; ``seconds`` after the first of them, also for fewer."""
+
+    assets: Assets
+    count: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """A run for the newest event of these assets; those that wait besides it are superseded, and stand with the run."""
+
+    assets: Assets
+
+
+Schedule: TypeAlias = str | Asset | Sequence[Asset] | Each | Batch | Latest | None
 
 
 def read_schedule(schedule: Schedule, timezone: str) -> CronSchedule | AssetSchedule | None:
@@ -49,10 +75,28 @@ def read_schedule(schedule: Schedule, timezone: str) -> CronSchedule | AssetSche
         cron = PRESETS.get(schedule, " ".join(schedule.split()))
         check_cron(cron, timezone)
         return CronSchedule(cron, timezone)
-    assets = [schedule] if isinstance(schedule, Asset) else schedule
+    match schedule:
+        case Each(assets):
+            return AssetSchedule(_uris(assets, "Each"), "each")
+        case Latest(assets):
+            return AssetSchedule(_uris(assets, "Latest"), "latest")
+        case Batch(assets, count, seconds):
+            if not isinstance(count, int) or isinstance(count, bool):
+                raise ValueError(f"the count of a Batch must be an int, not {count!r:.100}")
+            if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool)):
+                raise ValueError(f"the seconds of a Batch must be a number or None, not {seconds!r:.100}")
+            uris = _uris(assets, "Batch")
+            return AssetSchedule(uris, "batch", count, None if seconds is None else float(seconds))
+        case _:
+            return AssetSchedule(_uris(schedule, "schedule"))
+
+
+def _uris(given: object, what: str) -> tuple[str, ...]:
+    assets = [given] if isinstance(given, Asset) else given
     if not isinstance(assets, Sequence) or not all(isinstance(asset, Asset) for asset in assets):
-        raise ValueError(f"schedule must be None, a cron expression or assets, not {schedule!r:.100}")
-    return AssetSchedule(tuple(asset.uri for asset in assets))
+        expected = "None, a cron expression or assets" if what == "schedule" else "assets"
+        raise ValueError(f"{what} must be {expected}, not {given!r:.100}")
+    return tuple(asset.uri for asset in assets)
 
 
 def check_cron(cron: str, timezone: str) -> None:

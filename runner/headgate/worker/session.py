@@ -74,6 +74,7 @@ class Session:
     def __init__(self, link: WorkerLink, welcome: WorkerWelcome, channel: Channel, stops: Stops) -> None:
         folders = welcome.settings.import_paths
         stops.hook_timeout_s = welcome.settings.hook_timeout_s
+        self._pid = os.getpid()
         self._link = link
         self._channel = channel
         self._stops = stops
@@ -119,6 +120,7 @@ class Session:
         marks.reach("worker.step_received")
         with naming_process({name: getattr(step, name) for name in STEP_FIELDS}):
             outcome = self._outcome_of(step)
+            self._end_fork(outcome)
             self._stops.wait_hook()
             self._settle()
         marks.reach("worker.step_done")
@@ -139,6 +141,15 @@ class Session:
             # Where it was is what its author will want to know.
             log.warning("the step was stopped", exc_info=True)
             return None
+
+    def _end_fork(self, outcome: StepOutcome | None) -> None:
+        """End a process that the step has forked, and that came out of the author's code: the step is its parent's."""
+        if os.getpid() == self._pid:
+            return
+        if isinstance(outcome, StepFailed):
+            log.error("a fork of the step has failed", error=outcome.error, traceback=outcome.traceback)
+        self._output.end_step()
+        os._exit(isinstance(outcome, StepFailed))
 
     def _send_outcome(self, step: Step, outcome: StepOutcome) -> None:
         try:

@@ -48,6 +48,8 @@ class Stops:
         """Take the signals from now on. The kernel's word reaches ``wakeup_fd`` even while the main thread is busy."""
         os.set_blocking(wakeup_fd, False)
         signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+        # A process that a step forks is ended as any other, and what is sent to it is nothing to us.
+        os.register_at_fork(after_in_child=_forget_signals)
         self.restore()
 
     def restore(self) -> None:
@@ -127,6 +129,12 @@ class Stops:
             # The step stands still while its on_kill runs: it needs what the step's `finally` blocks will close.
             self.wait_hook()
             raise StepStopped
+
+
+def _forget_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (END_SIGNAL, USER_SIGNAL):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _call(on_kill: Callable[[], None]) -> None:

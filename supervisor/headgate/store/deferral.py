@@ -50,7 +50,7 @@ class Deferral(msgspec.Struct, frozen=True):
 
 _INSERT_TRIGGER = Prepared(
     insert(trigger)
-    .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue")})
+    .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue", "priority")})
     .returning(trigger.c.id)
 )
 
@@ -110,6 +110,7 @@ def _wait(
         kwargs=secrets.encrypt(deferral.kwargs),
         created_date=bound(connection, now),
         queue=deferral.queue,
+        priority=task.priority_weight,
     ).fetchone()
     limits = [] if deferral.timeout_s is None else [now + timedelta(seconds=deferral.timeout_s)]
     limits += [] if deadline is None else [deadline]

@@ -46,6 +46,7 @@ from headgate.store.secrets import Secrets
 from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
 from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
+SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 Clock = Callable[[], datetime]
 ToRun = tuple[int, str | None, str, str, str, int, int | None]  # id, watcher, classpath, kwargs, queue, failures, asset
 
@@ -261,7 +262,7 @@ def _claim_statement(queues: Sequence[str]) -> Update:
     candidates = (
         select(trigger.c.id)
         .where(_claimable(queues))
-        .order_by(trigger.c.id)
+        .order_by(trigger.c.priority.desc(), trigger.c.id)
         .limit(bindparam("limit", type_=Integer()))
         .with_for_update(skip_locked=True, key_share=True, of=trigger)
         .cte("candidates")
@@ -296,7 +297,7 @@ _CLAIMED_BETWEEN = Prepared(_OWNED.where(trigger.c.id.between(bindparam("first")
 
 
 def claim(connection: Connection, epoch: int, clock: Clock | None, *, limit: int, queues: Sequence[str]) -> list[ToRun]:
-    """Take up to ``limit`` claimable triggers of these queues, the oldest first; return their rows."""
+    """Take up to ``limit`` claimable triggers of these queues, by priority and age; return their rows."""
     hold(connection, epoch, clock)
     ids = {id_ for (id_,) in _claim(tuple(queues)).run(connection, epoch=epoch, limit=limit).fetchall()}
     if not ids:
@@ -375,6 +376,16 @@ def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
         claimable=len(owned) < len(rows),
         ended=[id_ for id_, is_removed in owned if not is_removed],
     )
+
+
+@cache
+def _count(queues: tuple[str, ...]) -> Prepared:
+    return Prepared(select(func.count()).select_from(trigger).where(_claimable(queues)))
+
+
+def count_claimable(connection: Connection, queues: Sequence[str]) -> int:
+    """Return how many triggers of these queues could be claimed."""
+    return int(_count(tuple(queues)).run(connection).fetchone()[0])
 
 
 def release(connection: Connection, epoch: int, clock: Clock | None, ids: Sequence[int]) -> None:

@@ -73,6 +73,7 @@ class LockedTask(msgspec.Struct, frozen=True):
     max_retry_delay_s: float | None
     execution_timeout_s: float | None
     deadline: datetime | None
+    priority_weight: int
 
     @property
     def has_tries_left(self) -> bool:

@@ -188,6 +188,10 @@ class ChildProcess:
         self._last_lines.append(text)
         return text
 
+    def has_died(self) -> bool:
+        """Whether the process has ended, by the kernel's word of now; it is still to be reaped."""
+        return os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def send_signal(self, number: int) -> None:
         """Send a signal to the process alone."""
         with contextlib.suppress(ProcessLookupError):

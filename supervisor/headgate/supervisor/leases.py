@@ -11,6 +11,7 @@ the database when somebody seems to have written to it, and rarely otherwise (`h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -24,6 +25,9 @@ from headgate.supervisor.intake import DATABASE_UNUSABLE
 
 log = structlog.get_logger(__name__)
 
+# For so long, in seconds, a supervisor takes no more than its share of what it and others could claim: then the others
+# had their chance, and are full, or slow.
+FAIR_WAIT_S = 1.0
 CLAIM_TRIGGERS_MAX = 1000  # claimed in one transaction: bounds its locks and the first message to the runner
 
 
@@ -45,6 +49,7 @@ class LeaseStore(Protocol):
     def fence_triggerers(self, epoch: int, *, silence_max_s: float, dead: Sequence[int]) -> list[int]: ...
     def has_news(self) -> bool: ...
     def poll(self, epoch: int, queues: Sequence[str]) -> Poll: ...
+    def count_claimable(self, queues: Sequence[str]) -> int: ...
     def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]: ...
     def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]: ...
     def release_triggers(self, epoch: int, ids: Sequence[int]) -> None: ...
@@ -118,6 +123,8 @@ class Leases:
         self._is_claiming = False
         self._wants_room = False  # something could be claimed, and there was no room for it
         self._claim_is_unknown = False
+        self._neighbours = 0  # other supervisors that serve one of our queues, as of the last look around
+        self._claimable_since: float | None = None  # something has been there to be claimed for so long
 
     @property
     def epoch(self) -> int:
@@ -202,12 +209,27 @@ class Leases:
         fenced: list[int] = []
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
+        self._neighbours = sum(
+            row.id not in gone
+            and row.heartbeat_age_s <= self._times.silence_max_s
+            and not set(self._queues).isdisjoint(row.queues)
+            for row in others
+        )
         if gone or any(row.heartbeat_age_s > self._times.silence_max_s for row in others):
             fenced = self._store.fence_triggerers(epoch, silence_max_s=self._times.silence_max_s, dead=gone)
             if fenced:
                 self._poll_at = self._notice_at = 0.0  # their triggers can be claimed now
                 log.warning("took over from supervisors that are gone", epochs=fenced)
         return bool(fenced)
+
+    def _share(self, now: float, room: int) -> int:
+        """Return how many triggers to claim: as many as there is room for, or, while others may want some, a share."""
+        if self._claimable_since is None:
+            self._claimable_since = now
+        if self._neighbours == 0 or now - self._claimable_since >= FAIR_WAIT_S:
+            return room
+        claimable = self._store.count_claimable(self._queues)
+        return min(room, max(1, math.ceil(claimable / (self._neighbours + 1))))
 
     def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
         if self._claim_is_unknown:
@@ -219,15 +241,21 @@ class Leases:
             return LeaseNews(owned_triggers, [], has_looked=True)
         poll = self._store.poll(epoch, self._queues)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
+        share = room
         claimed: list[ClaimedTrigger] = []
         if poll.claimable and claiming and room > 0:
+            share = self._share(now, room)
             self._claim_is_unknown = True
-            claimed = self._store.claim_triggers(epoch, limit=room, queues=self._queues)
+            claimed = self._store.claim_triggers(epoch, limit=share, queues=self._queues)
             self._claim_is_unknown = False
             marks.reach("leases.claim_written")
+        if not poll.claimable:
+            self._claimable_since = None
         self._wants_room = poll.claimable and len(claimed) >= room
         # A full claim means there may be more: look again at once, after the other duties.
         self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s
+        if share < room:
+            self._poll_at = min(self._poll_at, now + FAIR_WAIT_S)  # for what the others leave
         self._notice_at = min(self._notice_at, self._poll_at)
         return LeaseNews(claimed, poll.removed, poll.ended, has_looked=True)

@@ -110,8 +110,9 @@ class LocalExecutor:
         return max(0, self._workers_max - len(self._running) - leaving - len(self._waiting))
 
     def submit(self, step: Step) -> None:
-        """Run a step. Never more than `room` of them."""
-        assert self.room() > 0, "there is no room for a step"
+        """Run a step. Never more than `room` of them, as it was when they were decided on."""
+        # Not `room` itself: it may have shrunk since, by a worker that could not be started.
+        assert len(self._running) + len(self._waiting) < self._workers_max, "there is no room for a step"
         self._waiting.append(step)
         self._assign()
 

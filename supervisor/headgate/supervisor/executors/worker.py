@@ -109,8 +109,8 @@ class Worker:
 
     @property
     def is_free(self) -> bool:
-        """Whether it has said hello and is still there, as far as we know."""
-        return self.is_ready and not self.is_ended and not self.child.link.is_ended
+        """Whether it has said hello and is still there."""
+        return self.is_ready and not self.is_ended and not self.child.link.is_ended and not self.child.has_died()
 
     # --- what the owner does with it --------------------------------------------------------------
 

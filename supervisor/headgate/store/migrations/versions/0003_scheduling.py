@@ -34,10 +34,12 @@ def upgrade() -> None:
     op.execute(run.update().where(run.c.ended_at.is_(None)).values(needs_look=True))
     _index("ix_dag_run_look", "dag_run", ["id"], "needs_look")
     _make_asset_tables()
+    op.add_column("trigger", sa.Column("priority", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
 
 
 def downgrade() -> None:
     """Drop them, and all that is in them."""
+    op.drop_column("trigger", "priority")
     for table in ("dag_run_event", "waiting_event", "asset_subscription"):
         op.drop_table(table)
     op.drop_index("ix_dag_run_look", "dag_run")
