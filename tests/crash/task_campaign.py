@@ -175,20 +175,22 @@ class TaskCampaign(UnderFault):
         return result
 
     def finish(self) -> Result | None:
-        """Drain the station; return a result only where that went wrong."""
+        """Let go of what is over, and drain the station; return a result only where that went wrong."""
         result = Result("drain", "SIGTERM", self._dialect)
         try:
+            # Its owner lets what has fired come to its end by itself, and cancels it only after a while.
+            wait_until(self.truth.is_released, "nobody has a trigger any more")
             wait_until(lambda: self._main.runner() or self._main.exit_code() is not None, "a runner before the drain")
             if (code := self._main.drain()) != 0:
                 raise CellFailed(f"exit code {code} after a drain")
         except CellFailed as error:
             result.error = str(error)
-        self._judge(result)
+        self._judge(result, is_over=True)
         return None if result.is_good else result
 
-    def _judge(self, result: Result) -> None:
+    def _judge(self, result: Result, *, is_over: bool = False) -> None:
         """Look, and give the cell what is new: the history of a campaign goes on from cell to cell."""
-        self.truth.look(f"after {result.mark} x {result.fault}", at_rest=True)
+        self.truth.look(f"after {result.mark} x {result.fault}", at_rest=True, is_over=is_over)
         report, before = self.truth.report(), self._counted
         self._counted = report
         result.tasks = report.tasks - before.tasks
@@ -246,7 +248,7 @@ class TaskCampaign(UnderFault):
         return held
 
     def _settle(self) -> None:
-        """Wait until all tasks have ended, and nobody has a trigger any more."""
+        """Wait until all tasks have ended."""
         if self._main.exit_code() is not None:
             raise CellFailed(f"the supervisor left by itself with exit code {self._main.exit_code()}")
         wait_until(self.truth.is_complete, "everything has ended", self._complete_s_max)
@@ -298,4 +300,3 @@ class TaskCampaign(UnderFault):
             wait_until(lambda: self.truth.unfinished() <= 2, "the others go on")
         finally:
             send(pid, signal.SIGCONT)
-

@@ -61,9 +61,12 @@ class TaskTruth(Connections):
         """Say what all looks together show."""
         return self._checker.report()
 
-    def look(self, at: str, *, at_rest: bool = False) -> None:
-        """Read the tables, and after them the journal, where the causes of what they say stand by then."""
-        orphans = self._ids(_ORPHANS) | (self._ids(_OWNED) if at_rest else set())
+    def look(self, at: str, *, at_rest: bool = False, is_over: bool = False) -> None:
+        """Read the tables, and after them the journal, where the causes of what they say stand by then.
+
+        ``is_over``: nobody should have a trigger any more, not even one that is over.
+        """
+        orphans = self._ids(_ORPHANS) | (self._ids(_OWNED) if is_over else set())
         xcoms = self._read_xcoms() if at_rest else {}
         rows = [
             Row(f"{dag}/{run}/{task}", state, try_number, xcoms.get(id_, {}), bool(is_stranded), at)
@@ -79,10 +82,12 @@ class TaskTruth(Connections):
         self._record([Looked(at, at_rest)])
 
     def is_complete(self) -> bool:
-        """Whether every task and every run has ended, and nobody has a trigger any more."""
-        return not (
-            self._number(_UNFINISHED) or self._number(_RUNS_GOING_ON) or self._ids(_OWNED) or self._ids(_ORPHANS)
-        )
+        """Whether every task and every run has ended, and nothing waits for what is not there."""
+        return not (self._number(_UNFINISHED) or self._number(_RUNS_GOING_ON) or self._ids(_ORPHANS))
+
+    def is_released(self) -> bool:
+        """Whether nobody has a trigger any more."""
+        return not self._ids(_OWNED)
 
     def unfinished(self) -> int:
         """How many tasks have not ended."""
