@@ -33,7 +33,11 @@ SELECT g.id FROM "trigger" g WHERE g.finished_at IS NULL AND g.removed_at IS NUL
 AND NOT EXISTS (SELECT 1 FROM task_instance t WHERE t.trigger_id = g.id)
 AND NOT EXISTS (SELECT 1 FROM asset_watcher w WHERE w.trigger_id = g.id)
 """
-_OWNED = 'SELECT id FROM "trigger" WHERE triggerer_id IS NOT NULL'
+# What a dead supervisor had when its task went on keeps that owner: nobody runs it.
+_OWNED = """
+SELECT g.id FROM "trigger" g JOIN triggerer o ON o.id = g.triggerer_id
+WHERE o.fenced_at IS NULL AND o.stopped_at IS NULL
+"""
 _DAGS = "SELECT count(*) FROM dag"
 _DEAD_LETTERS = "SELECT count(*) FROM dead_letter"
 
