@@ -115,7 +115,7 @@ class TaskCampaign(UnderFault):
         self.truth = TaskTruth(url, journal)
         super().__init__(folder, url, keys, self.truth, command="up", settings=SETTINGS)
         self._random = random.Random(seed)
-        self._complete_s_max = complete_s_max
+        self.complete_s_max = complete_s_max
         self._numbers = itertools.count(1)
         self._known: set[Finding] = set()  # what an earlier cell has reported
         self._counted = self.truth.report()
@@ -232,16 +232,16 @@ class TaskCampaign(UnderFault):
     def _reach(self, mark: str) -> int:
         """Arm the mark, make one run after the other until a process comes by; return the pid held there."""
         self._control.arm(mark, skip=self._random.randrange(SKIPS_MAX))
-        deadline = time.monotonic() + self._complete_s_max
+        deadline = time.monotonic() + self.complete_s_max
         while self._control.held() is None:
             if time.monotonic() >= deadline:
-                raise CellFailed(f"the mark {mark}: not within {self._complete_s_max:g} s")
+                raise CellFailed(f"the mark {mark}: not within {self.complete_s_max:g} s")
             # Only now: a process that is held in a transaction of SQLite would not let it be made.
             self._make_run()
             wait_until(
                 lambda: self._control.held() is not None or self.truth.is_complete(),
                 f"the mark {mark}, or the end of a run",
-                self._complete_s_max,
+                self.complete_s_max,
             )
         held = self._control.held()
         assert held is not None
@@ -251,7 +251,7 @@ class TaskCampaign(UnderFault):
         """Wait until all tasks have ended."""
         if self._main.exit_code() is not None:
             raise CellFailed(f"the supervisor left by itself with exit code {self._main.exit_code()}")
-        wait_until(self.truth.is_complete, "everything has ended", self._complete_s_max)
+        wait_until(self.truth.is_complete, "everything has ended", self.complete_s_max)
 
     # --- faults -----------------------------------------------------------------------------------
 

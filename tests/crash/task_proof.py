@@ -60,7 +60,10 @@ class Run:
         return f"| {' | '.join(shown)} | `{self.commit}` |"
 
 
-_COLUMNS = ("ended", "minutes", "seed", "kills", "cells", "tasks", "steps executed", "deferrals", "tries lost", "dropped")
+_COLUMNS = (
+    *("ended", "minutes", "seed", "kills", "cells"),
+    *("tasks", "steps executed", "deferrals", "tries lost", "dropped"),
+)
 RUN_HEAD = f"| {' | '.join((*_COLUMNS, 'failed', *KINDS, 'commit'))} |"
 _WIDTH = len(_COLUMNS) + len(KINDS) + 2
 
