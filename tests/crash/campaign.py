@@ -46,6 +46,7 @@ GROUP = "g"
 PARTITIONS = 2
 APPENDED_AT_ONCE = 3  # lines a partition: rounds stay short, so that there are many of them
 APPEND_INTERVAL_S = 0.01
+CAPTURES_MAX = 10_000  # files of the frame log, one a supervisor: none is removed, all are replayed
 SKIPS_MAX = 20  # marks of the flow are passed up to so many times first, so that cells meet different moments
 COMPLETE_S_MAX = 60.0  # after a fault everything is stored and acknowledged within this time, or never will be
 # A database that only loses a connection is asked again in milliseconds, and a confirmation that left too early is
@@ -130,7 +131,8 @@ class Campaign(UnderFault):
                 store.add_watcher(f"s{number}", f"crash_triggers.{trigger}", kwargs)
         engine.dispose()
         self.truth = Truth(log, GROUP, journals, url)
-        super().__init__(folder, url, keys, self.truth, command="triggerer")
+        captured = {"capture": str(folder / "capture"), "capture_files_max": str(CAPTURES_MAX)}
+        super().__init__(folder, url, keys, self.truth, command="triggerer", settings=captured)
         self._known: set[tuple[str, str, str]] = set()  # findings that an earlier cell has reported
         self._redelivered = 0
 

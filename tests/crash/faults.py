@@ -12,7 +12,6 @@ from tests.crash.connections import Backend, Connections
 from tests.crash.processes import LOOK_INTERVAL_S, CellFailed, Control, Supervisor, is_alive, send, wait_until
 
 HERE = Path(__file__).parent
-CAPTURES_MAX = 10_000  # files of the frame log, one a supervisor: none is removed, all are replayed
 FENCED_S_MAX = 15.0  # more than IDLE_IN_TRANSACTION_MAX_S, after which PostgreSQL takes a stopped one's locks away
 FENCED_S_MAX_SQLITE = 8.0  # a supervisor that is stopped in a transaction holds SQLite's one lock for as long
 EXIT_LEASE_LOST = 3
@@ -81,8 +80,6 @@ class UnderFault:
             "HEADGATE_HOME": str(self._folder),
             "HEADGATE_DATABASE_URL": self._url,
             "HEADGATE_FERNET_KEYS": self._keys,
-            "HEADGATE_CAPTURE": str(self._folder / "capture"),
-            "HEADGATE_CAPTURE_FILES_MAX": str(CAPTURES_MAX),
             "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]),
             "CRASH_CONTROL": str(self._control.folder),
         }
