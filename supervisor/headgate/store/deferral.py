@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 from sqlalchemy import Connection, Integer, bindparam, exists, func, insert, select, update
 
+from headgate.protocol import marks
 from headgate.protocol.dags import TaskState
 from headgate.protocol.messages import ERROR_CHARS_MAX, FinishedTrigger, FiredEvent
 from headgate.protocol.values import encode_value
@@ -79,7 +80,9 @@ def start_in_trigger(
     deadline = None
     if task.execution_timeout_s is not None:
         deadline = now + timedelta(seconds=task.execution_timeout_s)
-    return _wait(connection, now, secrets, task, deferral, "started_in_trigger", deadline, started_at=now)
+    token = _wait(connection, now, secrets, task, deferral, "started_in_trigger", deadline, started_at=now)
+    marks.reach("plan.in_trigger")
+    return token
 
 
 _BEGUN = Prepared(select(_C.id).where(_C.id == bindparam("of_id"), _C.started_at.is_not(None)))
@@ -161,6 +164,7 @@ def take_events(
             _end_task(connection, now, event)
         elif _RESUME.run(connection, of_trigger=trigger_id, now=bound(connection, now)).rowcount:
             task_rows.finish_trigger(connection, now, trigger_id)
+            marks.reach("resume.by_event")
 
 
 def _end_task(connection: Connection, now: datetime, event: FiredEvent) -> None:
@@ -179,6 +183,7 @@ def _end_task(connection: Connection, now: datetime, event: FiredEvent) -> None:
         else:
             task_rows.apply(connection, now, task, f"ended_{event.kind}")
     task_rows.finish_trigger(connection, now, event.trigger_id)
+    marks.reach("resume.by_end")
 
 
 _OWN = Prepared(
@@ -228,6 +233,7 @@ def resume_to_fail(
     next_kwargs = secrets.encrypt(encode_value(told, where="next_kwargs"))
     task_rows.apply(connection, now, task, event, next_kwargs=next_kwargs, last_error=error)
     task_rows.finish_trigger(connection, now, task.trigger_id)
+    marks.reach("resume.to_fail")
 
 
 # --- out of it, by the clock ---------------------------------------------------------------------

@@ -228,6 +228,8 @@ class Store:
             marks.reach("store.before_commit")
         marks.reach("store.committed")
         moved_tasks = self._is_anybody_moved(events, finished)
+        if moved_tasks:
+            marks.reach("resume.committed")
         for run in finished:
             if run.outcome == "returned":
                 self._waited_for.discard(run.trigger_id)
