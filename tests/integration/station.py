@@ -8,8 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
 from pair import Pair, wait_until
+from sqlalchemy import text
 
 from headgate.protocol.dags import TaskState
 from headgate.protocol.values import decode_value, encode_value

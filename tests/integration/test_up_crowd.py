@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 from pair import wait_until
-from station import Station
 from tests.conftest import OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, event_of
 
