@@ -17,6 +17,7 @@ from headgate.protocol.messages import (
     FiredEvent,
     Hello,
     LastEvent,
+    Reply,
     Request,
     Response,
     RunnerSettings,
@@ -24,9 +25,12 @@ from headgate.protocol.messages import (
     StateSync,
     Welcome,
 )
+from headgate.protocol.questions import GetVariable, SecretText
 from headgate.protocol.session import Role
+from headgate.runner.asking import NotAnswered
 from headgate.runner.link import REQUESTS_MAX, Link, SupervisorGone
 from headgate.runner.outbox import Outbox
+from headgate.triggers.base import LastEventUnknown
 
 SETTINGS = RunnerSettings(heartbeat_s=5.0)
 
@@ -176,3 +180,31 @@ async def test_a_question_whose_asker_has_gone_makes_room_for_another(autojump_c
             asking.start_soon(link.ask_last_event, 1)
             assert (await peer.hear()).id == 4
             link.note_response(Response(4))
+
+
+async def test_a_variable_is_answered_by_a_reply_and_a_refusal_by_a_response(autojump_clock: MockClock) -> None:
+    async with linked() as (link, peer, nursery):
+        nursery.start_soon(link.send_requests)
+
+        async def obey() -> None:
+            while True:
+                response = await link.receive()
+                assert isinstance(response, Response | Reply)
+                link.note_response(response)
+
+        async def supervise() -> None:
+            request = await peer.hear()
+            assert request == Request(1, GetVariable("v"))
+            await peer.say(Reply(1, SecretText("x")))
+            await peer.hear()
+            await peer.say(Response(2, error="there is no such thing"))
+            await peer.hear()
+            await peer.say(Reply(3, SecretText("x")))
+
+        nursery.start_soon(obey)
+        nursery.start_soon(supervise)
+        assert await link.ask(GetVariable("v")) == SecretText("x")
+        with pytest.raises(NotAnswered, match="there is no such thing"):
+            await link.ask(GetVariable("w"))
+        with pytest.raises(LastEventUnknown, match="answered another question"):
+            await link.ask_last_event(1)

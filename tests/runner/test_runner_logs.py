@@ -13,8 +13,17 @@ import pytest
 import structlog
 import trio
 
-from headgate.runner import logs
-from headgate.runner.logs import RECORD_BYTES_MAX, LogChannel, configure, naming_trigger, render
+from headgate.protocol.masking import SecretMask
+from headgate.runner import asking, logs
+from headgate.runner.logs import (
+    FIELD_CHARS_MAX,
+    RECORD_BYTES_MAX,
+    LogChannel,
+    configure,
+    naming_trigger,
+    render,
+    render_lines,
+)
 
 WAIT_S = 20.0  # for a thread to do what it is about to do
 
@@ -93,6 +102,25 @@ def test_what_was_dropped_last_of_all_is_still_counted(monkeypatch: pytest.Monke
     assert json.loads(sock.sent[-1])["records"] == 1
 
 
+def test_what_is_dropped_is_counted_for_the_trigger_that_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "RECORDS_WAITING_MAX", 1)
+    monkeypatch.setattr(logs, "DROPPED_OWNERS_MAX", 2)
+    sock = SlowSocket()
+    channel = channel_on(sock)
+    channel.put(b'"first"')
+    assert sock.entered.acquire(timeout=WAIT_S)
+    channel.put(b'"queued"')
+    for trigger_id, count in ((1, 2), (2, 3), (3, 4), (4, 5)):
+        with naming_trigger({"trigger_id": trigger_id}):
+            for _ in range(count):
+                channel.put(b'"dropped"')
+    for _ in range(2):
+        sock.permitted.release()
+    channel.close()
+    notes = [json.loads(line) for line in sock.sent[2:]]
+    assert [(note.get("trigger_id"), note["records"]) for note in notes] == [(1, 2), (2, 3), (None, 9)]
+
+
 def test_a_reader_that_is_gone_ends_the_writer_and_nothing_else() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
@@ -168,6 +196,25 @@ def test_names_of_fields_count_too() -> None:
     data = render({"event": "e", "k" * 100_000: 1})
     assert len(data) <= RECORD_BYTES_MAX
     assert json.loads(data) == {"event": "e", "cut": True}
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "\U0001f600", "ä"])
+def test_a_record_with_a_long_event_becomes_several_and_not_a_character_is_lost(character: str) -> None:
+    names = {"trigger_id": 7, "dag_id": "d", "run_id": "r", "task_id": "t", "try_number": 2, "level": "info"}
+    record = {"event": "begin " + character * 100_000 + " end", **names, "rows": 5, "exception": "e" * 100_000}
+    parts = [json.loads(line) for line in render_lines(record).split(b"\n")]
+    assert max(len(line) for line in render_lines(record).split(b"\n")) <= RECORD_BYTES_MAX
+    assert "".join(part["event"] for part in parts) == record["event"]
+    assert [part["part"] for part in parts] == list(range(1, len(parts) + 1))
+    assert [part.get("more", False) for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert all(part.items() >= names.items() for part in parts)
+    assert (parts[0]["rows"], parts[0]["exception"][-5:]) == (5, "eeeee")
+
+
+def test_a_record_that_fits_stays_one() -> None:
+    assert render_lines({"event": "e" * 50_000}) == render({"event": "e" * 50_000})
+    long_field = {"event": "e", "field": "f" * 100_000}
+    assert render_lines(long_field) == render(long_field)
 
 
 # --- who logs ------------------------------------------------------------------------------------
@@ -286,3 +333,71 @@ def test_a_record_that_cannot_be_formatted_says_so_and_whoever_logged_it_goes_on
     assert fifth["thing"] == "<Unprintable whose repr raised RuntimeError>"
     assert all(record["trigger_id"] == 7 for record in captured.records)
     assert capsys.readouterr().err == ""
+
+
+# --- secrets --------------------------------------------------------------------------------------
+
+
+class Holder:
+    def __repr__(self) -> str:
+        return "Holder(hunter22)"
+
+
+@pytest.fixture
+def told() -> Iterator[SecretMask]:
+    with asking.told.apart():
+        asking.told.add('hunter22"ü')
+        asking.told.add("hunter22")
+        asking.told.add("123456789")
+        yield asking.told
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ('a hunter22"ü b', "a *** b"),
+        ({"k": ["hunter22", ("x", "hunter22")], "hunter22": 1}, {"k": ["***", ["x", "***"]], "***": 1}),
+        (Holder(), "Holder(***)"),
+        (b"hunter22", "b'***'"),
+        (123456789, "***"),
+        (12345678, 12345678),
+        (True, True),
+        (None, None),
+        (1.5, 1.5),
+    ],
+)
+def test_a_secret_is_in_no_value_of_a_record(told: SecretMask, value: object, shown: object) -> None:
+    assert json.loads(render({"event": "e", "field": value})) == {"event": "e", "field": shown}
+
+
+def test_a_secret_is_in_no_key_and_in_no_cycle(told: SecretMask) -> None:
+    cycle: list[object] = ["hunter22"]
+    cycle.append(cycle)
+    data = render({"event": "e", "hunter22": 1, "cycle": cycle, "odd": {Holder(): float("nan")}})
+    assert b"hunter22" not in data
+    assert json.loads(data)["***"] == 1
+
+
+def test_no_cut_and_no_split_leaves_half_a_secret(told: SecretMask) -> None:
+    for offset in range(0, 60, 7):
+        text = "x" * (FIELD_CHARS_MAX // 2 - offset) + "hunter22" * 10 + "y" * RECORD_BYTES_MAX
+        for data in (render({"event": "e", "field": text}), render_lines({"event": text})):
+            assert b"hunt" not in data
+            assert b"er22" not in data
+
+
+def test_what_says_whose_a_record_is_stays_even_where_it_is_the_text_of_a_variable(told: SecretMask) -> None:
+    told.add("warning")
+    told.add("my-trigger")
+    with naming_trigger({"trigger_name": "my-trigger", "trigger_id": 123456789}):
+        data = {"event": "my-trigger", "level": "warning", "trigger_name": "my-trigger", "trigger_id": 123456789}
+        assert json.loads(render(data)) == data | {"event": "***"}
+        assert json.loads(render({"event": "", "trigger_name": "hunter22"}))["trigger_name"] == "***"
+
+
+def test_without_secrets_nothing_is_looked_at() -> None:
+    with asking.told.apart():
+        assert json.loads(render({"event": "hunter22", "n": [1, {"a": 2}]})) == {
+            "event": "hunter22",
+            "n": [1, {"a": 2}],
+        }

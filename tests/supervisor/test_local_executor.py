@@ -391,7 +391,8 @@ def test_workers_that_cannot_start_lose_what_waits_instead_of_keeping_it_for_eve
     pool.executor.submit(step)
     lost = pool.wait_end(step)
     assert isinstance(lost, StepLost)
-    assert lost.reason == "no worker can be started: no memory"
+    # Whichever of the two is the last of so many in a row.
+    assert re.match(r"no worker can be started: (no memory|exited with code 1)", lost.reason), lost.reason
     assert pool.executor.room() == 0, "nobody knows whether a worker comes"
 
 

@@ -129,7 +129,8 @@ class Link:
         """Ask the supervisor for the newest stored event of a trigger. Raises `LastEventUnknown`."""
         response = await self._ask(LastEvent(trigger_id))
         if isinstance(response, Reply) or response.error:
-            raise LastEventUnknown("" if isinstance(response, Reply) else response.error)
+            problem = "the supervisor answered another question" if isinstance(response, Reply) else response.error
+            raise LastEventUnknown(problem)
         return response.answer
 
     async def ask(self, question: TriggerQuestion) -> Answered:

@@ -31,11 +31,10 @@ from headgate.testing.failures import LeftBehind, TaskNeverEnds, TaskNotSuccessf
 from headgate.testing.given import CreatedRun, Given, RunGiven
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
 from headgate.testing.round_trip import check_round_trip, loaded
-from headgate.testing.running import BLOCKED_AFTER, check_log, stop_when, trial
+from headgate.testing.running import BLOCKED_AFTER, WITHIN, check_log, stop_when, trial
 from headgate.triggers import temporal
 from headgate.triggers.base import BaseTrigger
 
-WITHIN = timedelta(days=30)  # of skipped time: longer than any sensor's default timeout
 DEFERRALS_MAX = 10_000  # a sensor that pokes every minute for a week
 _TRIGGER_ID = 1
 
@@ -111,8 +110,9 @@ def run_task(
     what the code finds when it asks, ``xcoms`` what other tasks have left, by task id or (task id, key), and ``runs``
     how the runs of other DAGs stand: a state, the states of tasks, or a list of these, one for each look.
 
-    A task that fails is no error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within``, or
-    defers on and on, and of what `run_trigger` raises `RoundTripFailed`, `LoopBlocked`, `Misbehaved`, `LeftBehind`.
+    A task that fails is no error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within`` (a
+    day by default), or defers on and on, and of what `run_trigger` raises `RoundTripFailed`, `LoopBlocked`,
+    `Misbehaved` and `LeftBehind`.
     """
     given = Given(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
     with asking.told.apart(), asking.answered_by(given.answer):

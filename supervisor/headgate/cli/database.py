@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from headgate.cli.invocation import invocation
+from headgate.cli.asking import span_s
+from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.output import JsonOption, print_rows
 
 app = typer.Typer(help="The tables of the database.", no_args_is_help=True)
 
@@ -23,3 +27,44 @@ def upgrade(ctx: typer.Context) -> None:
         print(f"{database_name(engine)} is at revision {schema.current_revision(engine)}")
     finally:
         engine.dispose()
+
+
+CLEAN_BATCH_MAX = 10_000  # rows of one transaction: a second or so, far less than a supervisor may be silent
+
+
+@app.command()
+def clean(
+    ctx: typer.Context,
+    older_than: Annotated[str, typer.Option(metavar="SPAN", help="Only what ended longer ago than this, as in 30d.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; count what can be deleted now.")] = False,
+    batch: Annotated[
+        int, typer.Option(min=1, max=CLEAN_BATCH_MAX, metavar="N", help="Rows looked at in one transaction.")
+    ] = 1000,
+    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Old dead letters, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete what is old and needed by nobody: ended runs, ended triggers, their events. Supervisors may go on running.
+
+    Of an open trigger its newest event stays, and so do all events with a key: by these a message that is delivered
+    again is recognised.
+    """
+    from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, Kind
+
+    seconds = span_s(older_than, "--older-than")
+    if seconds < CLEAN_AGE_MIN_S:
+        least = f"{CLEAN_AGE_MIN_S / 3600:.0f}h"
+        raise CommandError(f"--older-than must be at least {least}: what is younger may still be needed", exit_code=2)
+    kinds: list[Kind] = [kind for kind in KINDS if dead_letters or kind != "dead_letters"]
+    deleted: dict[str, int] = {}
+    with invocation(ctx).store() as store:
+        for _, cleaned in store.cleaning.clean(seconds, kinds=kinds, rows_max=batch, is_tried_only=dry_run):
+            for table, rows in cleaned.rows.items():
+                deleted[table] = deleted.get(table, 0) + rows
+    if not deleted and not as_json:
+        print("nothing is old enough to be deleted")
+        return
+    count = "can be deleted" if dry_run else "deleted"
+    columns = ("table", count.replace(" ", "_"))
+    print_rows(({columns[0]: table, columns[1]: rows} for table, rows in deleted.items()), columns, as_json=as_json)
+    if dry_run and not as_json:
+        print("What becomes free only when these are gone is not counted.")

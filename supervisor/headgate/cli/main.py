@@ -16,7 +16,24 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli import configuration, database, demo, frames, reading, triggerer, up, watchers
+from headgate.cli import (
+    configuration,
+    dags,
+    database,
+    demo,
+    examples,
+    frames,
+    reading,
+    runs,
+    task_logs,
+    tasks,
+    triggerer,
+    triggers,
+    up,
+    values,
+    watchers,
+    why,
+)
 from headgate.cli.invocation import CommandError, Invocation
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.version import VERSION
@@ -38,13 +55,22 @@ app = typer.Typer(
 app.add_typer(database.app, name="db")
 app.command("up")(up.up)
 app.command("triggerer")(triggerer.run)
+app.add_typer(dags.app, name="dags")
+app.add_typer(runs.app, name="runs")
+app.add_typer(tasks.app, name="tasks")
+tasks.app.command("logs")(task_logs.logs)
+app.command("why")(why.why)
+app.add_typer(values.variables_app, name="variables")
+app.add_typer(values.connections_app, name="connections")
+app.add_typer(values.pools_app, name="pools")
 app.add_typer(watchers.app, name="watchers")
-app.add_typer(reading.triggers_app, name="triggers")
+app.add_typer(triggers.app, name="triggers")
 app.add_typer(reading.triggerers_app, name="triggerers")
 app.add_typer(reading.events_app, name="events")
 app.add_typer(reading.dead_letters_app, name="dlq")
 app.add_typer(frames.app, name="frames")
 app.add_typer(configuration.app, name="config")
+app.command("examples")(examples.examples)
 app.command("demo")(demo.demo)
 
 

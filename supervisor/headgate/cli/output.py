@@ -64,6 +64,30 @@ def print_structs(structs: Sequence[msgspec.Struct], *, as_json: bool, payload_c
     print_rows(decoded, columns, as_json=as_json)
 
 
+def print_record(record: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print one thing: a JSON object, or a line a field, those that are empty left out."""
+    if as_json:
+        sys.stdout.write(json_line(dict(record)) + "\n")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in record.items():
+        if value is None or value in ("", [], (), {}):
+            continue
+        table.add_row(Text(name.replace("_", " ")), Text(cell(value)))
+    console().print(table)
+
+
+def print_block(text: str, *, indent: str = "  ") -> None:
+    """Print a text of several lines, as a traceback is, with whatever does not print made visible."""
+    for line in text.splitlines():
+        print(indent + shown(line))
+
+
 def console(*, stderr: bool = False) -> Any:
     """Return a rich console. Where the output is not a terminal nothing is wrapped, so that it can be searched."""
     from rich.console import Console
@@ -82,7 +106,11 @@ def cell(value: Any) -> str:
     if isinstance(plain, list) and all(isinstance(item, str) for item in plain):
         plain = ", ".join(plain)
     text = plain if isinstance(plain, str) else json_line(plain)
-    text = text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
+    return shown(text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…")
+
+
+def shown(text: str) -> str:
+    """Return a text with whatever does not print made visible."""
     # What others wrote must not move the cursor or colour the terminal.
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 

@@ -1,4 +1,4 @@
-"""``headgate events|triggers|triggerers|dlq list``: what stands in the database."""
+"""``headgate events|triggerers|dlq list``: what stands in the database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from headgate.cli.invocation import invocation
 from headgate.cli.output import ROWS_SHOWN_MAX, JsonOption, LimitOption, fields, payload, print_rows, print_structs
 
-triggers_app = typer.Typer(help="Triggers, with their failures.", no_args_is_help=True)
 triggerers_app = typer.Typer(help="Supervisors that run triggers, now or in the past.", no_args_is_help=True)
 events_app = typer.Typer(help="The event log.", no_args_is_help=True)
 dead_letters_app = typer.Typer(help="Events that could not be stored.", no_args_is_help=True)
@@ -52,16 +51,9 @@ def list_dead_letters(ctx: typer.Context, limit: LimitOption = None, as_json: Js
         print_structs(_bounded(store.list_dead_letters, limit), as_json=as_json, payload_columns=("payload_head",))
 
 
-@triggers_app.command("list")
-def list_triggers(ctx: typer.Context, as_json: JsonOption = False) -> None:
-    """List the triggers, who runs them, how often each has failed and why it did the last time."""
-    with invocation(ctx).store() as store:
-        print_structs(store.list_triggers(), as_json=as_json)
-
-
 @triggerers_app.command("list")
 def list_triggerers(ctx: typer.Context, limit: LimitOption = None, as_json: JsonOption = False) -> None:
-    """List the supervisors that have registered, the newest first, with their latest heartbeats."""
+    """List the supervisors that have registered, the newest first: their latest heartbeats, and what each runs now."""
     with invocation(ctx).store() as store:
         print_structs(_bounded(store.list_triggerers, limit), as_json=as_json)
 

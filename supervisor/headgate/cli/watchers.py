@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 from typing import Annotated, Any
 
 import typer
 
+from headgate.cli.asking import json_object
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.output import JsonOption, print_structs
-from headgate.protocol.errors import ProtocolError
-from headgate.protocol.values import decode_value
 
 app = typer.Typer(help="Watchers: event triggers that run on their own, by name.", no_args_is_help=True)
 
@@ -66,15 +64,8 @@ def check_classpath(classpath: str) -> None:
 
 def parse_kwargs(text: str) -> dict[str, Any]:
     """Return the keyword arguments in a text of JSON with tagged values. Raises `CommandError`."""
-    try:
-        # The standard library says where in the text a mistake is.
-        plain = json.loads(text)
-        kwargs = decode_value(text.encode())
-    except (ValueError, ProtocolError) as exc:
-        raise CommandError(f"--kwargs: {exc}", exit_code=2) from exc
-    if not isinstance(plain, dict) or not isinstance(kwargs, dict):
-        raise CommandError(f"--kwargs: expected a JSON object, got {text}", exit_code=2)
+    kwargs = json_object(text, "--kwargs")
     for name in kwargs:
-        if not isinstance(name, str) or not name.isidentifier():
+        if not name.isidentifier():
             raise CommandError(f"--kwargs: {name!r} cannot be the name of an argument", exit_code=2)
     return kwargs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class StoreError(Exception):
     """The store cannot do what it was asked to; nothing of the transaction was written."""
@@ -73,10 +75,15 @@ class NoSuchWatcher(StoreError):
 
 
 class NoSuchRow(StoreError):
-    """There is no variable, connection, pool, DAG, run or task of this name; ``what`` says which of them."""
+    """There is no variable, connection, pool, DAG, run, task or trigger of this name; ``what`` says which of them.
 
-    def __init__(self, what: str, name: str) -> None:
-        super().__init__(f"there is no {what} named {name!r}")
+    ``of`` is where it was looked for, ``near`` the names that may have been meant.
+    """
+
+    def __init__(self, what: str, name: str, *, of: str = "", near: Sequence[str] = ()) -> None:
+        where = f" in {of}" if of else ""
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        super().__init__(f"there is no {what} named {name!r}{where}{hint}")
         self.what = what
         self.name = name
 

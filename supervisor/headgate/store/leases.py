@@ -46,6 +46,7 @@ from headgate.store.secrets import Secrets
 from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
 from headgate.store.times import DatabaseNow, UtcDateTime, bound, read
 
+SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 Clock = Callable[[], datetime]
 ToRun = tuple[int, str | None, str, str, str, int, int | None]  # id, watcher, classpath, kwargs, queue, failures, asset
 

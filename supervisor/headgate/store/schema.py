@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-HEAD_REVISION = "0003"  # the newest in the folder of migrations, which a test compares
+HEAD_REVISION = "0004"  # the newest in the folder of migrations, which a test compares
 MIGRATION_LOCK = 0x68656164  # "head": an advisory lock of PostgreSQL that all our migrations agree on
 MIGRATION_WAIT_S = 60  # for another process's migration; longer than any of ours takes on a big table
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine
 
@@ -23,16 +24,19 @@ from headgate.store.deadline import Deadline
 from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
 from headgate.store.errors import NoSuchWatcher, RowsRefused
 from headgate.store.graphs import Graphs
-from headgate.store.leases import ClaimedTrigger, Clock, Poll, TriggererRow
+from headgate.store.leases import SILENCE_MAX_S, ClaimedTrigger, Clock, Poll, TriggererRow
 from headgate.store.prepared import driver_of
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.secrets import Secrets
 from headgate.store.task_verbs import TaskVerbs
 
+if TYPE_CHECKING:
+    from headgate.store.cleaning_verbs import CleaningVerbs
+    from headgate.store.inspect_verbs import InspectVerbs
+
 # A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S: one
 # that takes longer than both is with a server, or behind a network, that has stopped answering.
 ANSWER_MAX_S = STATEMENT_TIMEOUT_S + 5.0
-SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 LIST_LIMIT = 100  # rows of a list that grows for ever, where the caller does not say
 
 
@@ -59,6 +63,22 @@ class Store:
         self._waited_for: set[int] = set()
         # The assets of the watchers whose triggers were claimed here, by trigger: their events may make runs.
         self._assets: dict[int, int] = {}
+
+    # What only the command line uses is imported when it does: a supervisor has to start quickly.
+
+    @cached_property
+    def inspect(self) -> InspectVerbs:
+        """The verbs by which people look."""
+        from headgate.store.inspect_verbs import InspectVerbs
+
+        return InspectVerbs(self._reading, self._secrets, self._clock)
+
+    @cached_property
+    def cleaning(self) -> CleaningVerbs:
+        """The verbs that delete what is old."""
+        from headgate.store.cleaning_verbs import CleaningVerbs
+
+        return CleaningVerbs(self._writing, self._reading, self._clock)
 
     def __enter__(self) -> Store:
         return self
@@ -208,6 +228,8 @@ class Store:
             marks.reach("store.before_commit")
         marks.reach("store.committed")
         moved_tasks = self._is_anybody_moved(events, finished)
+        if moved_tasks:
+            marks.reach("resume.committed")
         for run in finished:
             if run.outcome == "returned":
                 self._waited_for.discard(run.trigger_id)
@@ -280,8 +302,8 @@ class Store:
         with self._reading() as connection:
             return reading.triggers(connection)
 
-    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[TriggererRow]:
-        """Return the newest ``limit`` leases, living or not, newest first."""
+    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[reading.TriggererLine]:
+        """Return the newest ``limit`` leases, living or not, newest first, with what each has."""
         with self._reading() as connection:
             return reading.triggerers(connection, self._clock, limit)
 

@@ -1,8 +1,9 @@
 """The tables, after seed 004 and the invariants.
 
-Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` are never deleted: they get a tombstone
-(``removed_at``, ``stopped_at``, ``fenced_at``), so that what refers to them stays readable. Ids are never
-given twice, which SQLite promises only when asked to (``sqlite_autoincrement``).
+Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` get a tombstone (``removed_at``, ``stopped_at``,
+``fenced_at``) when they have had their day, so that what refers to them stays readable. Only `headgate.store.cleaning`
+deletes them, once they are old and nothing refers to them any more. Ids are never given twice, which SQLite promises
+only when asked to (``sqlite_autoincrement``).
 
 The tables of tasks, after the same seed and its state machine, follow those of triggers; what a task's state is allowed
 to be together with its other columns, the database checks.
@@ -356,6 +357,8 @@ _index_tasks("ix_task_instance_retry", "retry_at", where=task_instance.c.retry_a
 _index_tasks("ix_task_instance_timeout", "trigger_timeout", where=text("state = 'deferred'"))
 _index_tasks("uq_task_instance_trigger", "trigger_id", where=task_instance.c.trigger_id.is_not(None), unique=True)
 _index_tasks("ix_task_instance_owner", "triggerer_id", where=task_instance.c.triggerer_id.is_not(None))
+# A row of ``trigger_event`` is deleted only after a look at who refers to it.
+_index_tasks("ix_task_instance_event", "event_id", where=task_instance.c.event_id.is_not(None))
 
 xcom = Table(
     "xcom",

@@ -13,6 +13,7 @@ from typing import Literal
 
 from sqlalchemy import Connection, Table
 
+from headgate.protocol import marks
 from headgate.protocol.dags import DagSpec, TaskState
 from headgate.scheduling.planning import RunEnd
 from headgate.store import dags, deferral, leases, notices, planning, task_actions, task_ends, task_values, tasks
@@ -189,7 +190,10 @@ class TaskVerbs:
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
             notices.tell(connection)
-            return deferral.defer(connection, now, self._secrets, task_id, token, wait, xcoms or {})
+            deferred = deferral.defer(connection, now, self._secrets, task_id, token, wait, xcoms or {})
+            marks.reach("defer.written")
+        marks.reach("defer.committed")
+        return deferred
 
     def start_in_trigger(self, epoch: int, task_id: int, wait: deferral.Deferral) -> str | None:
         """Have a scheduled task begin in its trigger, without a worker; return its token, None where it is too late."""
@@ -205,10 +209,13 @@ class TaskVerbs:
             notices.tell(connection)
             return deferral.time_out(connection, now, self._secrets, limit=limit)
 
-    def remove_orphans(self, epoch: int) -> list[int]:
-        """Remove triggers that neither a watcher nor a task has; return their ids."""
+    def remove_orphans(self, epoch: int | None = None) -> list[int]:
+        """Remove triggers that neither a watcher nor a task has; return their ids. A user has no epoch."""
         with self._writing() as connection:
-            now = leases.hold(connection, epoch, self._clock)
+            if epoch is None:
+                now = leases.read_clock(connection, self._clock)
+            else:
+                now = leases.hold(connection, epoch, self._clock)
             notices.tell(connection)
             return deferral.remove_orphans(connection, now)
 
@@ -281,6 +288,38 @@ class TaskVerbs:
         with self._writing() as connection:
             notices.tell(connection)
             return task_actions.mark(connection, leases.read_clock(connection, self._clock), task_id, mark)
+
+    def clear_many(
+        self,
+        dag_run_id: int,
+        task_ids: Sequence[str] = (),
+        *,
+        upstream: bool = False,
+        downstream: bool = False,
+        only_failed: bool = False,
+    ) -> task_actions.Cleared:
+        """Have tasks of a run, and their relatives, begin anew; no ids: all. Raises `NoSuchRow`.
+
+        Nothing was done to those that come back as busy: ask again for them, without relatives.
+        """
+        with self._writing() as connection:
+            notices.tell(connection)
+            now = leases.read_clock(connection, self._clock)
+            return task_actions.clear_many(
+                connection,
+                now,
+                dag_run_id,
+                task_ids,
+                upstream=upstream,
+                downstream=downstream,
+                only_failed=only_failed,
+            )
+
+    def cancel_run(self, dag_run_id: int) -> task_actions.Cancelled:
+        """End what is unfinished of a run, as failed; ask again while it has not ended."""
+        with self._writing() as connection:
+            notices.tell(connection)
+            return task_actions.cancel_run(connection, leases.read_clock(connection, self._clock), dag_run_id)
 
     # --- values ----------------------------------------------------------------------------------
 

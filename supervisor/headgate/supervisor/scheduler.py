@@ -85,7 +85,8 @@ class Scheduler:
         self._backoff = backoff
         self._quiet_until = 0.0
         # When each duty is due, the most urgent first: they are begun in this order.
-        self._at = dict.fromkeys(("plan", "retry", "time_out", "dates", "assets", "adopt", "ask"), math.inf)
+        duties = ("plan", "retry", "time_out", "dates", "assets", "adopt", "ask")
+        self._at: dict[str, float] = dict.fromkeys(duties, math.inf)
         self._at["ask"] = 0.0
         self._asked_at = -math.inf
         self._was_in_vain = False  # something was due, and what was done about it changed nothing

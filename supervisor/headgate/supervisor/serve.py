@@ -25,7 +25,8 @@ from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.capture import Capture
 from headgate.supervisor.child import Child, scrub
 from headgate.supervisor.config import Settings
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.link import Link
 from headgate.supervisor.task_logs import TaskLogs

@@ -398,7 +398,8 @@ class TaskCore:
         self._dispatch_is_unknown = True
         given = self._store.dispatch(epoch, limit=limit, queues=self._queues, straight_to_worker=True)
         self._dispatch_is_unknown = False
-        marks.reach("tasks.dispatched")
+        if given.tasks:
+            marks.reach("tasks.dispatched")
         for task in given.tasks:
             self._begin(task, now)
         if len(given.tasks) == limit:

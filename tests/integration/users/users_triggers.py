@@ -16,6 +16,8 @@ from headgate.brokers.filelog import FileLogTrigger
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.file import FileTrigger
 
+log = structlog.get_logger(__name__)
+
 
 class _Kwargs(BaseTrigger):
     """Serializes as what it was constructed with."""
@@ -34,6 +36,16 @@ class Counter(_Kwargs):
         last = await self.last_event()
         for number in range(0 if last is None else last.payload + 1, self.kwargs["count"]):
             yield TriggerEvent(number, key=str(number))
+        await trio.sleep_forever()
+
+
+class Nameless(_Kwargs):
+    """Counts as `Counter` does, with events that have no key."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        last = await self.last_event()
+        for number in range(0 if last is None else last.payload + 1, self.kwargs["count"]):
+            yield TriggerEvent(number)
         await trio.sleep_forever()
 
 
@@ -132,3 +144,21 @@ class FailsOnce(FileLogTrigger):
                 await marker.touch()
                 raise ValueError(f"no event {self.fail_at} for me")
             yield TriggerEvent(event)
+
+
+class Indiscreet(_Kwargs):
+    """Reads a variable and a connection, writes them wherever it can, and tells their lengths."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        token = await self.get_variable("token")
+        config = await self.get_variable_json("config")
+        connection = await self.get_connection("db")
+        log.warning("my token is %s", token, config=config, connection=[connection, connection.uri], raw=token.encode())
+        logging.getLogger("indiscreet").warning("the password is %s", connection.password)
+        print("printed", token, connection.password)
+        os.write(2, f"written {token} {connection.password}\n".encode())
+        yield TriggerEvent([len(token), config["user"], connection.host, await self.get_variable("none", default=None)])
+        if not await trio.Path(self.kwargs["marker"]).exists():
+            await trio.Path(self.kwargs["marker"]).touch()
+            raise ValueError(f"{connection.uri} does not take {token}")
+        await trio.sleep_forever()

@@ -1,0 +1,223 @@
+"""Why something waits: the facts go in, one answer comes out (seed 004, Debugging Guide and its flowchart).
+
+What is looked at is what the database knows, in the order of the flowchart: is there anything to wait for, who should
+be at it, is that one alive, has it room, has it failed, and what happened last. The first trouble found is the
+headline; whatever else is found stands among the facts. Nothing here asks anybody: a table of facts tests it.
+
+What a running trigger waits for inside (its place in a stream, a confirmation that has not come) only its runner
+knows, and says in its log; the answer says where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from headgate.protocol.dags import TaskState, TriggerRule
+
+HEADGATE_UP = "start `headgate up`"
+NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the lists have all of them
+ERROR_CHARS_SHOWN_MAX = 300  # of an error in a sentence; `show` has all of it
+
+RunStands = Literal["queued", "running", "success", "failed"]
+SupervisorStands = Literal["alive", "silent", "fenced", "ended"]
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+class Supervisor(msgspec.Struct, frozen=True):
+    """One lease. ``open_triggers`` and ``tasks`` are those it has now; ages are seconds by the database's clock."""
+
+    epoch: int
+    hostname: str
+    pid: int
+    stands: SupervisorStands
+    heartbeat_age_s: float
+    capacity: int
+    queues: tuple[str, ...]
+    open_triggers: int = 0
+    tasks: int = 0
+
+    def __str__(self) -> str:
+        return f"supervisor {self.epoch} (pid {self.pid} on {self.hostname})"
+
+
+class StoredEvent(msgspec.Struct, frozen=True):
+    """The newest event of a trigger; ``redelivered``: how often it came again."""
+
+    id: int
+    age_s: float
+    redelivered: int = 0
+
+
+class TriggerFacts(msgspec.Struct, frozen=True):
+    """One trigger. ``owner`` None: nobody has claimed it. Ages are None for what has not happened."""
+
+    id: int
+    classpath: str
+    queue: str
+    age_s: float
+    owner: Supervisor | None = None
+    watcher: str | None = None
+    task: tuple[str, str, str] | None = None  # dag, run_id, task_id
+    failure_count: int = 0
+    last_error: str | None = None
+    last_failed_age_s: float | None = None
+    finished_age_s: float | None = None
+    removed_age_s: float | None = None
+    newest_event: StoredEvent | None = None
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """The pool of a task. ``slots`` None: there is no such pool. ``holders``: dag, run_id, task_id and slots."""
+
+    name: str
+    slots: int | None
+    used: int = 0
+    holders: tuple[tuple[str, str, str, int], ...] = ()
+
+
+class TaskFacts(msgspec.Struct, frozen=True):
+    """One task of one run. ``*_in_s`` are seconds until a moment, negative once it is over; None: there is none.
+
+    ``since_s``: for how long it has been in its state, None where that is not recorded. ``ahead``: scheduled tasks of
+    its pool that are more urgent. ``other_runs``: what runs of its DAG have begun and not ended, but for its own.
+    """
+
+    dag: str
+    run_id: str
+    task_id: str
+    state: TaskState
+    pool: Pool
+    run_state: RunStands = "running"
+    try_number: int = 0
+    tries_max: int = 1
+    since_s: float | None = None
+    is_paused: bool = False
+    is_dag_removed: bool = False
+    is_in_dag: bool = True
+    import_error: str | None = None
+    max_active_runs: int = 16
+    other_runs: tuple[str, ...] = ()
+    trigger_rule: TriggerRule = "all_success"
+    upstream: tuple[tuple[str, TaskState], ...] = ()
+    queue: str = "default"
+    pool_slots: int = 1
+    ahead: int = 0
+    owner: Supervisor | None = None
+    trigger: TriggerFacts | None = None
+    next_method: str | None = None
+    retry_in_s: float | None = None
+    timeout_in_s: float | None = None
+    deadline_in_s: float | None = None
+    last_error: str | None = None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is so, and what comes next because of it. ``reason`` is for programs."""
+
+    reason: str
+    text: str
+    next: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer: one headline, the facts as (name, text), and what happens next or what the user should do."""
+
+    reason: str
+    headline: str
+    facts: tuple[tuple[str, str], ...]
+    next: str
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def span(seconds: float) -> str:
+    """Return a length of time as people say it, in its two largest units."""
+    seconds = abs(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit_s, unit, part_s, part in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit_s:
+            rest = whole % unit_s // part_s
+            return f"{whole // unit_s} {unit}" + (f" {rest} {part}" if rest else "")
+    return f"{whole} s"
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(names[:NAMES_SHOWN_MAX])
+    more = len(names) - NAMES_SHOWN_MAX
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def shortened(error: str | None) -> str:
+    """Return an error on one line, its end cut where it is long."""
+    text = " ".join((error or "").split())
+    return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
+
+
+def moment(in_s: float | None) -> str:
+    """Return a moment by how far off it is: ``in 3 min``, ``2 s ago``, ``none``."""
+    if in_s is None:
+        return "none"
+    return f"in {span(in_s)}" if in_s >= 0 else f"{span(in_s)} ago"
+
+
+def answered(findings: Sequence[Finding], facts: Sequence[tuple[str, str]]) -> Answer:
+    """Return the answer whose headline is the first finding; the others stand among the facts."""
+    first, *others = findings
+    also = tuple(("also", other.text) for other in others)
+    return Answer(first.reason, first.text, (*facts, *also), first.next)
+
+
+# --- supervisors ---------------------------------------------------------------------------------
+
+
+def alive(supervisors: Sequence[Supervisor]) -> list[Supervisor]:
+    """Return those whose heartbeats arrive."""
+    return [one for one in supervisors if one.stands == "alive"]
+
+
+def nobody_serves(supervisors: Sequence[Supervisor], queue: str) -> Finding | None:
+    """Say so where no living supervisor takes what is in this queue."""
+    living = alive(supervisors)
+    if not living:
+        return Finding("no_supervisor", "no supervisor is alive", f"{HEADGATE_UP}, or a supervisor on any machine")
+    if any(queue in one.queues for one in living):
+        return None
+    served = sorted({name for one in living for name in one.queues})
+    return Finding(
+        "no_supervisor_for_queue",
+        f"no living supervisor serves the queue {queue!r}; what is served: {some(served)}",
+        f"start a supervisor with `--queues {queue}`, or add the queue to one of those that run",
+    )
+
+
+def gone(owner: Supervisor, supervisors: Sequence[Supervisor], what: str) -> Finding | None:
+    """Say so where the supervisor that has it is not there any more; ``what`` its successors do with it."""
+    if owner.stands == "alive":
+        return None
+    others = [one for one in alive(supervisors) if one.epoch != owner.epoch]
+    told = {
+        "silent": f"its owner, {owner}, has been silent for {span(owner.heartbeat_age_s)}",
+        "fenced": f"its owner, {owner}, was fenced: it writes nothing more",
+        "ended": f"its owner, {owner}, has ended",
+    }[owner.stands]
+    if not others:
+        return Finding(f"owner_{owner.stands}", f"{told}, and no other is alive", f"{HEADGATE_UP}: it will {what}")
+    first = "another supervisor fences it and will" if owner.stands == "silent" else "another supervisor will"
+    return Finding(f"owner_{owner.stands}", told, f"{first} {what}, within seconds; nothing is to be done")
+
+
+def owner_facts(owner: Supervisor | None) -> list[tuple[str, str]]:
+    """Return what is known of the supervisor that has it."""
+    if owner is None:
+        return [("owner", "none")]
+    beat = f"{owner.stands}, last heartbeat {span(owner.heartbeat_age_s)} ago"
+    return [("owner", f"{owner}: {beat}"), ("owner's triggers", f"{owner.open_triggers:,} of {owner.capacity:,}")]

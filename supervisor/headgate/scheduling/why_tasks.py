@@ -1,0 +1,281 @@
+"""Why a task is where it is, whatever its state: for each state, what can hold it up there, the nearest cause first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from headgate.protocol.dags import TaskState
+from headgate.scheduling import why_triggers
+from headgate.scheduling.states import FAIL_METHOD, TERMINAL
+from headgate.scheduling.trigger_rules import ready
+from headgate.scheduling.why import (
+    Answer,
+    Finding,
+    Supervisor,
+    TaskFacts,
+    answered,
+    gone,
+    moment,
+    nobody_serves,
+    owner_facts,
+    shortened,
+    some,
+    span,
+)
+
+_S = TaskState
+AGAIN = "`headgate tasks clear` runs it again"
+
+
+def explain_task(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> Answer:
+    """Say why a task is where it is. ``supervisors`` are those that neither ended nor were fenced."""
+    return answered(_findings(facts, supervisors), _known(facts))
+
+
+def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    match facts.state:
+        case _S.NONE:
+            return _none(facts, supervisors)
+        case _S.SCHEDULED:
+            return _scheduled(facts, supervisors)
+        case _S.QUEUED | _S.RUNNING | _S.RESTARTING:
+            return _with_a_worker(facts, supervisors)
+        case _S.DEFERRED:
+            return _deferred(facts, supervisors)
+        case _S.UP_FOR_RETRY:
+            return _up_for_retry(facts, supervisors)
+        case _S.SUCCESS | _S.FAILED | _S.SKIPPED | _S.UPSTREAM_FAILED | _S.REMOVED:
+            return [_ended(facts)]
+        case _:
+            assert_never(facts.state)
+
+
+# --- what many states have in common -------------------------------------------------------------
+
+
+def _paused(facts: TaskFacts) -> list[Finding]:
+    if not facts.is_paused:
+        return []
+    text = f"the DAG {facts.dag} is paused: none of its tasks is given to a worker"
+    return [Finding("dag_paused", text, f"`headgate dags unpause {facts.dag}`")]
+
+
+def _file(facts: TaskFacts) -> list[Finding]:
+    """What is wrong with the DAG's file; its runs go on as it said before."""
+    if facts.is_dag_removed:
+        text = f"no DAG file has the DAG {facts.dag} any more"
+        return [Finding("dag_removed", text, "put the DAG back, or end the run with `headgate runs cancel`")]
+    if facts.import_error is None:
+        return []
+    text = f"the file of {facts.dag} cannot be parsed: {shortened(facts.import_error)}"
+    return [Finding("import_error", text, "mend the file; `headgate dags list` shows the traceback")]
+
+
+def _now(facts: TaskFacts) -> str:
+    return "" if facts.since_s is None else f" for {span(facts.since_s)}"
+
+
+# --- before a worker -----------------------------------------------------------------------------
+
+
+def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    if facts.run_state in ("success", "failed"):
+        text = f"its run has ended ({facts.run_state}); the task is not going to run"
+        return [Finding("run_ended", text, f"nothing; {AGAIN}")]
+    found = _file(facts)[:1] if facts.is_dag_removed else []
+    if not facts.is_in_dag and not facts.is_dag_removed:
+        found.append(Finding("not_in_dag", f"the DAG {facts.dag} no longer has it", "the scheduler removes it"))
+    if facts.run_state == "queued":
+        found.append(_run_queued(facts))
+    decision = ready(facts.trigger_rule, [state for _, state in facts.upstream])
+    found += _paused(facts)
+    if decision == "wait":
+        found.append(_upstream(facts))
+    nobody = nobody_serves(supervisors, facts.queue)
+    if nobody is not None:
+        found.append(nobody)
+    if not found:
+        becomes = {"run": "scheduled", "skipped": "skipped", "upstream_failed": "upstream_failed"}[decision]
+        text = f"nothing holds it up: it is about to be {becomes}"
+        found.append(Finding("about_to", text, "the scheduler comes to it within a second"))
+    return found + ([] if facts.is_dag_removed else _file(facts))
+
+
+def _run_queued(facts: TaskFacts) -> Finding:
+    active = len(facts.other_runs)
+    text = f"the run {facts.run_id} has not begun: {active:,} of {facts.max_active_runs:,} runs of its DAG are active"
+    if active >= facts.max_active_runs:
+        others = some(facts.other_runs)
+        return Finding("run_queued", text, f"it begins when one of these ends: {others}; or raise max_active_runs")
+    return Finding("run_queued", text, "the scheduler begins it within a second, the oldest logical date first")
+
+
+def _upstream(facts: TaskFacts) -> Finding:
+    open_ = [(name, state) for name, state in facts.upstream if state not in TERMINAL]
+    waits = some([f"{name} ({state.value})" for name, state in open_])
+    first = open_[0][0]
+    return Finding(
+        "upstream",
+        f"it waits for {len(open_):,} of {len(facts.upstream):,} upstream tasks: {waits}",
+        f"it goes on by its rule {facts.trigger_rule} when these have ended; "
+        f"`headgate why {facts.dag} {facts.run_id} {first}` says what the first of them waits for",
+    )
+
+
+def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    found = _paused(facts)
+    nobody = nobody_serves(supervisors, facts.queue)
+    if nobody is not None:
+        found.append(nobody)
+    found += _pool(facts)
+    if not found:
+        busy = sum(one.tasks for one in supervisors if facts.queue in one.queues)
+        text = f"it waits{_now(facts)} for a free worker of the queue {facts.queue!r}; {busy:,} tasks have one"
+        soon = "it gets the next one that is free; `headgate up` with more workers, or another supervisor, adds some"
+        found.append(Finding("no_free_worker", text, soon))
+    return found + _file(facts)
+
+
+def _pool(facts: TaskFacts) -> list[Finding]:
+    pool = facts.pool
+    if pool.slots is None:
+        text = f"there is no pool named {pool.name!r}"
+        return [Finding("no_such_pool", text, f"`headgate pools set {pool.name} SLOTS` makes it")]
+    if facts.pool_slots > pool.slots:
+        text = f"it needs {facts.pool_slots:,} slots of the pool {pool.name!r}, which has {pool.slots:,} in all"
+        more = f"`headgate pools set {pool.name} {facts.pool_slots}`, or let the task need fewer"
+        return [Finding("larger_than_pool", text, more)]
+    if pool.used + facts.pool_slots <= pool.slots:
+        return []
+    text = f"the pool {pool.name!r} is full: {pool.used:,} of {pool.slots:,} slots are in use"
+    if facts.pool_slots > 1:
+        text += f", and it needs {facts.pool_slots:,}"
+    ahead = f"; {facts.ahead:,} tasks are more urgent than this one" if facts.ahead else ""
+    return [Finding("pool_full", text, f"it has its turn when slots are free{ahead}; `headgate pools set` adds some")]
+
+
+def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    due_s = facts.retry_in_s or 0.0
+    failed = f"try {facts.try_number} of {facts.tries_max} failed: {shortened(facts.last_error)}"
+    if due_s > 0:
+        soon = f"try {facts.try_number + 1} begins {moment(due_s)}; `headgate tasks clear` begins anew at once"
+        return [Finding("retry_delay", failed, soon), *_paused(facts)]
+    nobody = nobody_serves(supervisors, facts.queue)
+    found = [] if nobody is None else [nobody]
+    text = f"{failed}; the next try has been due for {span(due_s)}"
+    return [*found, Finding("retry_due", text, "the scheduler begins it within a second"), *_paused(facts)]
+
+
+# --- with a worker, or a trigger -----------------------------------------------------------------
+
+
+def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    owner = facts.owner
+    assert owner is not None, "the database holds that such a task has an owner"
+    adopted = {
+        _S.QUEUED: "put it back in its queue",
+        _S.RUNNING: "fail this try, and retry it where tries are left",
+        _S.RESTARTING: "begin it anew",
+    }
+    dead = gone(owner, supervisors, adopted[facts.state])
+    if dead is not None:
+        return [dead]
+    match facts.state:
+        case _S.QUEUED:
+            text = f"{owner} has had it{_now(facts)} and is about to give it to a worker"
+            return [Finding("handing_over", text, "it begins as soon as that worker is ready")]
+        case _S.RESTARTING:
+            text = f"it was cleared while it ran; {owner} is ending its worker, with its on_kill()"
+            return [Finding("restarting", text, "it begins anew when that worker is gone; nothing is to be done")]
+        case _:
+            return [_running(facts, owner)]
+
+
+def _running(facts: TaskFacts, owner: Supervisor) -> Finding:
+    text = f"it runs on a worker of {owner}, try {facts.try_number}{_now(facts)}"
+    if facts.deadline_in_s is None:
+        return Finding("running", text, "it has no execution_timeout: it runs until it ends or a user ends it")
+    if facts.deadline_in_s >= 0:
+        return Finding("running", text, f"it is ended {moment(facts.deadline_in_s)} if it has not ended by then")
+    late = f"{text}; its execution_timeout was over {moment(facts.deadline_in_s)}"
+    return Finding("overdue", late, "its supervisor ends the worker; the try fails then")
+
+
+def _deferred(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    if facts.trigger is None:
+        text = "it waits for a trigger that is not there"
+        return [Finding("no_trigger", text, f"report this, since headgate promises otherwise; {AGAIN}")]
+    found: list[Finding] = []
+    if facts.timeout_in_s is not None and facts.timeout_in_s < 0:
+        nobody = nobody_serves(supervisors, facts.queue)
+        soon = "a supervisor resumes it to fail, within seconds" if nobody is None else nobody.next
+        found.append(Finding("timed_out", f"its wait timed out {moment(facts.timeout_in_s)}", soon))
+    found += why_triggers.findings(facts.trigger, supervisors)
+    return found
+
+
+# --- ended ---------------------------------------------------------------------------------------
+
+
+def _ended(facts: TaskFacts) -> Finding:
+    ago = "" if facts.since_s is None else f" {span(facts.since_s)} ago"
+    match facts.state:
+        case _S.SUCCESS:
+            return Finding("ended", f"it waits for nothing: it succeeded{ago}", f"nothing; {AGAIN}")
+        case _S.FAILED:
+            error = shortened(facts.last_error) or "no error was recorded"
+            return Finding("ended", f"it failed{ago} in try {facts.try_number}: {error}", f"nothing by itself; {AGAIN}")
+        case _S.SKIPPED:
+            return Finding("ended", f"it was skipped{ago}", f"nothing; {AGAIN}")
+        case _S.REMOVED:
+            text = f"it was removed from its run{ago}: the DAG {facts.dag} no longer has it"
+            return Finding("ended", text, "nothing")
+        case _:
+            broken = [name for name, state in facts.upstream if state in (_S.FAILED, _S.UPSTREAM_FAILED)]
+            because = f": {some(broken)} failed" if broken else ""
+            text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
+            what = f"`headgate tasks clear {facts.dag} {facts.run_id} {some(broken[:1])} --downstream`"
+            return Finding("ended", text, f"nothing by itself; once the cause is mended: {what if broken else AGAIN}")
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def _known(facts: TaskFacts) -> list[tuple[str, str]]:
+    since = "" if facts.since_s is None else f", for {span(facts.since_s)}"
+    told = [
+        ("state", f"{facts.state.value}{since}"),
+        ("try", f"{facts.try_number} of {facts.tries_max}"),
+        ("run", f"{facts.run_id}, {facts.run_state}"),
+        ("DAG", f"{facts.dag}{', paused' if facts.is_paused else ''}"),
+    ]
+    if facts.state is _S.NONE or facts.state is _S.UPSTREAM_FAILED:
+        states = some([f"{name} ({state.value})" for name, state in facts.upstream])
+        told.append(("upstream", f"{states or 'none'}, rule {facts.trigger_rule}"))
+    if facts.state is _S.SCHEDULED:
+        told += _pool_facts(facts)
+        if facts.next_method is not None:
+            how = "to fail, with its error" if facts.next_method == FAIL_METHOD else f"in {facts.next_method}()"
+            told.append(("resumes", how))
+    if facts.owner is not None:
+        told += owner_facts(facts.owner)
+    if facts.trigger is not None:
+        told += why_triggers.known(facts.trigger)
+        told.append(("wait times out", moment(facts.timeout_in_s)))
+    if facts.deadline_in_s is not None:
+        told.append(("execution_timeout ends", moment(facts.deadline_in_s)))
+    if facts.last_error and facts.state is not _S.FAILED and facts.state is not _S.UP_FOR_RETRY:
+        told.append(("last error", shortened(facts.last_error)))
+    return told
+
+
+def _pool_facts(facts: TaskFacts) -> list[tuple[str, str]]:
+    pool = facts.pool
+    slots = "no such pool" if pool.slots is None else f"{pool.used:,} of {pool.slots:,} slots in use"
+    told = [("pool", f"{pool.name}: {slots}; the task needs {facts.pool_slots:,}")]
+    if pool.holders:
+        held = [f"{' '.join(names)} ({slots_held:,})" for *names, slots_held in pool.holders]
+        told.append(("holders", some(held)))
+    told.append(("queue", f"{facts.queue}, {facts.ahead:,} more urgent tasks in the pool"))
+    return told

@@ -1,0 +1,233 @@
+"""What is old and needed by nobody is deleted, a bounded number of rows a transaction, while supervisors go on working.
+
+Rows are looked at in the order of their ids, which is about that of their age, so that a batch reads no more than it
+may, and ends at the first rows that are too young. Whatever is being changed this moment is passed over, and never
+waited for. It stays for the next time, and so does what a row that is kept refers to: the database's foreign keys hold
+that as well.
+
+What is never deleted here, however old it is:
+
+- of an open trigger its newest event, since `last_event` gives it to the next run, and every event with a key, since
+  that key is how a message is known that is delivered again (I2);
+- an event that resumed a task, or that a run was made for, while the task and the run are there;
+- an event that a DAG still has to have a run for;
+- a trigger that is present, open, waited for, or still in the hands of a supervisor that is not known to be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from sqlalchemy import Column, ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
+
+from headgate.store.bulk import chunks
+from headgate.store.tables import (
+    asset_subscription,
+    asset_watcher,
+    dag,
+    dag_run,
+    dag_run_event,
+    dead_letter,
+    redelivery,
+    task_instance,
+    trigger,
+    trigger_event,
+    triggerer,
+    waiting_event,
+    xcom,
+)
+
+# Rows looked at for one transaction: it takes some tens of milliseconds, and others have their turn between two.
+CLEAN_ROWS_MAX = 1000
+# What is younger is not to be deleted: a supervisor that does not know whether its commit arrived reports an event
+# again, until it is fenced, and the event must be there to be recognised. That is half a minute; this is far more.
+CLEAN_AGE_MIN_S = 3600.0
+
+Kind = Literal["runs", "events", "triggers", "dags", "triggerers", "dead_letters"]
+# In this order: what comes later may be referred to by what comes before.
+KINDS: tuple[Kind, ...] = ("runs", "events", "triggers", "dags", "triggerers", "dead_letters")
+
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """What one batch came to: rows deleted by table. ``next_id``: where the next batch begins, None after the last."""
+
+    rows: dict[str, int]
+    next_id: int | None
+
+
+# --- what may go ---------------------------------------------------------------------------------
+
+
+def _ended_runs(before: datetime) -> ColumnElement[bool]:
+    return and_(dag_run.c.ended_at.is_not(None), dag_run.c.ended_at < before)
+
+
+def _event_is_free() -> ColumnElement[bool]:
+    """No task was resumed by it, no run was made for it, and none is still to be made."""
+    return and_(
+        ~exists().where(task_instance.c.event_id == trigger_event.c.id),
+        ~exists().where(dag_run_event.c.trigger_event_id == trigger_event.c.id),
+        ~exists().where(waiting_event.c.trigger_event_id == trigger_event.c.id),
+    )
+
+
+def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
+    """It ended before then, nobody has it or waits for it, and it is no watcher's, or that of a removed one."""
+    gone = select(triggerer.c.id).where(or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
+    present = exists().where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
+    return and_(
+        or_(trigger.c.finished_at.is_not(None), trigger.c.removed_at.is_not(None)),
+        func.coalesce(trigger.c.removed_at, trigger.c.finished_at) < before,
+        or_(trigger.c.triggerer_id.is_(None), trigger.c.triggerer_id.in_(gone)),
+        ~exists().where(task_instance.c.trigger_id == trigger.c.id),
+        ~present,
+    )
+
+
+def _old_events(before: datetime) -> ColumnElement[bool]:
+    newer = trigger_event.alias()
+    has_newer = exists().where(newer.c.trigger_id == trigger_event.c.trigger_id, newer.c.id > trigger_event.c.id)
+    is_closed = exists().where(trigger.c.id == trigger_event.c.trigger_id, _trigger_is_closed(before))
+    return and_(
+        trigger_event.c.stored_at < before,
+        _event_is_free(),
+        or_(is_closed, and_(trigger_event.c.key.is_(None), has_newer)),
+    )
+
+
+def _old_triggers(before: datetime) -> ColumnElement[bool]:
+    return and_(_trigger_is_closed(before), ~exists().where(trigger_event.c.trigger_id == trigger.c.id))
+
+
+def _old_dags(before: datetime) -> ColumnElement[bool]:
+    return and_(
+        dag.c.removed_at.is_not(None),
+        dag.c.removed_at < before,
+        ~exists().where(dag_run.c.dag_id == dag.c.id),
+    )
+
+
+def _old_triggerers(before: datetime) -> ColumnElement[bool]:
+    return and_(
+        func.coalesce(triggerer.c.stopped_at, triggerer.c.fenced_at) < before,
+        ~exists().where(trigger.c.triggerer_id == triggerer.c.id),
+        ~exists().where(task_instance.c.triggerer_id == triggerer.c.id),
+    )
+
+
+def _old_letters(before: datetime) -> ColumnElement[bool]:
+    return dead_letter.c.stored_at < before
+
+
+# --- deleting ------------------------------------------------------------------------------------
+
+
+def clean(connection: Connection, kind: Kind, before: datetime, *, after_id: int, rows_max: int) -> Cleaned:
+    """Look at ``rows_max`` rows of a kind beyond an id; delete those that may go, and what belongs to them."""
+    table, born, condition, remove = _KINDS[kind]
+    window = connection.execute(
+        select(table.c.id, born).where(table.c.id > after_id).order_by(table.c.id).limit(rows_max)
+    ).all()
+    if not window:
+        return Cleaned({}, None)
+    last = window[-1][0]
+    candidates = (
+        select(table.c.id)
+        .where(table.c.id.between(window[0][0], last), condition(before))
+        .order_by(table.c.id)
+        .with_for_update(skip_locked=True, of=table)
+    )
+    ids = list(connection.execute(candidates).scalars())
+    is_all_young = window[0][1] >= before
+    if not ids:
+        return Cleaned({}, None if is_all_young else last)
+    removed, came_to = remove(connection, ids)
+    return Cleaned({name: n for name, n in removed.items() if n}, last if came_to == ids[-1] else came_to)
+
+
+def _delete(connection: Connection, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:
+    return sum(connection.execute(delete(table).where(column.in_(part))).rowcount for part in chunks(ids))
+
+
+Removed = tuple[dict[str, int], int]
+
+
+def _remove_runs(connection: Connection, ids: Sequence[int]) -> Removed:
+    """Delete runs with all their tasks. The runs are locked already; a task that somebody is at keeps its run.
+
+    As many runs as have `CLEAN_ROWS_MAX` tasks together, but one at least.
+    """
+    of_run = task_instance.c.dag_run_id
+    counted = connection.execute(select(of_run, func.count()).where(of_run.in_(ids)).group_by(of_run))
+    sizes: dict[int, int] = {run: count for run, count in counted}
+    chosen: list[int] = []
+    size = 0
+    for run in ids:
+        size += sizes.get(run, 0)
+        if chosen and size > CLEAN_ROWS_MAX:
+            break
+        chosen.append(run)
+    free = select(task_instance.c.id, of_run).where(of_run.in_(chosen)).with_for_update(skip_locked=True)
+    tasks: dict[int, list[int]] = {}
+    for task_id, run in connection.execute(free):
+        tasks.setdefault(run, []).append(task_id)
+    whole = [run for run in chosen if len(tasks.get(run, ())) == sizes.get(run, 0)]
+    task_ids = [task_id for run in whole for task_id in tasks.get(run, ())]
+    return {
+        "xcom": _delete(connection, xcom, xcom.c.task_instance_id, task_ids),
+        "task_instance": _delete(connection, task_instance, task_instance.c.id, task_ids),
+        "dag_run_event": _delete(connection, dag_run_event, dag_run_event.c.dag_run_id, whole),
+        "dag_run": _delete(connection, dag_run, dag_run.c.id, whole),
+    }, chosen[-1]
+
+
+def _remove_events(connection: Connection, ids: Sequence[int]) -> Removed:
+    return {
+        "redelivery": _delete(connection, redelivery, redelivery.c.trigger_event_id, ids),
+        "trigger_event": _delete(connection, trigger_event, trigger_event.c.id, ids),
+    }, ids[-1]
+
+
+def _remove_triggers(connection: Connection, ids: Sequence[int]) -> Removed:
+    return {
+        "asset_watcher": _delete(connection, asset_watcher, asset_watcher.c.trigger_id, ids),
+        "trigger": _delete(connection, trigger, trigger.c.id, ids),
+    }, ids[-1]
+
+
+def _remove_dags(connection: Connection, ids: Sequence[int]) -> Removed:
+    return {
+        "waiting_event": _delete(connection, waiting_event, waiting_event.c.dag_id, ids),
+        "asset_subscription": _delete(connection, asset_subscription, asset_subscription.c.dag_id, ids),
+        "dag": _delete(connection, dag, dag.c.id, ids),
+    }, ids[-1]
+
+
+def _remove_triggerers(connection: Connection, ids: Sequence[int]) -> Removed:
+    return {"triggerer": _delete(connection, triggerer, triggerer.c.id, ids)}, ids[-1]
+
+
+def _remove_letters(connection: Connection, ids: Sequence[int]) -> Removed:
+    return {"dead_letter": _delete(connection, dead_letter, dead_letter.c.id, ids)}, ids[-1]
+
+
+class _Rows(NamedTuple):
+    """Where the rows of a kind are, when each came to be, which of them may go, and how they do."""
+
+    table: Table
+    born: Column[datetime]
+    may_go: Callable[[datetime], ColumnElement[bool]]
+    remove: Callable[[Connection, Sequence[int]], Removed]
+
+
+_KINDS: dict[Kind, _Rows] = {
+    "runs": _Rows(dag_run, dag_run.c.created_date, _ended_runs, _remove_runs),
+    "events": _Rows(trigger_event, trigger_event.c.stored_at, _old_events, _remove_events),
+    "triggers": _Rows(trigger, trigger.c.created_date, _old_triggers, _remove_triggers),
+    "dags": _Rows(dag, dag.c.created_date, _old_dags, _remove_dags),
+    "triggerers": _Rows(triggerer, triggerer.c.started_at, _old_triggerers, _remove_triggerers),
+    "dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_letters, _remove_letters),
+}

@@ -1,0 +1,27 @@
+"""Which task an event resumed: the database looks before it deletes an event.
+
+A migration says what was true when it was written: it imports nothing of headgate, which goes on changing.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+NAME = "ix_task_instance_event"
+
+
+def upgrade() -> None:
+    """Add the index."""
+    where = sa.text("event_id IS NOT NULL")
+    op.create_index(NAME, "task_instance", ["event_id"], postgresql_where=where, sqlite_where=where)
+
+
+def downgrade() -> None:
+    """Drop it."""
+    op.drop_index(NAME, "task_instance")

@@ -1,0 +1,204 @@
+"""Why something waits: for each fact that can hold a task or a trigger up, the answer that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.protocol.dags import TaskState
+from headgate.scheduling.why import Pool, StoredEvent, Supervisor, TaskFacts, TriggerFacts, span
+from headgate.scheduling.why_tasks import explain_task
+from headgate.scheduling.why_triggers import explain_trigger
+
+S = TaskState
+
+
+def sup(**changes: Any) -> Supervisor:
+    told: dict[str, Any] = {
+        "epoch": 1,
+        "hostname": "h",
+        "pid": 7,
+        "stands": "alive",
+        "heartbeat_age_s": 1.0,
+        "capacity": 10,
+        "queues": ("default",),
+    }
+    return Supervisor(**(told | changes))
+
+
+def trig(**changes: Any) -> TriggerFacts:
+    told: dict[str, Any] = {"id": 17, "classpath": "a.B", "queue": "default", "age_s": 60.0, "task": ("etl", "r1", "a")}
+    return TriggerFacts(**(told | changes))
+
+
+def task(state: TaskState, **changes: Any) -> TaskFacts:
+    told: dict[str, Any] = {
+        "dag": "etl",
+        "run_id": "r1",
+        "task_id": "a",
+        "state": state,
+        "pool": Pool("default_pool", 8),
+    }
+    return TaskFacts(**(told | changes))
+
+
+ALIVE = sup()
+FULL = Pool("p", 2, 2, (("etl", "r0", "x", 2),))
+
+TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
+    # reason, facts, supervisors, in the headline, in what comes next
+    ("about_to", task(S.NONE), [ALIVE], "about to be scheduled", "scheduler"),
+    (
+        "upstream",
+        task(S.NONE, upstream=(("x", S.DEFERRED),)),
+        [ALIVE],
+        "1 of 1 upstream tasks: x (deferred)",
+        "why etl",
+    ),
+    ("about_to", task(S.NONE, upstream=(("x", S.FAILED),)), [ALIVE], "be upstream_failed", "scheduler"),
+    ("dag_paused", task(S.NONE, is_paused=True), [ALIVE], "etl is paused", "dags unpause etl"),
+    (
+        "run_queued",
+        task(S.NONE, run_state="queued", max_active_runs=1, other_runs=("r0",)),
+        [ALIVE],
+        "1 of 1 runs",
+        "one of these ends: r0",
+    ),
+    ("run_queued", task(S.NONE, run_state="queued"), [ALIVE], "has not begun", "the scheduler begins it"),
+    ("run_ended", task(S.NONE, run_state="failed"), [ALIVE], "its run has ended", "tasks clear"),
+    ("not_in_dag", task(S.NONE, is_in_dag=False), [ALIVE], "no longer has it", "removes"),
+    ("dag_removed", task(S.NONE, is_dag_removed=True), [ALIVE], "no DAG file has", "runs cancel"),
+    ("no_supervisor", task(S.NONE), [], "no supervisor is alive", "headgate up"),
+    ("dag_paused", task(S.SCHEDULED, is_paused=True), [ALIVE], "etl is paused", "dags unpause etl"),
+    ("no_supervisor", task(S.SCHEDULED), [sup(stands="silent", heartbeat_age_s=90.0)], "no supervisor", "headgate up"),
+    (
+        "no_supervisor_for_queue",
+        task(S.SCHEDULED, queue="gpu"),
+        [ALIVE],
+        "'gpu'; what is served: default",
+        "--queues gpu",
+    ),
+    ("no_such_pool", task(S.SCHEDULED, pool=Pool("p", None)), [ALIVE], "no pool named 'p'", "pools set p"),
+    ("larger_than_pool", task(S.SCHEDULED, pool_slots=9), [ALIVE], "needs 9 slots", "pools set default_pool 9"),
+    ("pool_full", task(S.SCHEDULED, pool=FULL, ahead=3), [ALIVE], "'p' is full: 2 of 2", "3 tasks are more urgent"),
+    ("no_free_worker", task(S.SCHEDULED, since_s=5.0), [sup(tasks=4)], "5.0 s for a free worker", "more workers"),
+    ("handing_over", task(S.QUEUED, owner=ALIVE), [ALIVE], "about to give it", "worker is ready"),
+    ("running", task(S.RUNNING, owner=ALIVE, since_s=3.0), [ALIVE], "runs on a worker of supervisor 1", "no execution"),
+    ("running", task(S.RUNNING, owner=ALIVE, deadline_in_s=90.0), [ALIVE], "runs on", "ended in 1 min 30 s"),
+    ("overdue", task(S.RUNNING, owner=ALIVE, deadline_in_s=-2.0), [ALIVE], "over 2.0 s ago", "ends the worker"),
+    ("owner_fenced", task(S.RUNNING, owner=sup(stands="fenced")), [sup(epoch=2)], "was fenced", "fail this try"),
+    ("owner_ended", task(S.QUEUED, owner=sup(stands="ended")), [], "no other is alive", "headgate up"),
+    (
+        "owner_silent",
+        task(S.RUNNING, owner=sup(stands="silent", heartbeat_age_s=40.0)),
+        [sup(stands="silent"), sup(epoch=2)],
+        "silent for 40 s",
+        "fences it",
+    ),
+    ("restarting", task(S.RESTARTING, owner=ALIVE), [ALIVE], "was cleared while it ran", "begins anew"),
+    ("retry_delay", task(S.UP_FOR_RETRY, retry_in_s=30.0, last_error="x\ny"), [ALIVE], "failed: x y", "begins in 30 s"),
+    ("retry_due", task(S.UP_FOR_RETRY, retry_in_s=-3.0), [ALIVE], "due for 3.0 s", "scheduler"),
+    ("no_supervisor", task(S.UP_FOR_RETRY, retry_in_s=-3.0), [], "no supervisor is alive", "headgate up"),
+    ("no_trigger", task(S.DEFERRED), [ALIVE], "trigger that is not there", "report"),
+    ("running", task(S.DEFERRED, trigger=trig(owner=ALIVE)), [ALIVE], "has not fired", "trigger_id 17"),
+    (
+        "timed_out",
+        task(S.DEFERRED, trigger=trig(owner=ALIVE), timeout_in_s=-5.0),
+        [ALIVE],
+        "timed out 5.0 s ago",
+        "fail",
+    ),
+    ("unclaimed", task(S.DEFERRED, trigger=trig()), [ALIVE], "no supervisor has claimed", "within"),
+    ("ended", task(S.SUCCESS, since_s=10.0), [], "succeeded 10 s ago", "tasks clear"),
+    ("ended", task(S.FAILED, last_error="boom"), [], "boom", "tasks clear"),
+    ("ended", task(S.SKIPPED), [], "skipped", "tasks clear"),
+    ("ended", task(S.REMOVED), [], "no longer has it", "nothing"),
+    ("ended", task(S.UPSTREAM_FAILED, upstream=(("x", S.FAILED),)), [], "x failed", "clear etl r1 x --downstream"),
+]
+
+TRIGGERS: list[tuple[str, TriggerFacts, list[Supervisor], str, str]] = [
+    # The flowchart of seed 004, from its top to its bottom.
+    ("removed", trig(removed_age_s=5.0), [ALIVE], "removed 5.0 s ago", "nobody runs it"),
+    ("removing", trig(removed_age_s=5.0, owner=ALIVE), [ALIVE], "still has it", "on_kill"),
+    ("finished", trig(finished_age_s=5.0, task=None, watcher="w"), [ALIVE], "finished", "add it again"),
+    ("orphan", trig(task=None), [ALIVE], "neither a watcher nor a task", "orphans --remove"),
+    ("no_supervisor", trig(), [], "no supervisor is alive", "headgate up"),
+    ("no_supervisor", trig(), [sup(stands="silent")], "no supervisor is alive", "headgate up"),
+    ("no_supervisor_for_queue", trig(queue="q"), [ALIVE], "'q'", "--queues q"),
+    ("at_capacity", trig(), [sup(open_triggers=10)], "at its capacity, 10", "capacity"),
+    ("unclaimed", trig(), [sup(open_triggers=10), sup(epoch=2, open_triggers=9)], "claimed it yet", "poll_interval_s"),
+    ("owner_fenced", trig(owner=sup(stands="fenced")), [sup(epoch=2)], "fenced", "claim the trigger"),
+    ("owner_ended", trig(owner=sup(stands="ended")), [], "no other is alive", "headgate up"),
+    ("owner_silent", trig(owner=sup(stands="silent")), [sup(stands="silent")], "silent", "headgate up"),
+    ("failing", trig(owner=ALIVE, failure_count=3, last_error="bad"), [ALIVE], "3 times in a row", "longer delay"),
+    ("running", trig(owner=ALIVE), [ALIVE], "has not fired since", "trigger_id 17"),
+    ("running", trig(owner=ALIVE, newest_event=StoredEvent(5, 9.0)), [ALIVE], "newest event is 9.0 s old", "log"),
+]
+
+
+@pytest.mark.parametrize(("reason", "facts", "supervisors", "headline", "next_"), TASKS, ids=lambda value: None)
+def test_a_task_is_explained(
+    reason: str, facts: TaskFacts, supervisors: list[Supervisor], headline: str, next_: str
+) -> None:
+    answer = explain_task(facts, supervisors)
+
+    assert answer.reason == reason
+    assert headline in answer.headline
+    assert next_ in answer.next
+    assert ("try", "0 of 1") in answer.facts
+
+
+@pytest.mark.parametrize(("reason", "facts", "supervisors", "headline", "next_"), TRIGGERS, ids=lambda value: None)
+def test_a_trigger_is_explained(
+    reason: str, facts: TriggerFacts, supervisors: list[Supervisor], headline: str, next_: str
+) -> None:
+    answer = explain_trigger(facts, supervisors)
+
+    assert answer.reason == reason
+    assert headline in answer.headline
+    assert next_ in answer.next
+
+
+def test_every_state_of_a_task_has_an_answer() -> None:
+    assert {facts.state for _, facts, *_ in TASKS} == set(TaskState)
+
+
+def test_all_that_is_in_the_way_is_said_and_the_nearest_cause_first() -> None:
+    answer = explain_task(task(S.SCHEDULED, is_paused=True, pool=FULL, import_error="SyntaxError"), [])
+
+    assert answer.reason == "dag_paused"
+    also = [text for name, text in answer.facts if name == "also"]
+    assert [text.split(":")[0] for text in also] == [
+        "no supervisor is alive",
+        "the pool 'p' is full",
+        "the file of etl cannot be parsed",
+    ]
+
+
+def test_who_holds_a_pool_is_among_the_facts() -> None:
+    assert ("holders", "etl r0 x (2)") in explain_task(task(S.SCHEDULED, pool=FULL), [ALIVE]).facts
+
+
+def test_a_task_that_waits_behind_failures_of_its_trigger_says_so_first() -> None:
+    facts = task(S.DEFERRED, trigger=trig(owner=ALIVE, failure_count=1, last_error="no such host"))
+
+    answer = explain_task(facts, [ALIVE])
+
+    assert (answer.reason, answer.headline) == ("failing", "it has failed once: no such host")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (-2.5, "2.5 s"),
+        (59, "59 s"),
+        (61, "1 min 1 s"),
+        (3600, "1 h"),
+        (90_000, "1 d 1 h"),
+        (119.6, "2 min"),
+    ],
+)
+def test_a_span_is_written_in_its_two_largest_units(seconds: float, text: str) -> None:
+    assert span(seconds) == text
