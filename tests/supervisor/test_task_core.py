@@ -372,6 +372,12 @@ def test_a_task_whose_time_was_over_while_it_was_deferred_has_time_to_say_so(
     assert scene.executor.ended == []
 
 
+def test_triggers_are_looked_for_when_tasks_that_waited_for_them_are_removed(scene: Scene) -> None:
+    assert not scene.step()
+    scene.scheduler.news = SchedulerNews(removed=1)
+    assert scene.step()
+
+
 def test_the_log_of_a_try_says_that_its_supervisor_is_gone(scene: Scene) -> None:
     lost = Adopted(scene.tasks.a, TryName("etl", "r1", "a", 1), S.UP_FOR_RETRY, "its supervisor (epoch 3) is gone")
     handed = Adopted(scene.tasks.a, TryName("etl", "r1", "b", 1), S.SCHEDULED)

@@ -60,12 +60,14 @@ class SchedulerNews(msgspec.Struct, frozen=True):
     """What one step brought about.
 
     ``may_dispatch``: tasks became ``scheduled``. ``in_triggers``: so many began in their trigger, which can be claimed
-    now. ``ended`` are runs by their ids, ``made`` runs as (dag_id, run_id). ``adopted`` are tasks of supervisors that
-    are gone; ``timed_out`` those whose deferral took too long.
+    now; ``removed`` have ended, with the triggers they waited for. ``ended`` are runs by their ids, ``made`` runs as
+    (dag_id, run_id). ``adopted`` are tasks of supervisors that are gone; ``timed_out`` those whose deferral took too
+    long.
     """
 
     may_dispatch: bool = False
     in_triggers: int = 0
+    removed: int = 0
     ended: dict[int, RunEnd] = {}
     made: list[tuple[str, str]] = []
     adopted: list[Adopted] = []
@@ -139,7 +141,12 @@ class Scheduler:
         if planned.ended:  # their DAGs may have another run now
             self._at["assets"] = now
             self._at["dates"] = now
-        return SchedulerNews(may_dispatch=planned.scheduled > 0, in_triggers=planned.in_triggers, ended=planned.ended)
+        return SchedulerNews(
+            may_dispatch=planned.scheduled > 0,
+            in_triggers=planned.in_triggers,
+            removed=planned.removed,
+            ended=planned.ended,
+        )
 
     def _retry(self, epoch: int, now: float) -> SchedulerNews:
         retried = self._store.tasks.retry_due(epoch)

@@ -385,7 +385,7 @@ class TaskCore:
         news = self._scheduler.step(epoch, now)
         if news.may_dispatch:
             self._dispatch_at = min(self._dispatch_at, now)
-        if news.in_triggers or news.timed_out:
+        if news.in_triggers or news.timed_out or news.removed:
             self._has_changed_triggers = True
         for task in news.adopted:
             if task.error:  # whoever would have said so is gone
