@@ -87,7 +87,8 @@ def written(text: str) -> str:
     """Return the document with its tables as the code has them. Raises ValueError where one has no place in it."""
     for name, table in TABLES.items():
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        filled, places = place.subn(lambda found, body=table(): f"{found[1]}\n{body}\n{found[2]}", text)
+        body = table().replace("\\", r"\\")
+        filled, places = place.subn(rf"\1\n{body}\n\2", text)
         if places != 1:
             raise ValueError(f"{places} places for the table {name!r}")
         text = filled

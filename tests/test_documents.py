@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import typer
-
-from headgate.cli.main import app
 from tests import documents
 from tests.documents import DEFERRAL, ROOT
+
+from headgate.cli.main import app
 
 TESTS = ROOT / "tests"
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")

@@ -1,7 +1,7 @@
 """Wait for a file without holding a worker, then read it.
 
-Start it with ``headgate dags trigger wait_for_file``; it goes on when a CSV file stands in the folder ``inbox``, which need
-not exist before. Relative paths are within the folder that `headgate up` was started in.
+Start it with ``headgate dags trigger wait_for_file``; it goes on when a CSV file stands in the folder ``inbox``, which
+need not exist before. Relative paths are within the folder that ``headgate up`` was started in.
 """
 
 import csv

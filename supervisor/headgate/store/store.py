@@ -105,8 +105,12 @@ class Store:
         process_started: float,
         capacity: int,
         queues: Sequence[str],
+        workers: int = 0,
     ) -> int:
-        """Begin a lease and return its epoch. ``process_started`` is in clock ticks since boot. Raises `BadName`."""
+        """Begin a lease and return its epoch. ``process_started`` is in clock ticks since boot. Raises `BadName`.
+
+        ``workers``: how many steps of tasks it can run at once; 0 where it runs triggers alone.
+        """
         for queue in queues:
             watchers.check_queue(queue)
         with self._writing() as connection:
@@ -119,6 +123,7 @@ class Store:
                 process_started=process_started,
                 capacity=capacity,
                 queues=queues,
+                workers=workers,
             )
 
     def heartbeat(self, epoch: int) -> None:
