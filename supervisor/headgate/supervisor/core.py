@@ -110,6 +110,7 @@ class SupervisorCore:
             identity,
             capacity=settings.capacity,
             queues=settings.queues,
+            workers=settings.workers,
             times=settings.lease,
             is_gone=is_gone,
             backoff=self._database_backoff(),

@@ -15,6 +15,7 @@ class CoreSettings(msgspec.Struct, frozen=True):
     lease: LeaseTimes
     capacity: int = 1000
     queues: tuple[str, ...] = ("default",)
+    workers: int = 0  # of tasks
     runner_silence_max_s: float = 30.0
     respawn_wait_s: float = 0.1
     respawn_wait_max_s: float = 30.0

@@ -25,6 +25,7 @@ from headgate.protocol.questions import Answered, CreateRun, Question
 from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.work import Answer, AssetEvent, Step, StepEnded
 from headgate.scheduling.names import TryName
+from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.deferral import Deferral
 from headgate.store.errors import ValueRefused
 from headgate.store.task_ends import OwnedTask
@@ -38,6 +39,7 @@ from headgate.supervisor.scheduler import SchedulerNews
 log = structlog.get_logger(__name__)
 
 DISPATCH_MAX = 100  # tasks of one dispatch: bounds its locks
+FAIL_STEP_S = 30.0  # for a step that is resumed to fail, whatever is left of its time: it has its file to load
 PASSED_OVER_WAIT_S = 0.05  # before asking again for pools that another supervisor was busy with
 
 
@@ -383,8 +385,11 @@ class TaskCore:
         news = self._scheduler.step(epoch, now)
         if news.may_dispatch:
             self._dispatch_at = min(self._dispatch_at, now)
-        if news.in_triggers or news.timed_out:
+        if news.in_triggers or news.timed_out or news.removed:
             self._has_changed_triggers = True
+        for task in news.adopted:
+            if task.error:  # whoever would have said so is gone
+                self._logs.say(task.name, "error", "the worker was lost", state=task.state.value, error=task.error)
 
     def _dispatch(self, epoch: int, now: float) -> None:
         limit = min(self._executor.room(), DISPATCH_MAX)
@@ -393,7 +398,8 @@ class TaskCore:
         self._dispatch_is_unknown = True
         given = self._store.dispatch(epoch, limit=limit, queues=self._queues, straight_to_worker=True)
         self._dispatch_is_unknown = False
-        marks.reach("tasks.dispatched")
+        if given.tasks:
+            marks.reach("tasks.dispatched")
         for task in given.tasks:
             self._begin(task, now)
         if len(given.tasks) == limit:
@@ -409,9 +415,16 @@ class TaskCore:
             return
         if not self._running:
             self._look_at = now + self._times.look_s  # it was ours a moment ago
-        ends_at = math.inf if task.remaining_s is None else now + max(0.0, task.remaining_s)
-        self._running[task.token] = _Running(task, ends_at)
+        self._running[task.token] = _Running(task, now + _time_of(task))
         self._executor.submit(step_of(task))
+
+
+def _time_of(task: TaskToRun) -> float:
+    """Return how many seconds a step may take."""
+    if task.remaining_s is None:
+        return math.inf
+    # What resumes to fail may do so because there is no time left. It says why, which a step that was ended would not.
+    return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
 
 
 def name_of(task: TaskToRun) -> TryName:
