@@ -237,7 +237,7 @@ class TaskCore:
             asks.append(0.0)
         if not self._is_draining:
             asks += [self._scheduler.wake_at(), self._files.wake_at()]
-            if self._executor.room():
+            if self._room():
                 asks.append(self._dispatch_at)
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
         return min(late, self._executor.wake_at(), max(min(asks), self._ask_at))
@@ -391,8 +391,13 @@ class TaskCore:
             if task.error:  # whoever would have said so is gone
                 self._logs.say(task.name, "error", "the worker was lost", state=task.state.value, error=task.error)
 
+    def _room(self) -> int:
+        """Return how many steps may be given out. A worker whose outcome is not stored yet counts as taken."""
+        unstored = sum(not isinstance(event, StepAsked) for _, event in self._inbox)
+        return max(0, self._executor.room() - unstored)
+
     def _dispatch(self, epoch: int, now: float) -> None:
-        limit = min(self._executor.room(), DISPATCH_MAX)
+        limit = min(self._room(), DISPATCH_MAX)
         if limit == 0 or now < self._dispatch_at or self._dispatch_is_unknown:
             return
         self._dispatch_is_unknown = True
