@@ -54,7 +54,7 @@ def percentile(values: list[float], percent: int) -> float:
 
 def cases(options: Options) -> list[Case]:
     """Return one case for each database."""
-    return [case(kind, options.of(200, 40, 3)) for kind in options.databases]
+    return [case(kind, options.of(100, 40, 3)) for kind in options.databases]
 
 
 def case(kind: str, runs: int) -> Case:
@@ -73,6 +73,7 @@ BENCH = Bench(
     "defer: from a step that defers to the step that is resumed; the trigger fires at once",
     "from the end of a plain task to the beginning of the next one in a chain of two",
     cases,
+    repeats=2,
 )
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def test_what_one_writes_oneself_is_no_news(store: Store) -> None:
         epoch = register(store)
         store.store_slice(epoch)
         store.heartbeat(epoch)
+        add(store, "my own")
         store.live_triggerers()
         assert not store.has_news()
 

@@ -63,7 +63,10 @@ class _Seen:
 
 
 class _Notified:
-    """Reads the notifications that have arrived; they come with whatever else the server says, or alone."""
+    """Reads the notifications that have arrived; they come with whatever else the server says, or alone.
+
+    The server hands a connection its own as well.
+    """
 
     def __init__(self, driver: psycopg.Connection[Any]) -> None:
         self._driver = driver
@@ -73,13 +76,13 @@ class _Notified:
         driver.execute(f"LISTEN {CHANNEL}")
         driver.autocommit = before
 
-    def _note(self, _notification: psycopg.Notify) -> None:
-        self._has_news = True
+    def _note(self, notification: psycopg.Notify) -> None:
+        self._has_news = self._has_news or notification.pid != self._driver.pgconn.backend_pid
 
     def has_news(self) -> bool:
         connection = self._driver.pgconn
         connection.consume_input()  # does not wait
-        while connection.notifies() is not None:
-            self._has_news = True
+        while (notification := connection.notifies()) is not None:
+            self._has_news = self._has_news or notification.be_pid != connection.backend_pid
         found, self._has_news = self._has_news, False
         return found
