@@ -215,6 +215,22 @@ def test_no_more_is_given_out_than_there_is_room_for(store: Store, query: Query)
     assert {step.task_id for step in scene.executor.steps.values()} == {"b", "c"}
 
 
+def test_no_more_outcomes_wait_than_there_are_workers(store: Store, query: Query) -> None:
+    """A worker whose outcome is not stored yet counts as taken, however much faster than the database workers are."""
+    scene = Scene(store, query, *(f"t{number}" for number in range(12)), workers=3)
+    finished: list[str] = []
+    for _ in range(12):
+        while scene.executor.steps:
+            finished.append(scene.executor.finish(StepSucceeded()))
+        states = store.tasks.task_states(scene.tasks.run).values()
+        assert list(states).count(S.RUNNING) <= 3
+        assert len(finished) - list(states).count(S.SUCCESS) <= 3
+        scene.step()
+    scene.step()
+    assert len(finished) == 12
+    assert set(store.tasks.task_states(scene.tasks.run).values()) == {S.SUCCESS}
+
+
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [

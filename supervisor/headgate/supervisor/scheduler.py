@@ -137,7 +137,10 @@ class Scheduler:
         planned = self._store.scheduling.plan(epoch)
         if planned.looked_at:
             in_vain = planned.left == planned.looked_at and not (planned.scheduled or planned.in_triggers)
-            self._at["plan"] = now + PASSED_OVER_WAIT_S if in_vain else now
+            if in_vain:
+                self._at["plan"] = now + PASSED_OVER_WAIT_S
+            elif planned.left or planned.has_more:
+                self._at["plan"] = now
         if planned.ended:  # their DAGs may have another run now
             self._at["assets"] = now
             self._at["dates"] = now
