@@ -103,7 +103,7 @@ def _last_end_s(steps: list[list[StepTimes]], since: datetime) -> float:
 
 def cases(options: Options) -> list[Case]:
     """Return one case for each database."""
-    return [case(kind, options.of(1000, 200, 8)) for kind in options.databases]
+    return [case(kind, options.of(1000, 100, 8)) for kind in options.databases]
 
 
 def case(kind: str, count: int) -> Case:
