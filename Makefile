@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test crash simulate fuzz bench check lint lock clean
+.PHONY: demo test crash simulate fuzz bench docs check lint lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -23,6 +23,9 @@ fuzz: $(READY)  ## longer than in the tests, guided by coverage with atheris: ma
 
 bench: $(READY)  ## every figure beside its baseline: make bench ARGS="--quick --db sqlite"
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+docs: $(READY)  ## the tables of docs/deferral.md, from the code
+	$(VENV)/bin/python -m tests.documents
 
 check: lint test  ## what CI runs
 

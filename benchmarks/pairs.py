@@ -1,4 +1,4 @@
-"""A real pair, started as ``headgate triggerer`` starts it, on a database and with a board of its own."""
+"""A real pair, started as ``headgate triggerer`` or ``up`` starts it, on a database and with a board of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.board import Board
 from benchmarks.databases import KEYS, Database
@@ -19,6 +19,7 @@ from benchmarks.harness import BenchFailed
 
 ROOT = Path(__file__).parent.parent
 PLAIN = ("-P", "-m", "headgate.cli")  # what the `headgate` command runs
+Subcommand = Literal["triggerer", "up"]
 LOOK_INTERVAL_S = 0.01  # between two looks at the board; what is measured is written there, so it may be coarse
 READY_WAIT_MAX_S = 60.0
 STOP_WAIT_MAX_S = 45.0  # a supervisor asked to stop has drained within its own 30 s, or never will
@@ -29,7 +30,13 @@ class Pair:
     """One supervisor and its runner. ``settings`` are headgate's, by their names."""
 
     def __init__(
-        self, database: Database, board: Board, *, command: tuple[str, ...] = PLAIN, **settings: object
+        self,
+        database: Database,
+        board: Board,
+        *,
+        command: tuple[str, ...] = PLAIN,
+        subcommand: Subcommand = "triggerer",
+        **settings: object,
     ) -> None:
         self.database = database
         self.board = board
@@ -46,7 +53,7 @@ class Pair:
         environment |= {f"HEADGATE_{name.upper()}": str(value) for name, value in given.items()}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *command, "triggerer"],
+                [sys.executable, *command, subcommand],
                 env=environment,
                 cwd=ROOT if command != PLAIN else database.folder,
                 stdin=subprocess.DEVNULL,
@@ -127,10 +134,15 @@ def new_board(database: Database, events: int = 0) -> Board:
 
 @contextlib.contextmanager
 def running(
-    database: Database, board: Board, *, command: tuple[str, ...] = PLAIN, **settings: object
+    database: Database,
+    board: Board,
+    *,
+    command: tuple[str, ...] = PLAIN,
+    subcommand: Subcommand = "triggerer",
+    **settings: object,
 ) -> Generator[Pair]:
     """Give a pair whose runner is ready; it is drained afterwards, and what it says must be good."""
-    pair = Pair(database, board, command=command, **settings)
+    pair = Pair(database, board, command=command, subcommand=subcommand, **settings)
     try:
         pair.wait_ready()
         yield pair

@@ -217,6 +217,7 @@ def test_triggerers_are_listed(watched: Any, database_url: str, home: Path) -> N
     (row,) = watched("triggerers", "list", "--json").rows()
 
     assert (row["hostname"], row["pid"], row["queues"]) == ("h", 1, ["default"])
+    assert (row["triggers"], row["capacity"], row["tasks"]) == (1, 1, 0)
 
 
 def test_an_empty_list_prints_no_json(call_database: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,9 +11,10 @@ from typing import Literal, assert_never, get_args
 
 from cryptography.fernet import Fernet
 from tests.crash.databases import MIGRATING
-from tests.crash.processes import LOOK_INTERVAL_S, CellFailed, Control, Supervisor, is_alive, send, wait_until
+from tests.crash.faults import UnderFault
+from tests.crash.processes import CellFailed, wait_until
 from tests.crash.server import RestartMode, Server
-from tests.crash.truth import Backend, Log, Truth
+from tests.crash.truth import Log, Truth
 
 from headgate.protocol.marks import MARKS
 from headgate.store.engine import open_engine
@@ -43,40 +42,16 @@ TARGETS = {"runner": 75, "supervisor": 10, "both": 15}  # a supervisor takes thr
 KILLS_AT_WORK = 0.7
 PAUSE_S = 0.1
 
-HERE = Path(__file__).parent
 GROUP = "g"
 PARTITIONS = 2
 APPENDED_AT_ONCE = 3  # lines a partition: rounds stay short, so that there are many of them
 APPEND_INTERVAL_S = 0.01
-SKIPS_MAX = 20  # marks of the flow are passed up to so many times first, so that cells meet different moments
 CAPTURES_MAX = 10_000  # files of the frame log, one a supervisor: none is removed, all are replayed
+SKIPS_MAX = 20  # marks of the flow are passed up to so many times first, so that cells meet different moments
 COMPLETE_S_MAX = 60.0  # after a fault everything is stored and acknowledged within this time, or never will be
-FENCED_S_MAX = 15.0  # more than IDLE_IN_TRANSACTION_MAX_S, after which PostgreSQL takes a stopped one's locks away
-FENCED_S_MAX_SQLITE = 4.0  # a supervisor that is stopped in a transaction holds SQLite's one lock for as long
-EXIT_LEASE_LOST = 3
 # A database that only loses a connection is asked again in milliseconds, and a confirmation that left too early is
 # true by then. While it stays away, such a confirmation has the time to become an advance that somebody can see.
 AWAY_S = 1.0
-
-# Short times, so that every limit that a fault has to wait for is passed in seconds. The runner's silence is the
-# longest of them: a runner that starts on a busy machine must not be taken for one that stands still.
-SETTINGS = {
-    "heartbeat_s": "0.2",
-    "lease_silence_max_s": "1.5",
-    "poll_interval_s": "0.05",
-    "runner_heartbeat_s": "0.3",
-    "runner_silence_max_s": "3",
-    "respawn_wait_s": "0.01",
-    "respawn_wait_max_s": "0.05",
-    "retry_wait_s": "0.05",
-    "retry_wait_max_s": "0.2",
-    "database_retry_wait_s": "0.02",
-    "database_retry_wait_max_s": "0.1",
-    "drain_s": "3",
-    "log_format": "json",
-    "import_paths": str(HERE / "users"),
-    "pass_env": "CRASH_CONTROL",
-}
 
 
 def is_possible(mark: str, fault: Fault, dialect: str) -> bool:
@@ -122,7 +97,7 @@ class Result:
         return "\n".join([f"{head}: {self.error or 'ran'}", *map(str, self.findings[:5])])
 
 
-class Campaign:
+class Campaign(UnderFault):
     """A pair in a folder of its own; ``with`` it. ``url`` is an empty, migrated database.
 
     ``server`` is the one that holds it, where that may be restarted. ``trigger`` is the class in
@@ -141,36 +116,31 @@ class Campaign:
         trigger: str = "CrashTrigger",
         complete_s_max: float = COMPLETE_S_MAX,
     ) -> None:
-        self._folder = folder
-        self._url = url
         self._server = server
         self._subscribers = subscribers
         self._random = random.Random(seed)
         self._complete_s_max = complete_s_max
-        self._dialect = url.partition(":")[0]
-        self._keys = Fernet.generate_key().decode()
+        keys = Fernet.generate_key().decode()
         journals = folder / "journals"
         journals.mkdir()
         log = Log(folder / "log", PARTITIONS)
         engine = open_engine(url)
-        with Store(engine, secrets=Secrets([self._keys], source="the tests")) as store:
+        with Store(engine, secrets=Secrets([keys], source="the tests")) as store:
             kwargs = {"path": str(log.folder), "group": GROUP, "journal": str(journals)}
             for number in range(subscribers):
                 store.add_watcher(f"s{number}", f"crash_triggers.{trigger}", kwargs)
         engine.dispose()
         self.truth = Truth(log, GROUP, journals, url)
-        self._control = Control(folder / "control")
-        self._supervisors: list[Supervisor] = []
+        captured = {"capture": str(folder / "capture"), "capture_files_max": str(CAPTURES_MAX)}
+        super().__init__(folder, url, keys, self.truth, command="triggerer", settings=captured)
         self._known: set[tuple[str, str, str]] = set()  # findings that an earlier cell has reported
         self._redelivered = 0
-        self._dropped: set[Backend] = set()
 
     def __enter__(self) -> Campaign:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for supervisor in self._supervisors:
-            supervisor.end()
+        self.end_all()
         self.truth.close()
 
     # --- one cell ---------------------------------------------------------------------------------
@@ -191,7 +161,7 @@ class Campaign:
             self.truth.append(APPENDED_AT_ONCE)
             self._settle()
             if result.dropped:
-                wait_until(lambda: set(self.truth.backends()) - self._dropped, "another connection in place of the one")
+                self._wait_reconnected()
         except CellFailed as error:
             result.error = str(error)
         finally:
@@ -255,24 +225,6 @@ class Campaign:
 
     # --- the flow ---------------------------------------------------------------------------------
 
-    @property
-    def _main(self) -> Supervisor:
-        return self._supervisors[-1]
-
-    def _start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        environment |= {f"HEADGATE_{name.upper()}": value for name, value in SETTINGS.items()}
-        environment |= {
-            "HEADGATE_HOME": str(self._folder),
-            "HEADGATE_DATABASE_URL": self._url,
-            "HEADGATE_FERNET_KEYS": self._keys,
-            "HEADGATE_CAPTURE": str(self._folder / "capture"),
-            "HEADGATE_CAPTURE_FILES_MAX": str(CAPTURES_MAX),
-            "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]),
-            "CRASH_CONTROL": str(self._control.folder),
-        }
-        self._supervisors.append(Supervisor(environment, self._folder))
-
     def _begin_flow(self) -> None:
         """Have events stored, so that what follows meets a pair at work."""
         if not self._supervisors or self._main.exit_code() is not None:
@@ -304,18 +256,6 @@ class Campaign:
         assert held is not None
         return held
 
-    def _kill_runner(self) -> None:
-        runner: int | None = None
-
-        def is_found() -> bool:
-            nonlocal runner
-            runner = self._main.runner()
-            return runner is not None
-
-        wait_until(is_found, "a runner to kill")
-        assert runner is not None
-        send(runner, signal.SIGKILL)
-
     def _settle(self) -> None:
         """Wait until everything is stored for everybody, and acknowledged."""
         if self._main.exit_code() is not None:
@@ -330,7 +270,7 @@ class Campaign:
                 self._kill_runner()
                 self._control.release()
             case "kill supervisor" | "kill both":
-                self._main.kill(with_runner=fault == "kill both")
+                self._main.kill(with_children=fault == "kill both")
                 self._control.release()
                 self._start()
             case "stop" if held == self._main.pid:
@@ -338,12 +278,9 @@ class Campaign:
             case "stop":
                 self._stop_runner(held)
             case "drop connection":
-                self._note_connections(result)
-                self.truth.terminate(self._dropped)
-                self._wait_dropped()
-                self._control.release()
+                result.dropped, result.dropped_busy = self._drop_connections()
             case "database away":
-                self._note_connections(result)
+                result.dropped, result.dropped_busy = self._note_connections()
                 with self.truth.away():
                     self._wait_dropped()
                     self._control.release()
@@ -351,61 +288,12 @@ class Campaign:
                     self.truth.look("while the database is away")
             case "restart server" | "crash server":
                 assert self._server is not None, "this server is everybody's"
-                self._note_connections(result)
+                result.dropped, result.dropped_busy = self._note_connections()
                 self._server.restart(SERVER_FAULTS[fault])
                 self._wait_dropped()
                 self._control.release()
             case _:
                 assert_never(fault)
-
-    def _note_connections(self, result: Result) -> None:
-        """Remember which connections the fault is about: there is the supervisor's, and nothing is shown without."""
-        backends = self.truth.backends()
-        if not backends:
-            raise CellFailed("there was no connection to drop")
-        self._dropped = set(backends)
-        result.dropped, result.dropped_busy = len(backends), sum(backends.values())
-
-    def _wait_dropped(self) -> None:
-        """Wait for their end: a process that goes on before it might commit on them yet."""
-        wait_until(lambda: not self._dropped & set(self.truth.backends()), "the end of the connections")
-
-    def _stop_runner(self, pid: int) -> None:
-        """A runner that stands still for longer than its limit is replaced."""
-        send(pid, signal.SIGSTOP)
-        self._control.release()
-        try:
-            wait_until(lambda: not is_alive(pid), "a runner that stands still is replaced")
-        finally:
-            send(pid, signal.SIGCONT)
-
-    def _stop_supervisor(self) -> None:
-        """A supervisor that stands still for longer than its lease is fenced by a neighbour, and leaves when it wakes.
-
-        Where it stands in a transaction of SQLite, nobody can write, the neighbour included: then it goes on.
-        """
-        stopped = self._main
-        send(stopped.pid, signal.SIGSTOP)
-        self._control.release()
-        try:
-            self._start()
-            within_s = FENCED_S_MAX if self._dialect == "postgresql" else FENCED_S_MAX_SQLITE
-            deadline = time.monotonic() + within_s
-            while not (fenced := self.truth.is_fenced(stopped.pid)) and time.monotonic() < deadline:
-                time.sleep(LOOK_INTERVAL_S)
-        finally:
-            send(stopped.pid, signal.SIGCONT)
-        if not fenced and self._dialect == "postgresql":
-            raise CellFailed("a supervisor that stood still was not fenced")
-        if not fenced:
-            # It may still be, in the moment before its next heartbeat; then both leave.
-            if code := self._supervisors.pop().drain():
-                raise CellFailed(f"a neighbour with nothing to do left with exit code {code}")
-            if not self.truth.is_fenced(stopped.pid):
-                return
-            self._start()
-        if (code := stopped.leave()) != EXIT_LEASE_LOST:
-            raise CellFailed(f"a fenced supervisor left with exit code {code}")
 
     # --- random kills -----------------------------------------------------------------------------
 
@@ -444,7 +332,7 @@ class Campaign:
             self._kill_runner()
             return 1
         both = target == "both"
-        self._main.kill(with_runner=both)
+        self._main.kill(with_children=both)
         self._start()
         return 1 + both
 

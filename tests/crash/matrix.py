@@ -1,13 +1,10 @@
-"""The whole matrix: which campaigns there are, and running them a few at a time."""
+"""The whole matrix: which campaigns there are, and running one of them."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import shutil
-import traceback
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +46,7 @@ def plans(
     The matrix is in it ``repeat`` times; ``restarts``: with the faults that restart the server.
     """
     cells = []
-    for mark, dialect, subscribers in itertools.product(marks or MARKS, dialects, SUBSCRIBERS):
+    for mark, dialect, subscribers in itertools.product(MARKS if marks is None else marks, dialects, SUBSCRIBERS):
         possible = [fault for fault in FAULTS if is_possible(mark, fault, dialect)]
         cells.append(Plan(dialect, subscribers, mark, tuple(f for f in possible if f not in SERVER_FAULTS)))
         if restarts and dialect == "postgresql":
@@ -62,28 +59,12 @@ def plans(
 
 
 class Matrix:
-    """Runs campaigns, ``jobs`` at a time; what failed keeps its folder."""
+    """Runs campaigns; what failed keeps its folder."""
 
-    def __init__(self, folder: Path, databases: Databases, *, seed: int, jobs: int) -> None:
+    def __init__(self, folder: Path, databases: Databases, *, seed: int) -> None:
         self._folder = folder
         self._databases = databases
         self._seed = seed
-        self._jobs = jobs
-
-    def run(
-        self, todo: list[Plan], on_results: Callable[[Plan, list[Result]], object], is_over: Callable[[], bool]
-    ) -> None:
-        """Run the plans in order until all are done or ``is_over``; campaigns that have begun are finished."""
-        waiting = list(enumerate(todo))
-        with ThreadPoolExecutor(self._jobs) as pool:
-            running: dict[Future[list[Result]], Plan] = {}
-            while (waiting and not is_over()) or running:
-                while waiting and len(running) < self._jobs and not is_over():
-                    number, plan = waiting.pop(0)
-                    running[pool.submit(self.run_one, number, plan)] = plan
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    plan = running.pop(done)
-                    on_results(plan, _results_of(plan, done))
 
     def run_one(self, number: int, plan: Plan) -> list[Result]:
         """Run one campaign in a folder and on a database of its own."""
@@ -109,10 +90,6 @@ class Matrix:
         return results
 
 
-def _results_of(plan: Plan, done: Future[list[Result]]) -> list[Result]:
-    """A campaign that breaks fails by itself, and the others go on."""
-    try:
-        return done.result()
-    except Exception as error:
-        text = "".join(traceback.format_exception(error))
-        return [Result(plan.mark or "random", "the test itself", plan.subscribers, plan.dialect, error=text)]
+def broken(plan: Plan, text: str) -> Result:
+    """Return what a campaign comes to that raised."""
+    return Result(plan.mark or "random", "the test itself", plan.subscribers, plan.dialect, error=text)

@@ -62,12 +62,12 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 class Supervisor:
-    """``headgate triggerer`` in a process of its own."""
+    """``headgate triggerer``, or another command that runs a supervisor, in a process of its own."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path, command: str = "triggerer") -> None:
         with (folder / "supervisor.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "headgate.cli", "triggerer"],
+                [sys.executable, "-P", "-m", "headgate.cli", command],
                 cwd=folder,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -83,22 +83,35 @@ class Supervisor:
 
     def runner(self) -> int | None:
         """The pid of its runner, if it has one now."""
+        return next(iter(self.children("headgate.runner")), None)
+
+    def workers(self) -> list[int]:
+        """The pids of its workers."""
+        return self.children("headgate.worker")
+
+    def children(self, module: str) -> list[int]:
+        """The pids of its children that run ``module``."""
+        found = []
         for child in children_of(self.pid):
             # Between fork and exec a child still looks like the supervisor; a dead one has no command line.
             with contextlib.suppress(OSError):
-                if b"headgate.runner" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
-                    return child
-        return None
+                if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+                    found.append(child)
+        return found
 
-    def kill(self, *, with_runner: bool = False) -> None:
-        """SIGKILL. Raises `CellFailed` when its runner goes on without it (I7)."""
-        runner = self.runner()
+    def kill(self, *, with_children: bool = False) -> int:
+        """SIGKILL; return to how many. Raises `CellFailed` when its children go on without it (I7)."""
+        runner, workers = self.runner(), self.workers()
+        children = [*workers, *([] if runner is None else [runner])]
         self._process.kill()
-        if with_runner and runner is not None:
-            send(runner, signal.SIGKILL)
+        if with_children:
+            for child in children:
+                send(child, signal.SIGKILL)
         self._process.wait()
         if runner is not None:
             wait_until(lambda: not is_alive(runner), "the end of a runner whose supervisor is dead", ORPHAN_S_MAX)
+        wait_until(lambda: not any(map(is_alive, workers)), "the end of workers whose supervisor is dead", ORPHAN_S_MAX)
+        return 1 + len(children) * with_children
 
     def drain(self) -> int:
         """SIGTERM; return the exit code."""
@@ -114,13 +127,13 @@ class Supervisor:
             raise CellFailed("a supervisor does not leave") from None
 
     def end(self) -> None:
-        """Leave nothing behind. The runner dies with its supervisor, even where both stand still."""
+        """Leave nothing behind. The children die with their supervisor, even where all of them stand still."""
         if self._process.poll() is None:
-            runner = self.runner()
+            children = [*self.children("headgate.runner"), *self.workers()]
             self._process.kill()
             self._process.wait()
-            if runner is not None:
-                send(runner, signal.SIGKILL)
+            for child in children:
+                send(child, signal.SIGKILL)
 
 
 class Control:

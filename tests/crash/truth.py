@@ -8,15 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-import psycopg
-from psycopg import sql
-from sqlalchemy import make_url
-from tests.crash.reader import CONNECT_TIMEOUT_S, open_reader
+from tests.crash.connections import Connections
 
 from headgate.testing.history import (
     Checker,
@@ -39,19 +33,6 @@ _ROWS = "SELECT id, trigger_id FROM trigger_event WHERE id > :after ORDER BY id"
 _PAYLOADS = "SELECT id, payload FROM trigger_event WHERE id >= :first"
 _COUNT = "SELECT count(*) FROM trigger_event"
 _DEAD_LETTERS = "SELECT count(*) FROM dead_letter"
-_FENCED = "SELECT count(*) FROM triggerer WHERE pid = :pid AND fenced_at IS NOT NULL"
-_BACKENDS = """
-SELECT pid, extract(epoch FROM backend_start)::text, state LIKE 'idle in transaction%' OR state = 'active'
-FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'headgate'
-"""
-_TERMINATE = "SELECT pg_terminate_backend(:pid)"
-
-
-class Backend(NamedTuple):
-    """The server's end of one connection: a pid may come again, with another start."""
-
-    pid: int
-    started: str
 
 
 class Log:
@@ -93,15 +74,14 @@ class Log:
             os.close(self._fds.popitem()[1])
 
 
-class Truth:
+class Truth(Connections):
     """What is known of one log, one database and their journals; grows by `publish` and `look`."""
 
     def __init__(self, log: Log, group: str, journals: Path, url: str) -> None:
+        super().__init__(url)
         self._log = log
         self._group = group
         self._journals = journals
-        self._url = url
-        self._reader = open_reader(url)
         self._read_to: Counter[Path] = Counter()
         self._committed: dict[str, int] = {}
         self._rows_seen: set[int] = set()
@@ -151,33 +131,6 @@ class Truth:
         """How many events were put aside; here none should be."""
         return self._number(_DEAD_LETTERS)
 
-    def is_fenced(self, pid: int) -> bool:
-        """Whether another supervisor has taken over from this process."""
-        return bool(self._number(_FENCED, pid=pid))
-
-    def backends(self) -> dict[Backend, bool]:
-        """PostgreSQL: every connection of headgate to this database, and whether it is in a transaction."""
-        return {Backend(pid, started): busy for pid, started, busy in self._reader.ask(_BACKENDS)}
-
-    def terminate(self, backends: Iterable[Backend]) -> None:
-        """PostgreSQL: ask the server to end these connections, which it does soon."""
-        for backend in backends:
-            self._reader.ask(_TERMINATE, pid=backend.pid)
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """PostgreSQL: let nobody connect, and end every connection of headgate; the one of ours stays."""
-        url = make_url(self._url)
-        name = sql.Identifier(url.database or "")
-        admin_url = url.set(database="postgres").render_as_string(hide_password=False)
-        with psycopg.connect(admin_url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S) as admin:
-            try:
-                admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
-                self.terminate(self.backends())
-                yield
-            finally:
-                admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
-
     def write_history(self, path: Path) -> None:
         """Keep the history, for ``python -m headgate.testing.history``."""
         path.write_bytes(b"".join(map(encode, self._history)))
@@ -185,7 +138,7 @@ class Truth:
     def close(self) -> None:
         """Close the files and the connection."""
         self._log.close()
-        self._reader.close()
+        super().close()
 
     def _record(self, records: list[Record] | list[Published] | list[Subscribed]) -> None:
         self._history += records
@@ -215,7 +168,3 @@ class Truth:
             Stored(json.loads(bytes(payloads[row]))["id"], self._names[trigger_id], str(row))
             for row, trigger_id in new.items()
         ]
-
-    def _number(self, statement: str, **parameters: int) -> int:
-        ((number,),) = self._reader.ask(statement, **parameters)
-        return int(number)

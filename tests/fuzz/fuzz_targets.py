@@ -56,7 +56,8 @@ from headgate.store.errors import StoreError
 from headgate.store.tables import metadata
 from headgate.supervisor import link as supervisor_link
 from headgate.supervisor.commands import Exit, Kill
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.replay import LogIncomplete, ReplayStore, ReplayStuck, replay
 

@@ -15,14 +15,12 @@ from headgate.testing.history import (
     AdvancedItem,
     Checker,
     Committed,
-    Deferred,
     Forgotten,
     HandedOut,
     Looked,
     Published,
     PutAside,
     Record,
-    Resumed,
     Stored,
     Subscribed,
     check,
@@ -113,8 +111,7 @@ GOOD: dict[str, list[Record]] = {
         AT_REST,
     ],
     "an event that no subscriber should store": [*START, Published("e3", "p0", 30, ()), *PLAIN[4:-1], AT_REST],
-    "a deferral resumed once": [Deferred("d"), Resumed("d", "event"), AT_REST],
-    "a run that is not at rest": [*START, *handed("e0"), Deferred("d"), Looked()],
+    "a run that is not at rest": [*START, *handed("e0"), Looked()],
 }
 
 BAD: dict[str, tuple[str, str, Sequence[Record]]] = {
@@ -174,8 +171,6 @@ BAD: dict[str, tuple[str, str, Sequence[Record]]] = {
         "e2",
         [*START, *handed(*ALL), clean("e0", "e1"), Committed("p0", 30), *stored(*ALL), AT_REST],
     ),
-    "two resumptions": ("resumed twice", "d", [Deferred("d"), Resumed("d", "event"), Resumed("d", "timeout"), AT_REST]),
-    "deferred for ever": ("never resumed", "d", [Deferred("d"), AT_REST]),
 }
 
 
@@ -230,7 +225,6 @@ def test_redeliveries_are_counted_and_are_no_finding() -> None:
     [
         [HandedOut("ghost", "p0", "r")],
         [Stored("ghost", "s", "1")],
-        [Resumed("ghost", "event")],
         [Published("e", "p0", 0), Published("e", "p0", 1)],
         [Published("e", "p0", 1), Published("f", "p0", 1)],
     ],

@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 from cryptography.fernet import Fernet
 
+from headgate.store import schema
 from headgate.store.engine import open_engine
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
@@ -17,6 +18,13 @@ from headgate.store.store import Store
 sys.path.append(str(Path(__file__).parent))
 
 from pair import Pair
+from station import Station
+
+
+class StartStation(Protocol):
+    """Starts a ``headgate up`` on the test's database; settings are given by name."""
+
+    def __call__(self, *arguments: str, home: Path | None = None, **settings: str) -> Station: ...
 
 
 class StartPair(Protocol):
@@ -49,3 +57,36 @@ def start_pair(database_url: str, keys: str, tmp_path: Path) -> Iterator[StartPa
     yield start
     for pair in pairs:
         pair.close()
+
+
+# Short waits where a test would wait for them; all others are as users have them.
+STATION_SETTINGS = {"dags_look_s": "0.1", "workers": "4", "heartbeat_s": "0.5"}
+
+
+@pytest.fixture
+def start_station(database_url: str, keys: str, users_store: Store, tmp_path: Path) -> Iterator[StartStation]:
+    stations: list[Station] = []
+
+    def start(*arguments: str, home: Path | None = None, **settings: str) -> Station:
+        settings = STATION_SETTINGS | settings
+        station = Station(home or tmp_path, database_url, keys, users_store, arguments, settings)
+        stations.append(station)
+        return station
+
+    yield start
+    for station in stations:
+        station.close()
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+def station(request: pytest.FixtureRequest, keys: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
+    """The ``headgate up`` that tests share: each has runs of its own in it, and none ends it."""
+    home = tmp_path_factory.mktemp("station")
+    url = f"sqlite:///{home}/headgate.db"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("make_postgres_url")()
+    schema.upgrade(open_engine(url))
+    with Store(open_engine(url), secrets=Secrets([keys], source="the tests")) as store:
+        shared = Station(home, url, keys, store, (), STATION_SETTINGS)
+        yield shared
+        shared.close()

@@ -21,13 +21,13 @@ WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; noth
 LOOK_INTERVAL_S = 0.02  # between two looks at a condition in another process that tells nobody when it comes true
 
 
-def wait_until(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
-    """Return what ``condition`` returns as soon as it is true."""
+def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], within_s: float = WITHIN_S) -> Any:
+    """Return what ``condition`` returns as soon as it is true; ``what`` says what it was, if it never is."""
     deadline = time.monotonic() + within_s
     look_again = threading.Event()
     while not (result := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {within_s} s")
+            raise AssertionError(f"{what if isinstance(what, str) else what()}: not within {within_s} s")
         look_again.wait(LOOK_INTERVAL_S)
     return result
 

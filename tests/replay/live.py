@@ -27,7 +27,8 @@ from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Exit, Send
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import Identity, LeaseTimes
 
 SETTINGS = CoreSettings(

@@ -102,6 +102,25 @@ def test_what_was_dropped_last_of_all_is_still_counted(monkeypatch: pytest.Monke
     assert json.loads(sock.sent[-1])["records"] == 1
 
 
+def test_what_is_dropped_is_counted_for_the_trigger_that_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "RECORDS_WAITING_MAX", 1)
+    monkeypatch.setattr(logs, "DROPPED_OWNERS_MAX", 2)
+    sock = SlowSocket()
+    channel = channel_on(sock)
+    channel.put(b'"first"')
+    assert sock.entered.acquire(timeout=WAIT_S)
+    channel.put(b'"queued"')
+    for trigger_id, count in ((1, 2), (2, 3), (3, 4), (4, 5)):
+        with naming_trigger({"trigger_id": trigger_id}):
+            for _ in range(count):
+                channel.put(b'"dropped"')
+    for _ in range(2):
+        sock.permitted.release()
+    channel.close()
+    notes = [json.loads(line) for line in sock.sent[2:]]
+    assert [(note.get("trigger_id"), note["records"]) for note in notes] == [(1, 2), (2, 3), (None, 9)]
+
+
 def test_a_reader_that_is_gone_ends_the_writer_and_nothing_else() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
@@ -177,6 +196,25 @@ def test_names_of_fields_count_too() -> None:
     data = render({"event": "e", "k" * 100_000: 1})
     assert len(data) <= RECORD_BYTES_MAX
     assert json.loads(data) == {"event": "e", "cut": True}
+
+
+@pytest.mark.parametrize("character", ["x", "\0", "\U0001f600", "ä"])
+def test_a_record_with_a_long_event_becomes_several_and_not_a_character_is_lost(character: str) -> None:
+    names = {"trigger_id": 7, "dag_id": "d", "run_id": "r", "task_id": "t", "try_number": 2, "level": "info"}
+    record = {"event": "begin " + character * 100_000 + " end", **names, "rows": 5, "exception": "e" * 100_000}
+    parts = [json.loads(line) for line in render_lines(record).split(b"\n")]
+    assert max(len(line) for line in render_lines(record).split(b"\n")) <= RECORD_BYTES_MAX
+    assert "".join(part["event"] for part in parts) == record["event"]
+    assert [part["part"] for part in parts] == list(range(1, len(parts) + 1))
+    assert [part.get("more", False) for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert all(part.items() >= names.items() for part in parts)
+    assert (parts[0]["rows"], parts[0]["exception"][-5:]) == (5, "eeeee")
+
+
+def test_a_record_that_fits_stays_one() -> None:
+    assert render_lines({"event": "e" * 50_000}) == render({"event": "e" * 50_000})
+    long_field = {"event": "e", "field": "f" * 100_000}
+    assert render_lines(long_field) == render(long_field)
 
 
 # --- who logs ------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
         "'gpu'; what is served: default",
         "--queues gpu",
     ),
+    ("no_workers", task(S.SCHEDULED), [sup(workers=0)], "run triggers alone", "headgate up"),
     ("no_such_pool", task(S.SCHEDULED, pool=Pool("p", None)), [ALIVE], "no pool named 'p'", "pools set p"),
     ("larger_than_pool", task(S.SCHEDULED, pool_slots=9), [ALIVE], "needs 9 slots", "pools set default_pool 9"),
     ("pool_full", task(S.SCHEDULED, pool=FULL, ahead=3), [ALIVE], "'p' is full: 2 of 2", "3 tasks are more urgent"),

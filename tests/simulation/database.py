@@ -150,7 +150,15 @@ class FailingStore:
     # --- leases ----------------------------------------------------------------------------------
 
     def register_triggerer(
-        self, *, hostname: str, pid: int, machine: str, process_started: float, capacity: int, queues: Sequence[str]
+        self,
+        *,
+        hostname: str,
+        pid: int,
+        machine: str,
+        process_started: float,
+        capacity: int,
+        queues: Sequence[str],
+        workers: int,
     ) -> int:
         """See `Store`."""
         return self._verb(
@@ -161,6 +169,7 @@ class FailingStore:
                 process_started=process_started,
                 capacity=capacity,
                 queues=queues,
+                workers=workers,
             )
         )
 

@@ -32,7 +32,7 @@ from headgate.protocol.messages import RunnerSettings
 from headgate.runner import session
 from headgate.runner.streams.manager import SharedStreamManager
 from headgate.store.errors import StoreError
-from headgate.supervisor.core import CoreSettings
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import LeaseTimes
 
 REST_WITHIN_S = 400.0  # after the last fault; what is not committed by then is stuck

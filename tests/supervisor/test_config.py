@@ -248,3 +248,10 @@ def test_the_runner_gets_every_setting_of_its_own(folder: Path) -> None:
     settings = load(folder, **flags)
 
     assert settings.runner_settings() == RunnerSettings(**numbers, import_paths=("/a",))  # type: ignore[arg-type]
+
+
+def test_the_logs_of_tasks_are_in_home_unless_another_folder_is_named(tmp_path: Path) -> None:
+    in_home = load_settings(environ={"HEADGATE_HOME": "h"}, cwd=tmp_path)
+    assert in_home.log_folder == tmp_path / "h" / "logs"
+    named = load_settings(environ={"HEADGATE_HOME": "h", "HEADGATE_LOG_FOLDER": "shared"}, cwd=tmp_path)
+    assert named.log_folder == tmp_path / "shared"

@@ -33,24 +33,25 @@ from headgate.protocol.messages import (
 )
 from headgate.protocol.questions import GetConnection, GetVariable, SecretText
 from headgate.protocol.values import encode_value
+from headgate.scheduling.names import TryName
 from headgate.store.deferral import Deferral
 from headgate.store.engine import open_engine
 from headgate.store.errors import DatabaseAway
-from headgate.store.leases import TriggererRow
+from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.store.schema import upgrade
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor import commands
+from headgate.supervisor import assignments, commands
 from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import (
     DRAIN_MARGIN_S,
     DUMP_TO_KILL_S,
     ENDED_GRACE_S,
-    CoreSettings,
     RunnerState,
     SupervisorCore,
 )
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import FAIR_WAIT_S, Identity, LeaseTimes
 
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
@@ -337,6 +338,65 @@ def test_a_failed_trigger_is_started_again_with_backoff_and_counted(world: World
     assert row.failure_count == 4
     assert row.last_error is not None
     assert "ValueError: no" in row.last_error
+
+
+class Said:
+    """Stands for the logs of tasks."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
+        self.lines.append((name.task, event))
+
+
+def defer_task(world: World) -> int:
+    """Have a task wait for a trigger, as if a worker had deferred it; return the trigger's id."""
+    epoch = world.store.register_triggerer(
+        hostname="h", pid=9, machine="m", process_started=0.0, capacity=1, queues=("of its own",)
+    )
+    world.store.tasks.save_file(epoch, "etl.py", [DagSpec("etl", tasks=(TaskSpec("a", "Op"),))])
+    run = world.store.tasks.create_run("etl", "r1")
+    assert run is not None
+    world.store.tasks.decide(epoch, "scheduled", [world.store.tasks.task_id_of(run, "a")])
+    (task,) = world.store.tasks.dispatch(epoch, limit=1, queues=("default",), straight_to_worker=True).tasks
+    wait = Deferral("users.Trigger", encode_value({}, where="k"), "resume", encode_value({}, where="k"))
+    assert world.store.tasks.defer(epoch, task.id, task.token, wait) is not None
+    world.store.release_triggerer(epoch)
+    (row,) = world.store.list_triggers()
+    return row.id
+
+
+def test_the_trigger_of_a_task_has_its_name_and_what_becomes_of_it_is_said_in_the_log_of_the_task(world: World) -> None:
+    trigger_id = defer_task(world)
+    said = Said()
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, task_logs=said)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    assert (spec.trigger_id, spec.name) == (trigger_id, "etl.r1.a")
+    name = TryName("etl", "r1", "a", 1)
+    assert core.assignments.task_of(trigger_id) == name
+    failed = FinishedTrigger(trigger_id, spec.trigger_run_id, "failed", 0, error="boom")
+    supervisor.round(finished=(failed,))
+    supervisor.pass_time_with_heartbeats(60)
+    assert supervisor.created() == [], "the task has failed; its trigger is not started again"
+    assert trigger_id not in core.assignments
+    assert core.assignments.task_of(trigger_id) == name, "what it logged last may still come"
+    assert said.lines == [("etl.r1.a", "its trigger is started"), ("etl.r1.a", "its trigger has ended")]
+
+
+def test_of_the_tasks_of_triggers_that_ended_so_many_are_remembered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignments, "ENDED_TASKS_MAX", 2)
+    names = [TryName("d", "r", f"t{number}", 1) for number in range(4)]
+    assigned = assignments.Assignments(retry_wait_s=1.0, retry_wait_max_s=1.0, healthy_s=1.0)
+    assigned.assign([ClaimedTrigger(n, "x", "a.B", b"", "default", 0, "", names[n]) for n in range(4)], 0.0)
+    for spec in assigned.start_due(1, 1, 0.0):
+        assigned.end_run(FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1), 0.0)
+    assert [assigned.task_of(number) for number in range(4)] == [None, None, *names[2:]]
 
 
 def test_a_trigger_that_returned_does_not_run_again(world: World) -> None:

@@ -64,6 +64,44 @@ def test_a_run_is_planned_when_it_is_noticed_and_found_when_it_is_not(driven: Dr
     assert ended == {run.run: "success"}
 
 
+def test_a_run_is_looked_at_once_for_each_thing_that_happens_to_it(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.settle()
+    run = driven.run
+    assert isinstance(run, Planned)
+    run.do()
+    driven.scheduler.notice()
+    scheduled: list[int] = []
+    plan = run.store.scheduling.plan
+
+    def noted(epoch: int) -> Any:
+        planned = plan(epoch)
+        scheduled.append(planned.scheduled)
+        return planned
+
+    monkeypatch.setattr(run.store.scheduling, "plan", noted)
+    driven.settle()
+    assert scheduled == [1]
+
+
+def test_runs_that_waited_begin_without_another_notice(driven: Driven) -> None:
+    """More than one look takes in: it looks again by itself as long as there is more."""
+    run, store = driven.run, driven.run.store
+    spec = DagSpec("many", max_active_runs=50, tasks=(TaskSpec("only", "Op"),))
+    store.tasks.save_file(run.epoch, "many.py", [spec])
+    ids = [store.tasks.create_run("many", f"r{number}") for number in range(60)]
+    driven.settle()
+    states = [store.tasks.task_states(id_)["only"] for id_ in ids if id_ is not None]
+    assert (states.count(S.SCHEDULED), states.count(S.NONE)) == (50, 10)
+    for id_ in ids[:50]:
+        assert id_ is not None
+        store.tasks.cancel_run(id_)
+    driven.scheduler.notice()
+    driven.settle()
+    assert {store.tasks.task_states(id_)["only"] for id_ in ids[50:] if id_ is not None} == {S.SCHEDULED}
+
+
 def test_it_wakes_when_a_retry_is_due_and_not_before(driven: Driven) -> None:
     driven.settle()
     run = driven.run
@@ -163,7 +201,7 @@ def test_tasks_of_a_supervisor_that_is_gone_are_adopted(driven: Driven) -> None:
     run.epoch = other
     driven.scheduler.notice_fenced()
     (adopted,) = [news.adopted for news in driven.settle() if news.adopted]
-    assert adopted == {run.a: S.UP_FOR_RETRY}
+    assert [(task.id, task.state) for task in adopted] == [(run.a, S.UP_FOR_RETRY)]
 
 
 def test_the_deadline_of_a_running_task_is_told(open_store: OpenStore, query: Query) -> None:

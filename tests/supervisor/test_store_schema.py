@@ -43,9 +43,9 @@ def definitions(engine: Engine) -> dict[tuple[str, str], Any]:
     }
     if engine.dialect.name == "sqlite":
         # The order of columns and constraints in a CREATE TABLE means nothing, nor do quotes around these names; and
-        # a column that was added later stands in the line of the one before.
-        comma = re.compile(r",\s*\n|, (?=\w+ (?:BOOLEAN|TEXT|BIGINT))")
-        parts = {key: comma.split(re.sub(r"\n\)$", "", sql.strip())) for key, sql in found.items()}
+        # a column that was added later stands in the line of the one before, or right before the bracket at the end.
+        comma = re.compile(r",\s*\n|\s?, (?=\w+ (?:BOOLEAN|TEXT|BIGINT))")
+        parts = {key: comma.split(re.sub(r"(\n|(?<=NULL))\)$", "", sql.strip())) for key, sql in found.items()}
         return {key: sorted(" ".join(part.replace('"', "").split()) for part in value) for key, value in parts.items()}
     return found
 
@@ -108,6 +108,17 @@ def test_a_database_newer_than_the_code_is_refused_by_every_command(empty_databa
         schema.require_current(engine)
     with pytest.raises(SchemaOutOfDate, match="newer than this headgate"):
         schema.upgrade(engine)
+
+
+def test_an_upgrade_of_what_is_up_to_date_waits_for_nobody(empty_database_url: str) -> None:
+    engine, others = open_engine(empty_database_url), open_engine(empty_database_url)
+    schema.upgrade(engine)
+    with others.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": schema.MIGRATION_LOCK})
+        else:  # a supervisor that stands still in a transaction
+            connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
+        assert schema.upgrade(engine) == schema.head_revision()
 
 
 def test_an_upgrade_that_fails_leaves_nothing_behind(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

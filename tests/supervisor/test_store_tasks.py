@@ -489,6 +489,15 @@ def test_a_task_that_begins_in_its_trigger_does_so_once_a_try(store: Store, quer
     assert (task.next_method, task.try_number) == (WAIT.next_method, 1)
 
 
+def test_a_trigger_waits_in_the_queue_of_its_task(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, queue="gpu")
+    tasks.bring_to(S.SCHEDULED)
+    (task,) = store.tasks.dispatch(tasks.epoch, limit=1, queues=("gpu",), straight_to_worker=True).tasks
+    store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT)
+    assert store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES) == []
+    assert len(store.claim_triggers(tasks.epoch, limit=9, queues=("gpu",))) == 1, "where the task ran"
+
+
 # --- owners --------------------------------------------------------------------------------------
 
 
@@ -501,11 +510,16 @@ def test_tasks_of_supervisors_that_are_gone_are_adopted_and_deferred_ones_wait_o
     assert [task.task_id for task in tasks.dispatch(straight=False)] == ["d"]
     assert [owned.state for owned in store.tasks.owned(tasks.epoch)] == [S.RUNNING, S.RUNNING, S.QUEUED]
     other = tasks.register()
-    assert store.tasks.adopt(other) == {}
+    assert [(line.triggers, line.tasks) for line in store.list_triggerers()] == [(0, 0), (0, 3)]
+    assert store.tasks.adopt(other) == []
     store.fence_triggerers(other, dead=[tasks.epoch])
-    expected = {ids["a"]: S.FAILED, ids["r"]: S.UP_FOR_RETRY, ids["d"]: S.SCHEDULED}
-    assert store.tasks.adopt(other) == expected
-    assert store.tasks.adopt(other) == {}
+    adopted = {task.name.task_id: task for task in store.tasks.adopt(other)}
+    expected = {"a": S.FAILED, "r": S.UP_FOR_RETRY, "d": S.SCHEDULED}
+    assert {name: task.state for name, task in adopted.items()} == expected
+    assert {name: task.id for name, task in adopted.items()} == {name: ids[name] for name in expected}
+    assert [bool(adopted[name].error) for name in "ard"] == [True, True, False]
+    assert adopted["a"].name.try_number == 1
+    assert store.tasks.adopt(other) == []
     assert store.tasks.owned(tasks.epoch) == []
     assert store.tasks.task_states(tasks.run)["b"] is S.DEFERRED
     assert f"epoch {tasks.epoch}" in tasks.row(ids["a"])["last_error"]

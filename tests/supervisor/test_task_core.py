@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
-from tests.supervisor.tasks_harness import QUEUES, S, Tasks, event_of
+from tests.conftest import OpenStore
+from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, event_of
 
 from headgate.protocol.dags import XCOM_BYTES_MAX, TaskSpec
 from headgate.protocol.questions import Answered, EncodedValue, GetXCom, Question
@@ -17,6 +18,7 @@ from headgate.protocol.work import Answer, Step, StepEnded
 from headgate.scheduling.names import TryName
 from headgate.store.errors import DatabaseAway, LeaseLost
 from headgate.store.store import Store
+from headgate.store.task_ends import Adopted
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
 from headgate.supervisor.scheduler import SchedulerNews
@@ -82,6 +84,7 @@ class QuietScheduler:
 
     def __init__(self) -> None:
         self.notices = 0
+        self.news = SchedulerNews()
 
     def notice(self) -> None:
         self.notices += 1
@@ -90,7 +93,8 @@ class QuietScheduler:
         self.notices += 1
 
     def step(self, epoch: int, now: float) -> SchedulerNews:
-        return SchedulerNews()
+        news, self.news = self.news, SchedulerNews()
+        return news
 
     def wake_at(self) -> float:
         return math.inf
@@ -209,6 +213,22 @@ def test_no_more_is_given_out_than_there_is_room_for(store: Store, query: Query)
     scene.step()
     scene.step()
     assert {step.task_id for step in scene.executor.steps.values()} == {"b", "c"}
+
+
+def test_no_more_outcomes_wait_than_there_are_workers(store: Store, query: Query) -> None:
+    """A worker whose outcome is not stored yet counts as taken, however much faster than the database workers are."""
+    scene = Scene(store, query, *(f"t{number}" for number in range(12)), workers=3)
+    finished: list[str] = []
+    for _ in range(12):
+        while scene.executor.steps:
+            finished.append(scene.executor.finish(StepSucceeded()))
+        states = store.tasks.task_states(scene.tasks.run).values()
+        assert list(states).count(S.RUNNING) <= 3
+        assert len(finished) - list(states).count(S.SUCCESS) <= 3
+        scene.step()
+    scene.step()
+    assert len(finished) == 12
+    assert set(store.tasks.task_states(scene.tasks.run).values()) == {S.SUCCESS}
 
 
 @pytest.mark.parametrize(
@@ -348,6 +368,40 @@ def test_a_task_over_its_execution_timeout_is_ended(store: Store, query: Query) 
     scene.step(30.6)
     assert scene.tasks.state is S.FAILED
     assert "execution_timeout" in scene.tasks.row()["last_error"]
+
+
+def test_a_task_whose_time_was_over_while_it_was_deferred_has_time_to_say_so(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    scene = Scene(open_store(clock=clock), query, execution_timeout_s=30.0)
+    scene.begin()
+    scene.executor.finish(DEFER)
+    scene.step()
+    clock.advance(31.0)
+    assert scene.tasks.store.tasks.time_out(scene.tasks.epoch) == [scene.tasks.a]
+    scene.core.notice()
+    scene.step(31.0)
+    (step,) = scene.executor.steps.values()
+    assert step.next_method == "__fail__"
+    scene.step(40.0)
+    assert scene.executor.ended == []
+
+
+def test_triggers_are_looked_for_when_tasks_that_waited_for_them_are_removed(scene: Scene) -> None:
+    assert not scene.step()
+    scene.scheduler.news = SchedulerNews(removed=1)
+    assert scene.step()
+
+
+def test_the_log_of_a_try_says_that_its_supervisor_is_gone(scene: Scene) -> None:
+    lost = Adopted(scene.tasks.a, TryName("etl", "r1", "a", 1), S.UP_FOR_RETRY, "its supervisor (epoch 3) is gone")
+    handed = Adopted(scene.tasks.a, TryName("etl", "r1", "b", 1), S.SCHEDULED)
+    scene.scheduler.news = SchedulerNews(adopted=[lost, handed])
+    scene.step()
+    told = {"state": "up_for_retry", "error": lost.error}
+    assert (lost.name, "error", "the worker was lost", told) in scene.logs.said
+    assert handed.name not in [name for name, *_ in scene.logs.said]
 
 
 def test_a_question_is_answered_and_the_step_goes_on(scene: Scene) -> None:

@@ -76,7 +76,7 @@ def test_long_lines_and_binary_output_survive(caplog: pytest.LogCaptureFixture) 
         )
     assert last_line(outcome) == ""
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "\ufffd\0"
+    assert lines[0] == "\\xff\0"
     assert "".join(lines[1:]) == "x" * (LINE_BYTES_MAX + 10)
 
 

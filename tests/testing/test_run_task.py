@@ -294,12 +294,15 @@ def test_a_sensors_pokes_and_timeout_are_in_skipped_time(mode: Any) -> None:
 
 def test_sensors_that_come_ready_made(tmp_path: Any) -> None:
     moment = datetime.now(UTC) + timedelta(days=3)
-    assert run_task(DateTimeSensor(task_id="s", target_time=moment)).value == moment
-    result = run_task(FileSensor(task_id="s", filepath=tmp_path / "none", timeout=HOUR))
+    assert run_task(DateTimeSensor(task_id="s", target_time=moment), within=timedelta(days=4)).value == moment
+    result = run_task(FileSensor(task_id="s", filepath=tmp_path / "none", poke_interval=HOUR / 60, timeout=HOUR))
     assert result.error.startswith("SensorTimeout")
     assert result.waited == HOUR
     assert (
-        run_task(FileSensor(task_id="s", filepath=tmp_path / "none", timeout=HOUR, soft_fail=True)).state == "skipped"
+        run_task(
+            FileSensor(task_id="s", filepath=tmp_path / "none", poke_interval=HOUR / 60, timeout=HOUR, soft_fail=True)
+        ).state
+        == "skipped"
     )
 
 

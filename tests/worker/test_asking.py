@@ -17,6 +17,7 @@ from headgate.protocol.questions import (
     SecretText,
     TriggerQuestion,
 )
+from headgate.protocol.steps import StepFailed, StepSkipped
 from headgate.runner.asking import (
     QUESTION_BYTES_MAX,
     NobodyToAsk,
@@ -28,7 +29,9 @@ from headgate.runner.asking import (
     told,
     triggers_answered_by,
 )
-from headgate.tasks import Connection, ConnectionMissing, Variable, VariableMissing
+from headgate.tasks import Connection, ConnectionMissing, PythonOperator, TaskSkipped, Variable, VariableMissing
+from headgate.tasks.context import make_context
+from headgate.tasks.execution import run_step
 from headgate.triggers.base import BaseTrigger
 
 
@@ -123,6 +126,20 @@ def test_a_task_reads_connections() -> None:
         with pytest.raises(ValueError, match="the connection 'bad' cannot be read: it has spaces") as refusal:
             Connection.get("bad")
         assert "password1" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("error", [TaskSkipped, ValueError])
+def test_a_secret_is_in_no_outcome_of_a_step(error: type[Exception]) -> None:
+    def call() -> None:
+        raise error(f"{Variable.get('v')} is wrong, and so is {Connection.get('db').password}")
+
+    with told.apart(), answered_by(values):
+        operator = PythonOperator(task_id="t", python_callable=call)
+        outcome = run_step(operator, make_context(operator, run_id="r"))
+    assert isinstance(outcome, StepSkipped | StepFailed)
+    assert "*** is wrong, and so is ***" in (outcome.reason if isinstance(outcome, StepSkipped) else outcome.error)
+    assert "hunter22" not in str(outcome)
+    assert "pa/ss-word" not in str(outcome)
 
 
 def test_an_answer_of_another_kind_is_none() -> None:

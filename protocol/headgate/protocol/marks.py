@@ -69,15 +69,24 @@ MARKS: Final[dict[str, Mark]] = {
 
 # Those of the pair of supervisor and runner are above, and their matrix is whole; these stand beside it.
 TASK_MARKS: Final[dict[str, TaskMark]] = {
-    "tasks.dispatched": TaskMark("supervisor", "tasks are given out by the database, and no worker has heard of them"),
+    # --- to a worker, and back
+    "tasks.dispatched": TaskMark("supervisor", "the task is running in the database, and no worker has it"),
     "executor.step_submitted": TaskMark("supervisor", "a step is on its way to a worker"),
     "worker.step_received": TaskMark("worker", "a step has been read, and nothing is done about it"),
     "worker.step_done": TaskMark("worker", "the author's code has ended, and nobody knows what it came to"),
     "worker.outcome_half_sent": TaskMark("worker", "half of the bytes of the outcome are sent"),
     "worker.outcome_sent": TaskMark("worker", "the whole outcome is with the kernel"),
     "executor.outcome_read": TaskMark("supervisor", "the outcome has been read, and nothing is done about it"),
-    "tasks.before_outcome": TaskMark("supervisor", "an outcome is about to be stored"),
-    "tasks.outcome_stored": TaskMark("supervisor", "the outcome is stored, and nobody acts on it yet"),
+    "tasks.before_outcome": TaskMark("supervisor", "the outcome is about to be stored"),
+    "tasks.outcome_stored": TaskMark("supervisor", "the outcome is durable, and nobody has acted on it"),
+    # --- into a deferral, and out of it
+    "defer.written": TaskMark("supervisor", "trigger and task are written, and not committed"),
+    "defer.committed": TaskMark("supervisor", "the deferral is durable, and nobody has claimed its trigger"),
+    "resume.by_event": TaskMark("supervisor", "an event has resumed its task in the open transaction"),
+    "resume.by_end": TaskMark("supervisor", "an event has ended its task in the open transaction"),
+    "resume.to_fail": TaskMark("supervisor", "a task is resumed to fail in the open transaction"),
+    "resume.committed": TaskMark("supervisor", "what a slice did to tasks is durable, and no answer exists"),
+    "plan.in_trigger": TaskMark("supervisor", "a task has begun in its trigger, in the open transaction"),
 }
 
 Callback = Callable[[str], object]

@@ -1,7 +1,8 @@
 """A chain that runs every day, with a sensor of its own in the middle.
 
 ``extract`` begins the day's file, ``complete`` waits until somebody has put a ``.done`` beside it, and ``report`` goes
-on from there. A run of today: ``headgate dags trigger daily_chain``.
+on from there. It begins by itself: the first run is that of the last day that is over. Another one, now:
+``headgate dags trigger daily_chain``.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from headgate.tasks import DAG, BaseSensorOperator, Context, task
 
-FOLDER = Path("days")
+FOLDER = Path("days")  # within the folder that `headgate up` was started in
 
 
 class DayIsComplete(BaseSensorOperator):
@@ -28,10 +29,11 @@ with DAG("daily_chain", schedule="@daily", start_date=datetime(2026, 1, 1, tzinf
         FOLDER.mkdir(exist_ok=True)
         path = FOLDER / f"{run_id.replace(':', '-')}.txt"
         path.write_text("twelve orders\n")
+        print(f"wrote {path}; the chain waits for {path.with_suffix('.done')}")
         return str(path)
 
     complete = DayIsComplete(
-        task_id="complete", poke_interval=timedelta(seconds=1), timeout=timedelta(hours=20), retries=1
+        task_id="complete", poke_interval=timedelta(seconds=5), timeout=timedelta(hours=20), retries=1
     )
 
     @task

@@ -1,6 +1,7 @@
 """Wait for a file without holding a worker, then read it.
 
-Start it with ``headgate dags trigger wait_for_file``; it goes on when a CSV file stands in ``inbox``.
+Start it with ``headgate dags trigger wait_for_file``; it goes on when a CSV file stands in the folder ``inbox``, which
+need not exist before. Relative paths are within the folder that ``headgate up`` was started in.
 """
 
 import csv
@@ -9,7 +10,7 @@ from typing import Any
 
 from headgate.tasks import DAG, FileSensor, task
 
-with DAG("wait_for_file", description="Count the rows of the first CSV file in inbox/"):
+with DAG("wait_for_file", description="Count the rows of the first CSV file in inbox/", tags=["example"]):
     wait = FileSensor(task_id="wait", filepath="inbox/*.csv", poke_interval=timedelta(seconds=1))
 
     @task

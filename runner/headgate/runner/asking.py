@@ -32,8 +32,8 @@ class NobodyToAsk(RuntimeError):
 
     def __init__(self, question: Question) -> None:
         super().__init__(
-            f"{type(question).__name__} cannot be asked here: the supervisor is asked only while a step of a task runs"
-            f", not when a DAG file is parsed, nor after the step has ended; a trigger asks by its own async methods"
+            f"{type(question).__name__} cannot be asked here: only while a step of a task runs, not when a DAG file "
+            f"is parsed, nor after the step has ended; a trigger asks by its own async methods"
         )
         self.question = question
 

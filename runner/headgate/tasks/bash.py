@@ -42,8 +42,9 @@ class BashFailed(Exception):
 class BashOperator(BaseOperator):
     """Runs ``bash_command`` with bash, logs its output line by line, and returns the last line.
 
-    stderr is part of the output. Bytes that are not UTF-8 are replaced. ``env`` is the whole environment, or what is
-    added to the worker's with ``append_env``. The exit code ``skip_on_exit_code`` skips the task.
+    stderr is part of the output. Bytes that are not UTF-8 are escaped in the log, and replaced in what is returned.
+    ``env`` is the whole environment, or what is added to the worker's with ``append_env``. The exit code
+    ``skip_on_exit_code`` skips the task.
 
     The command leads a process group. When it ends, on its own or because the task is killed, the rest of the group
     ends too: what is left in the background would outlive the task, unseen. Raises `BashFailed`.
@@ -187,7 +188,7 @@ class _Lines:
 
     def _tell(self, line: bytes) -> None:
         self._last = line.decode(errors="replace").rstrip("\r")
-        self._log.info("%s", self._last)
+        self._log.info("%s", line.decode(errors="backslashreplace").rstrip("\r"))
 
 
 def _watching(*fds: int) -> select.poll:

@@ -12,6 +12,7 @@ from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages import ERROR_CHARS_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value, encode_value
+from headgate.runner.asking import told
 from headgate.runner.faults import describe_error, storable
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
@@ -56,7 +57,7 @@ def run_step(operator: BaseOperator, context: Context, resumption: Resumption | 
     except TaskDeferred as deferral:
         outcome = _deferred(operator, deferral)
     except TaskSkipped as skip:
-        outcome = StepSkipped(reason=storable(_text_of(skip)))
+        outcome = StepSkipped(reason=told.hide(storable(_text_of(skip))))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and an asyncio cancellation are the task's failure as well

@@ -7,14 +7,13 @@ in which they were *seen*. Whoever looks from outside reads in this order, and w
     what the broker has forgotten  ->  the journal  ->  the database  ->  `Looked`
 
 So whatever an advance or a commit of one look rests on must be stored in the same look (I1), whatever the clocks
-say. The findings:
+say. Tasks have a checker of their own, `headgate.testing.task_history`. The findings:
 
 - ``lost``: forgotten by the broker, or at rest, and never stored for a subscriber that should have it
 - ``stored twice``: two rows of one event, for one subscriber, at one position (I2)
 - ``advanced before stored``: acknowledged at a look at which it was not stored; it was later (I1)
 - ``out of lane order``: a reader's advances of a lane are not what it handed out, in order, without a gap (I3)
 - ``commit past a failed offset``: forgotten though it failed, or though nobody ever resolved it (I3)
-- ``resumed twice``, ``never resumed``: of a deferral (I8)
 
 ::
 
@@ -39,8 +38,6 @@ Kind = Literal[
     "advanced before stored",
     "out of lane order",
     "commit past a failed offset",
-    "resumed twice",
-    "never resumed",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -143,34 +140,7 @@ class Looked(_Record, frozen=True, tag="looked"):
     at_rest: bool = False
 
 
-class Deferred(_Record, frozen=True, tag="deferred"):
-    """A task gave up its worker and waits."""
-
-    deferral: str
-    at: str = ""
-
-
-class Resumed(_Record, frozen=True, tag="resumed"):
-    """A deferral was resumed, ``by`` its event, its failure or its timeout."""
-
-    deferral: str
-    by: str
-    at: str = ""
-
-
-Record = (
-    Subscribed
-    | Published
-    | HandedOut
-    | Advanced
-    | Committed
-    | Forgotten
-    | Stored
-    | PutAside
-    | Looked
-    | Deferred
-    | Resumed
-)
+Record = Subscribed | Published | HandedOut | Advanced | Committed | Forgotten | Stored | PutAside | Looked
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
@@ -193,7 +163,7 @@ def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that must never be. ``event`` is the event or the deferral; the story is in order of sight."""
+    """One thing that must never be. The story is in order of sight."""
 
     kind: Kind
     event: str
@@ -283,8 +253,6 @@ class Checker:
         self._passed_over: set[str] = set()  # events found to be forgotten without right
         self._disordered: set[tuple[str, str]] = set()  # what follows a first disorder says nothing more
         self._unproven: set[str] = set()  # acknowledged or forgotten, and not yet seen stored for all
-        self._deferrals: dict[str, list[str]] = {}
-        self._resumed: Counter[str] = Counter()
         self._found: list[Finding] = []
         self._rows = self._advances = self._looks = 0
         self._at_rest = False
@@ -318,10 +286,6 @@ class Checker:
                 event.story.append(f"put aside for {record.subscriber}{_when(record.at)}")
             case Looked():
                 self._look(record)
-            case Deferred():
-                self._deferrals[record.deferral] = [f"deferred{_when(record.at)}"]
-            case Resumed():
-                self._resume(record)
             case _:
                 assert_never(record)
 
@@ -437,13 +401,6 @@ class Checker:
         event.story.append(f"it {'was never resolved' if event.resolved_clean is None else 'failed'}, and is forgotten")
         self._found.append(Finding("commit past a failed offset", name))
 
-    def _resume(self, record: Resumed) -> None:
-        story = self._deferrals.get(record.deferral)
-        if story is None:
-            raise ValueError(f"the history speaks of the deferral {record.deferral!r}, which never began")
-        self._resumed[record.deferral] += 1
-        story.append(f"resumed by its {record.by}{_when(record.at)}")
-
     # --- findings ---------------------------------------------------------------------------------
 
     def _findings(self) -> Iterator[Finding]:
@@ -458,11 +415,6 @@ class Checker:
                     yield Finding("lost", name, subscriber, self._story(name))
                 elif subscriber in event.told_early and subscriber not in missing:
                     yield Finding("advanced before stored", name, subscriber, self._story(name))
-        for deferral, story in self._deferrals.items():
-            if self._resumed[deferral] > 1:
-                yield Finding("resumed twice", deferral, story=tuple(story))
-            elif self._at_rest and not self._resumed[deferral]:
-                yield Finding("never resumed", deferral, story=tuple(story))
 
     def _story(self, name: str) -> tuple[str, ...]:
         return tuple(self._event(name).story)

@@ -21,6 +21,7 @@ from headgate.cli import (
     dags,
     database,
     demo,
+    examples,
     frames,
     reading,
     runs,
@@ -69,6 +70,7 @@ app.add_typer(reading.events_app, name="events")
 app.add_typer(reading.dead_letters_app, name="dlq")
 app.add_typer(frames.app, name="frames")
 app.add_typer(configuration.app, name="config")
+app.command("examples")(examples.examples)
 app.command("demo")(demo.demo)
 
 

@@ -76,7 +76,7 @@ def print_record(record: Mapping[str, Any], *, as_json: bool) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in record.items():
-        if value is None or value == "" or value == {} or value == ():
+        if value is None or value in ("", [], (), {}):
             continue
         table.add_row(Text(name.replace("_", " ")), Text(cell(value)))
     console().print(table)

@@ -53,7 +53,7 @@ def list_dead_letters(ctx: typer.Context, limit: LimitOption = None, as_json: Js
 
 @triggerers_app.command("list")
 def list_triggerers(ctx: typer.Context, limit: LimitOption = None, as_json: JsonOption = False) -> None:
-    """List the supervisors that have registered, the newest first, with their latest heartbeats."""
+    """List the supervisors that have registered, the newest first: their latest heartbeats, and what each runs now."""
     with invocation(ctx).store() as store:
         print_structs(_bounded(store.list_triggerers, limit), as_json=as_json)
 

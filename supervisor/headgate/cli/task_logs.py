@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Told at the beginning of a line, or not at all; the others of a record come after its event.
 _TOLD = frozenset({"timestamp", "level", "event", "source", "try_number", "logger", "part", "more", "exception"})
+_UNSAID = frozenset({"task_instance_id"})  # who reads the log of a task knows which
 _SOURCE_CHARS = 10
 
 
@@ -80,4 +81,4 @@ def _print(record: Mapping[str, Any]) -> None:
 
 
 def _others(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in record.items() if name not in _TOLD]
+    return [(name, value) for name, value in record.items() if name not in _TOLD | _UNSAID and value is not None]

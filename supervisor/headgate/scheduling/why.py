@@ -40,6 +40,7 @@ class Supervisor(msgspec.Struct, frozen=True):
     queues: tuple[str, ...]
     open_triggers: int = 0
     tasks: int = 0
+    workers: int = 1  # steps of tasks it can run at once; 0: it runs triggers alone
 
     def __str__(self) -> str:
         return f"supervisor {self.epoch} (pid {self.pid} on {self.hostname})"
@@ -184,11 +185,16 @@ def alive(supervisors: Sequence[Supervisor]) -> list[Supervisor]:
     return [one for one in supervisors if one.stands == "alive"]
 
 
-def nobody_serves(supervisors: Sequence[Supervisor], queue: str) -> Finding | None:
-    """Say so where no living supervisor takes what is in this queue."""
+def nobody_serves(supervisors: Sequence[Supervisor], queue: str, *, with_workers: bool = False) -> Finding | None:
+    """Say so where no living supervisor takes what is in this queue; ``with_workers``: tasks, not triggers alone."""
     living = alive(supervisors)
     if not living:
         return Finding("no_supervisor", "no supervisor is alive", f"{HEADGATE_UP}, or a supervisor on any machine")
+    if with_workers:
+        living = [one for one in living if one.workers]
+        if not living:
+            text = "the supervisors that are alive run triggers alone, and no tasks"
+            return Finding("no_workers", text, f"{HEADGATE_UP}, on any machine")
     if any(queue in one.queues for one in living):
         return None
     served = sorted({name for one in living for name in one.queues})

@@ -92,7 +92,7 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     found += _paused(facts)
     if decision == "wait":
         found.append(_upstream(facts))
-    nobody = nobody_serves(supervisors, facts.queue)
+    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
     if nobody is not None:
         found.append(nobody)
     if not found:
@@ -125,7 +125,7 @@ def _upstream(facts: TaskFacts) -> Finding:
 
 def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     found = _paused(facts)
-    nobody = nobody_serves(supervisors, facts.queue)
+    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
     if nobody is not None:
         found.append(nobody)
     found += _pool(facts)
@@ -161,7 +161,7 @@ def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[F
     if due_s > 0:
         soon = f"try {facts.try_number + 1} begins {moment(due_s)}; `headgate tasks clear` begins anew at once"
         return [Finding("retry_delay", failed, soon), *_paused(facts)]
-    nobody = nobody_serves(supervisors, facts.queue)
+    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
     found = [] if nobody is None else [nobody]
     text = f"{failed}; the next try has been due for {span(due_s)}"
     return [*found, Finding("retry_due", text, "the scheduler begins it within a second"), *_paused(facts)]

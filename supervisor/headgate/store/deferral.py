@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 from sqlalchemy import Connection, Integer, bindparam, exists, func, insert, select, update
 
+from headgate.protocol import marks
 from headgate.protocol.dags import TaskState
 from headgate.protocol.messages import ERROR_CHARS_MAX, FinishedTrigger, FiredEvent
 from headgate.protocol.values import encode_value
@@ -28,7 +29,6 @@ from headgate.store.task_rows import LockedTask
 from headgate.store.times import UtcDateTime, bound
 
 _C = task_instance.c
-TRIGGER_QUEUE = "default"
 
 FailReason = Literal["trigger_failure", "trigger_timeout", "execution_timeout"]
 _TIMEOUT = {"trigger_timeout": "the trigger did not fire in time", "execution_timeout": "the task took too long in all"}
@@ -42,7 +42,6 @@ class Deferral(msgspec.Struct, frozen=True):
     next_method: str
     next_kwargs: bytes
     timeout_s: float | None = None
-    queue: str = TRIGGER_QUEUE
 
 
 # --- into it -------------------------------------------------------------------------------------
@@ -81,7 +80,9 @@ def start_in_trigger(
     deadline = None
     if task.execution_timeout_s is not None:
         deadline = now + timedelta(seconds=task.execution_timeout_s)
-    return _wait(connection, now, secrets, task, deferral, "started_in_trigger", deadline, started_at=now)
+    token = _wait(connection, now, secrets, task, deferral, "started_in_trigger", deadline, started_at=now)
+    marks.reach("plan.in_trigger")
+    return token
 
 
 _BEGUN = Prepared(select(_C.id).where(_C.id == bindparam("of_id"), _C.started_at.is_not(None)))
@@ -106,7 +107,7 @@ def _wait(
         classpath=deferral.classpath,
         kwargs=secrets.encrypt(deferral.kwargs),
         created_date=bound(connection, now),
-        queue=deferral.queue,
+        queue=task.queue,  # whoever ran it can run its trigger, and so can whoever is to run it afterwards
         priority=task.priority_weight,
     ).fetchone()
     limits = [] if deferral.timeout_s is None else [now + timedelta(seconds=deferral.timeout_s)]
@@ -163,6 +164,7 @@ def take_events(
             _end_task(connection, now, event)
         elif _RESUME.run(connection, of_trigger=trigger_id, now=bound(connection, now)).rowcount:
             task_rows.finish_trigger(connection, now, trigger_id)
+            marks.reach("resume.by_event")
 
 
 def _end_task(connection: Connection, now: datetime, event: FiredEvent) -> None:
@@ -181,6 +183,7 @@ def _end_task(connection: Connection, now: datetime, event: FiredEvent) -> None:
         else:
             task_rows.apply(connection, now, task, f"ended_{event.kind}")
     task_rows.finish_trigger(connection, now, event.trigger_id)
+    marks.reach("resume.by_end")
 
 
 _OWN = Prepared(
@@ -230,6 +233,7 @@ def resume_to_fail(
     next_kwargs = secrets.encrypt(encode_value(told, where="next_kwargs"))
     task_rows.apply(connection, now, task, event, next_kwargs=next_kwargs, last_error=error)
     task_rows.finish_trigger(connection, now, task.trigger_id)
+    marks.reach("resume.to_fail")
 
 
 # --- out of it, by the clock ---------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Select,
     and_,
@@ -31,6 +32,8 @@ from headgate.store.times import DatabaseNow, read
 
 _C = task_instance.c
 
+Column: TypeAlias = ColumnElement[Any]
+
 
 class Due(msgspec.Struct, frozen=True):
     """What there is to do, and when, in seconds from now; not more than 0 where it is due already, None for nothing.
@@ -48,12 +51,15 @@ class Due(msgspec.Struct, frozen=True):
     has_orphans: bool
 
 
-def _row(kind: str, moment: Any = None, plus_s: Any = None) -> Select[Any]:
-    return select(
+def _row(
+    kind: str, moment: ColumnElement[Any] | None = None, plus_s: ColumnElement[Any] | None = None
+) -> Select[*tuple[Any, ...]]:
+    columns: list[Column] = [
         literal_column(f"'{kind}'"),
         null() if moment is None else moment,
         literal_column("0.0") if plus_s is None else plus_s,
-    )
+    ]
+    return select(*columns)
 
 
 _OPEN_DAG = and_(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None))

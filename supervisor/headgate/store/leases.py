@@ -66,6 +66,7 @@ class TriggererRow(msgspec.Struct, frozen=True):
     heartbeat_age_s: float
     stopped_at: datetime | None = None
     fenced_at: datetime | None = None
+    workers: int = 0
 
 
 class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
@@ -135,7 +136,7 @@ _REGISTER = Prepared(
             name: bindparam(name)
             for name in (
                 *("hostname", "pid", "machine", "process_started"),
-                *("capacity", "queues", "started_at", "latest_heartbeat"),
+                *("capacity", "queues", "workers", "started_at", "latest_heartbeat"),
             )
         }
     )
@@ -153,6 +154,7 @@ def register(
     process_started: float,
     capacity: int,
     queues: Sequence[str],
+    workers: int,
 ) -> int:
     """Begin a lease; return its epoch, which no other supervisor ever had or will have."""
     now = bound(connection, read_clock(connection, clock))
@@ -164,6 +166,7 @@ def register(
         process_started=process_started,
         capacity=capacity,
         queues=",".join(queues),
+        workers=workers,
         started_at=now,
         latest_heartbeat=now,
     ).fetchone()

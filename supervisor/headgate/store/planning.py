@@ -36,15 +36,17 @@ TASKS_PER_LOOK_MAX = 500  # of one run: some tens of milliseconds; the run keeps
 class Planned(msgspec.Struct, frozen=True):
     """What came of looking at marked runs: how many were, how many tasks may be dispatched now, and what ended.
 
-    ``in_triggers`` tasks began in their trigger. ``left``: runs that still need a look, for there was too much to do at
-    once, or a row was locked by another.
+    ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``left``: runs that still need
+    a look, for there was too much to do at once, or a row was locked by another. ``has_more``: others may be marked.
     """
 
     looked_at: int = 0
     scheduled: int = 0
     in_triggers: int = 0
+    removed: int = 0
     ended: dict[int, RunEnd] = {}
     left: int = 0
+    has_more: bool = False
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -67,8 +69,13 @@ class _Look:
         self._graphs = graphs
         self._locked_dags: dict[int, bool] = {}
         self._begun: set[int] = set()  # runs that waited; some of them are among those looked at
-        self.scheduled = self.in_triggers = 0
+        self.scheduled = self.in_triggers = self.removed = 0
         self.ended: dict[int, RunEnd] = {}
+
+    @property
+    def has_begun_runs(self) -> bool:
+        """Whether runs that waited were begun."""
+        return bool(self._begun)
 
     def at(self, run: _Run) -> bool:
         """Do what is to be done; return whether that was all, so that the mark comes off."""
@@ -105,6 +112,7 @@ class _Look:
         dags.insert_tasks(self._connection, self._now, run.id, missing)
         removable = [id_ for id_, state in gone if state not in states.OCCUPYING]  # a worker's end marks the run again
         removed = [dags.remove_task(self._connection, self._now, id_) for id_ in removable]
+        self.removed += sum(removed)
         return _tasks(self._connection, run.id), all(removed)
 
     def _move(self, event: str, tasks: Mapping[str, int], graph: Graph) -> bool:
@@ -170,7 +178,8 @@ def plan(connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs
         else:
             left += 1
         task_rows.forget_run(connection, id_)
-    return Planned(len(rows), look.scheduled, look.in_triggers, look.ended, left)
+    has_more = len(rows) == limit or look.has_begun_runs  # which are marked, unless they came later in this look
+    return Planned(len(rows), look.scheduled, look.in_triggers, look.removed, look.ended, left, has_more)
 
 
 # --- parts ---------------------------------------------------------------------------------------

@@ -9,10 +9,26 @@ import msgspec
 from sqlalchemy import Connection, and_, func, select
 
 from headgate.store.leases import Clock, TriggererRow, read_clock, triggerer_row
-from headgate.store.tables import asset, asset_watcher, dead_letter, redelivery, trigger, trigger_event, triggerer
+from headgate.store.tables import (
+    asset,
+    asset_watcher,
+    dead_letter,
+    redelivery,
+    task_instance,
+    trigger,
+    trigger_event,
+    triggerer,
+)
 
 EVENTS_PER_BATCH_MAX = 100  # each may hold a payload of 1 MiB, so this is about what a reader may need of memory
 LIST_ROWS_MAX = 100_000  # watchers and triggers in one list: a hundred supervisors at full capacity
+
+
+class TriggererLine(TriggererRow, frozen=True):
+    """One lease, with how many open triggers and how many tasks it has now."""
+
+    triggers: int = 0
+    tasks: int = 0
 
 
 class WatcherRow(msgspec.Struct, frozen=True):
@@ -132,11 +148,29 @@ def triggers(connection: Connection) -> list[TriggerRow]:
     return [TriggerRow(**row) for row in rows]
 
 
-def triggerers(connection: Connection, clock: Clock | None, limit: int) -> list[TriggererRow]:
+def triggerers(connection: Connection, clock: Clock | None, limit: int) -> list[TriggererLine]:
     """Return the newest ``limit`` leases, living or not, newest first."""
     now = read_clock(connection, clock)
-    rows = connection.execute(select(triggerer).order_by(triggerer.c.id.desc()).limit(limit))
-    return [triggerer_row(dict(row._mapping), now) for row in rows]
+    has_trigger = (
+        trigger.c.triggerer_id == triggerer.c.id,
+        trigger.c.finished_at.is_(None),
+        trigger.c.removed_at.is_(None),
+    )
+    statement = select(
+        triggerer,
+        select(func.count()).where(*has_trigger).correlate(triggerer).scalar_subquery().label("triggers"),
+        select(func.count())
+        .where(task_instance.c.triggerer_id == triggerer.c.id)
+        .correlate(triggerer)
+        .scalar_subquery()
+        .label("tasks"),
+    )
+    lines = []
+    for row in connection.execute(statement.order_by(triggerer.c.id.desc()).limit(limit)):
+        fields = dict(row._mapping)
+        counts = {name: fields.pop(name) for name in ("triggers", "tasks")}
+        lines.append(TriggererLine(**msgspec.structs.asdict(triggerer_row(fields, now)), **counts))
+    return lines
 
 
 def is_or_was_watcher(connection: Connection, name: str) -> bool:

@@ -105,8 +105,12 @@ class Store:
         process_started: float,
         capacity: int,
         queues: Sequence[str],
+        workers: int = 0,
     ) -> int:
-        """Begin a lease and return its epoch. ``process_started`` is in clock ticks since boot. Raises `BadName`."""
+        """Begin a lease and return its epoch. ``process_started`` is in clock ticks since boot. Raises `BadName`.
+
+        ``workers``: how many steps of tasks it can run at once; 0 where it runs triggers alone.
+        """
         for queue in queues:
             watchers.check_queue(queue)
         with self._writing() as connection:
@@ -119,14 +123,13 @@ class Store:
                 process_started=process_started,
                 capacity=capacity,
                 queues=queues,
+                workers=workers,
             )
 
     def heartbeat(self, epoch: int) -> None:
         """Renew the lease, by the database's clock."""
         with self._asking() as connection:
-            self._own_write_begins()
             leases.beat(connection, epoch, self._clock)
-            self._own_write_ended()
 
     def release_triggerer(self, epoch: int) -> None:
         """End the lease and give up its triggers. Ending it again does nothing."""
@@ -170,7 +173,7 @@ class Store:
         return [leases.decrypted(row, self._secrets, tasks) for row in rows]
 
     def has_news(self) -> bool:
-        """Whether `poll` may have another answer than last time: looked at without asking the database.
+        """Whether `poll` may have another answer than last time: looked at without a transaction.
 
         True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.notices`).
         """
@@ -230,6 +233,8 @@ class Store:
             marks.reach("store.before_commit")
         marks.reach("store.committed")
         moved_tasks = self._is_anybody_moved(events, finished)
+        if moved_tasks:
+            marks.reach("resume.committed")
         for run in finished:
             if run.outcome == "returned":
                 self._waited_for.discard(run.trigger_id)
@@ -302,8 +307,8 @@ class Store:
         with self._reading() as connection:
             return reading.triggers(connection)
 
-    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[TriggererRow]:
-        """Return the newest ``limit`` leases, living or not, newest first."""
+    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[reading.TriggererLine]:
+        """Return the newest ``limit`` leases, living or not, newest first, with what each has."""
         with self._reading() as connection:
             return reading.triggerers(connection, self._clock, limit)
 
@@ -344,20 +349,9 @@ class Store:
     @contextmanager
     def _writing(self) -> Generator[Connection]:
         with self._transaction(reads_only=False) as connection:
-            self._own_write_begins()  # only now: nobody else writes until it is committed
             task_rows.forget_noted(connection)
             yield connection
             task_rows.mark_noted(connection)
-        self._own_write_ended()
-
-    def _own_write_begins(self) -> None:
-        """What is written from here on is no news to ourselves."""
-        if self._notices is not None:
-            self._notices.own_write_begins()
-
-    def _own_write_ended(self) -> None:
-        if self._notices is not None:
-            self._notices.own_write_ended()
 
     @contextmanager
     def _reading(self) -> Generator[Connection]:

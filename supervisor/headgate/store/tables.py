@@ -61,6 +61,7 @@ triggerer = Table(
     Column("process_started", Double, nullable=False),  # clock ticks since boot: tells a pid from its next bearer
     Column("capacity", BigInteger, nullable=False),
     Column("queues", Text, nullable=False),  # comma separated
+    Column("workers", BigInteger, nullable=False, server_default=text("0")),  # 0: it runs triggers alone
     Column("started_at", UtcDateTime, nullable=False),
     Column("latest_heartbeat", UtcDateTime, nullable=False),
     Column("stopped_at", UtcDateTime),  # it left by itself

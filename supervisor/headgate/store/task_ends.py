@@ -15,10 +15,11 @@ from sqlalchemy import Connection, Integer, bindparam, or_, select
 
 from headgate.protocol.dags import TaskState
 from headgate.scheduling import states
+from headgate.scheduling.names import TryName
 from headgate.store import task_rows, task_values
 from headgate.store.bulk import chunks
 from headgate.store.prepared import Prepared
-from headgate.store.tables import task_instance, triggerer
+from headgate.store.tables import dag, dag_run, task_instance, triggerer
 from headgate.store.times import read
 
 _C = task_instance.c
@@ -109,10 +110,20 @@ def lose_worker(connection: Connection, now: datetime, task_id: int, token: str,
 
 # --- orphans -------------------------------------------------------------------------------------
 
+
+class Adopted(msgspec.Struct, frozen=True):
+    """A task that was taken from a supervisor that is gone: the try it was in, its new state, and why that failed."""
+
+    id: int
+    name: TryName
+    state: TaskState
+    error: str = ""
+
+
 _ORPHANS = Prepared(
     task_rows.passing_over(
-        select(_C.triggerer_id, *task_rows.LOCKED)
-        .join(triggerer, triggerer.c.id == _C.triggerer_id)
+        select(_C.triggerer_id, dag.c.name, dag_run.c.run_id, _C.task_id, *task_rows.LOCKED)
+        .select_from(task_instance.join(dag_run).join(dag).join(triggerer, triggerer.c.id == _C.triggerer_id))
         # Said though the join says it, and in this order: an index of what has an owner goes by both.
         .where(
             _C.triggerer_id.is_not(None), or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None))
@@ -123,20 +134,22 @@ _ORPHANS = Prepared(
 )
 
 
-def adopt(connection: Connection, now: datetime, *, limit: int) -> dict[int, TaskState]:
-    """Take up to ``limit`` tasks from supervisors that are fenced or have ended; return their new states by id.
+def adopt(connection: Connection, now: datetime, *, limit: int) -> list[Adopted]:
+    """Take up to ``limit`` tasks from supervisors that are fenced or have ended; return them.
 
     Such a supervisor writes nothing more, and its workers die with it. A task that one of them ran has failed this try;
     the others go on where they were. Deferred tasks are none of these: their triggers are claimed.
     """
-    adopted = {}
-    for owner, *row in _ORPHANS.run(connection, limit=limit).fetchall():
+    adopted = []
+    for owner, dag_id, run_id, task_id, *row in _ORPHANS.run(connection, limit=limit).fetchall():
         task = task_rows.locked_task(connection, tuple(row))
+        error = ""
         if task.state is TaskState.RUNNING:
-            reason = f"its supervisor (epoch {owner}) is gone, and its worker with it"
-            adopted[task.id] = task_rows.fail(connection, now, task, "adopted", "adopted_to_retry", reason)
+            error = f"its supervisor (epoch {owner}) is gone, and its worker with it"
+            state = task_rows.fail(connection, now, task, "adopted", "adopted_to_retry", error)
         else:
-            adopted[task.id] = task_rows.apply(connection, now, task, "adopted")
+            state = task_rows.apply(connection, now, task, "adopted")
+        adopted.append(Adopted(task.id, TryName(dag_id, run_id, task_id, task.try_number), state, error))
     return adopted
 
 

@@ -74,6 +74,7 @@ class LockedTask(msgspec.Struct, frozen=True):
     execution_timeout_s: float | None
     deadline: datetime | None
     priority_weight: int
+    queue: str
 
     @property
     def has_tries_left(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from sqlalchemy import Connection, Table
 
+from headgate.protocol import marks
 from headgate.protocol.dags import DagSpec, TaskState
 from headgate.scheduling.planning import RunEnd
 from headgate.store import dags, deferral, leases, notices, planning, task_actions, task_ends, task_values, tasks
@@ -189,7 +190,10 @@ class TaskVerbs:
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
             notices.tell(connection)
-            return deferral.defer(connection, now, self._secrets, task_id, token, wait, xcoms or {})
+            deferred = deferral.defer(connection, now, self._secrets, task_id, token, wait, xcoms or {})
+            marks.reach("defer.written")
+        marks.reach("defer.committed")
+        return deferred
 
     def start_in_trigger(self, epoch: int, task_id: int, wait: deferral.Deferral) -> str | None:
         """Have a scheduled task begin in its trigger, without a worker; return its token, None where it is too late."""
@@ -261,8 +265,8 @@ class TaskVerbs:
             now = leases.hold(connection, epoch, self._clock)
             return task_ends.lose_worker(connection, now, task_id, token, reason)
 
-    def adopt(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> dict[int, TaskState]:
-        """Take tasks from supervisors that are fenced or have ended; return their new states by id."""
+    def adopt(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[task_ends.Adopted]:
+        """Take tasks from supervisors that are fenced or have ended; return them."""
         with self._writing() as connection:
             return task_ends.adopt(connection, leases.hold(connection, epoch, self._clock), limit=limit)
 

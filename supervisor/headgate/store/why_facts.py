@@ -72,6 +72,7 @@ def _supervisor(connection: Connection, now: datetime, row: Any, silence_max_s: 
         heartbeat_age_s=max(age_s, 0.0),
         capacity=row.capacity,
         queues=tuple(queue for queue in row.queues.split(",") if queue),
+        workers=row.workers,
         open_triggers=connection.execute(triggers).scalar_one(),
         tasks=connection.execute(tasks).scalar_one(),
     )

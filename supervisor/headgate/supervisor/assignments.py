@@ -8,8 +8,7 @@
                         └─removed by a user──▶ CANCELLING ──ended──▶ (gone)
 
 When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, and every
-CANCELLING one is gone with it. A trigger that a task waits for is not started again when it has failed: the task has.
-Each start is a trigger run of its own, named after the epoch, the incarnation, the
+CANCELLING one is gone with it. Each start is a trigger run of its own, named after the epoch, the incarnation, the
 trigger and a count, so no run is ever mistaken for another, on whichever machine it ran.
 """
 
@@ -127,8 +126,7 @@ class Assignments:
         assigned = self._assigned.get(finished.trigger_id)
         if assigned is None or assigned.trigger_run_id != finished.trigger_run_id:
             return None
-        is_over = finished.outcome == "returned" or (finished.outcome == "failed" and assigned.trigger.task is not None)
-        if is_over or assigned.state is AssignmentState.CANCELLING:
+        if finished.outcome == "returned" or assigned.state is AssignmentState.CANCELLING:
             self._forget(finished.trigger_id)
             return None
         if finished.outcome == "cancelled":

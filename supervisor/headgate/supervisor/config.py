@@ -86,15 +86,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queues: Annotated[
         tuple[_Name, ...],
         msgspec.Meta(min_length=1),
-        _why("Queues whose triggers this supervisor runs."),
+        _why("Queues whose tasks and triggers this supervisor runs."),
     ] = ("default",)
     import_paths: Annotated[
         tuple[_Name, ...],
-        _why("Folders of users' trigger modules, put at the end of the runner's sys.path."),
+        _why("Folders of users' modules, put at the end of sys.path in the runner and the workers."),
     ] = (".",)
     pass_env: Annotated[
         tuple[_Name, ...],
-        _why("Environment variables, by name or glob, the runner may see besides the built-in allow-list."),
+        _why("Environment variables, by name or glob, that users' code may see besides the built-in allow-list."),
     ] = ()
     log_format: Annotated[
         Literal["auto", "human", "json"],

@@ -37,13 +37,11 @@ from headgate.protocol.messages import (
     Reply,
     Request,
     Response,
-    RunnerSettings,
     StateChanges,
     StateSync,
     StoredEvent,
     Welcome,
 )
-from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
@@ -51,8 +49,10 @@ from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
+from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.duties import SaysToTasks, TaskDuty
 from headgate.supervisor.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
-from headgate.supervisor.leases import Identity, Leases, LeaseStore, LeaseTimes
+from headgate.supervisor.leases import Identity, Leases, LeaseStore
 
 log = structlog.get_logger(__name__)
 
@@ -68,61 +68,6 @@ class CoreStore(EventStore, LeaseStore, Protocol):
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """The newest stored event of a trigger."""
         ...
-
-
-class TaskDuty(Protocol):
-    """The part for tasks, where this supervisor has one; see `headgate.supervisor.task_core`."""
-
-    def notice(self, *, has_fenced: bool = False) -> None:
-        """Somebody has written to the database, an event may have resumed a task, or others lost their leases."""
-        ...
-
-    def step(self, epoch: int, now: float) -> bool:
-        """Do one bounded piece of each duty; return whether triggers may have come to be, or have ended."""
-        ...
-
-    def wake_at(self) -> float:
-        """When the next step is due."""
-        ...
-
-    def drain(self, now: float) -> bool:
-        """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""
-        ...
-
-    def end_all(self, reason: str) -> None:
-        """End what still runs."""
-        ...
-
-    def abandon(self) -> None:
-        """End everything, and store nothing more."""
-        ...
-
-
-class SaysToTasks(Protocol):
-    """Where the core says something about a task; `headgate.supervisor.task_logs.TaskLogs` is one."""
-
-    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
-        """Put it in the log of this try."""
-        ...
-
-
-class CoreSettings(msgspec.Struct, frozen=True):
-    """What the core needs of the settings; times in seconds. See `headgate.supervisor.config`."""
-
-    runner: RunnerSettings
-    lease: LeaseTimes
-    capacity: int = 1000
-    queues: tuple[str, ...] = ("default",)
-    runner_silence_max_s: float = 30.0
-    respawn_wait_s: float = 0.1
-    respawn_wait_max_s: float = 30.0
-    respawn_healthy_s: float = 60.0
-    retry_wait_s: float = 1.0
-    retry_wait_max_s: float = 300.0
-    database_retry_wait_s: float = 0.1
-    database_retry_wait_max_s: float = 10.0
-    slice_events_max: int = 5000
-    drain_s: float = 30.0
 
 
 class RunnerState(enum.Enum):
@@ -165,6 +110,7 @@ class SupervisorCore:
             identity,
             capacity=settings.capacity,
             queues=settings.queues,
+            workers=settings.workers,
             times=settings.lease,
             is_gone=is_gone,
             backoff=self._database_backoff(),
@@ -400,12 +346,12 @@ class SupervisorCore:
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
+        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
         if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
             # Nothing waits for it any more: however it ended, it is not started again.
             finished = msgspec.structs.replace(finished, outcome="returned")
             self._to_release.add(finished.trigger_id)
         wait_s = self.assignments.end_run(finished, now)
-        self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
         self._cancel_at.pop(finished.trigger_id, None)
         if finished.reason in ("user", "timeout"):
             self._to_release.add(finished.trigger_id)

@@ -43,6 +43,7 @@ class LeaseStore(Protocol):
         process_started: float,
         capacity: int,
         queues: Sequence[str],
+        workers: int,
     ) -> int: ...
     def heartbeat(self, epoch: int) -> None: ...
     def live_triggerers(self) -> list[TriggererRow]: ...
@@ -106,6 +107,7 @@ class Leases:
         *,
         capacity: int,
         queues: Sequence[str],
+        workers: int = 0,
         times: LeaseTimes,
         is_gone: Callable[[TriggererRow], bool],
         backoff: Backoff,
@@ -114,6 +116,7 @@ class Leases:
         self._identity = identity
         self._capacity = capacity
         self._queues = tuple(queues)
+        self._workers = workers
         self._times = times
         self._is_gone = is_gone
         self._backoff = backoff
@@ -199,6 +202,7 @@ class Leases:
             process_started=who.process_started,
             capacity=self._capacity,
             queues=self._queues,
+            workers=self._workers,
         )
         marks.reach("leases.registered")
         self._heartbeat_at = now + self._times.heartbeat_s

@@ -39,7 +39,8 @@ from headgate.protocol.messages import (
 )
 from headgate.protocol.session import Role, Session
 from headgate.supervisor.commands import DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import ENDED_GRACE_S, CoreSettings, RunnerState, SupervisorCore
+from headgate.supervisor.core import ENDED_GRACE_S, RunnerState, SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.replay_compare import (
     compared_form,

@@ -19,6 +19,7 @@ from headgate.scheduling.planning import RunEnd
 from headgate.store.due_times import Due
 from headgate.store.new_runs import NewRuns
 from headgate.store.planning import Planned
+from headgate.store.task_ends import Adopted
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.intake import DATABASE_UNUSABLE
 
@@ -43,7 +44,7 @@ class TaskStore(Protocol):
 
     def retry_due(self, epoch: int) -> list[int]: ...
     def time_out(self, epoch: int) -> list[int]: ...
-    def adopt(self, epoch: int) -> dict[int, TaskState]: ...
+    def adopt(self, epoch: int) -> list[Adopted]: ...
 
 
 class SchedulerStore(Protocol):
@@ -59,15 +60,17 @@ class SchedulerNews(msgspec.Struct, frozen=True):
     """What one step brought about.
 
     ``may_dispatch``: tasks became ``scheduled``. ``in_triggers``: so many began in their trigger, which can be claimed
-    now. ``ended`` are runs by their ids, ``made`` runs as (dag_id, run_id). ``adopted`` are tasks of supervisors that
-    are gone, with their new states; ``timed_out`` those whose deferral took too long.
+    now; ``removed`` have ended, with the triggers they waited for. ``ended`` are runs by their ids, ``made`` runs as
+    (dag_id, run_id). ``adopted`` are tasks of supervisors that are gone; ``timed_out`` those whose deferral took too
+    long.
     """
 
     may_dispatch: bool = False
     in_triggers: int = 0
+    removed: int = 0
     ended: dict[int, RunEnd] = {}
     made: list[tuple[str, str]] = []
-    adopted: dict[int, TaskState] = {}
+    adopted: list[Adopted] = []
     timed_out: list[int] = []
 
 
@@ -82,7 +85,8 @@ class Scheduler:
         self._backoff = backoff
         self._quiet_until = 0.0
         # When each duty is due, the most urgent first: they are begun in this order.
-        self._at = dict.fromkeys(("plan", "retry", "time_out", "dates", "assets", "adopt", "ask"), math.inf)
+        duties = ("plan", "retry", "time_out", "dates", "assets", "adopt", "ask")
+        self._at: dict[str, float] = dict.fromkeys(duties, math.inf)
         self._at["ask"] = 0.0
         self._asked_at = -math.inf
         self._was_in_vain = False  # something was due, and what was done about it changed nothing
@@ -133,11 +137,19 @@ class Scheduler:
         planned = self._store.scheduling.plan(epoch)
         if planned.looked_at:
             in_vain = planned.left == planned.looked_at and not (planned.scheduled or planned.in_triggers)
-            self._at["plan"] = now + PASSED_OVER_WAIT_S if in_vain else now
+            if in_vain:
+                self._at["plan"] = now + PASSED_OVER_WAIT_S
+            elif planned.left or planned.has_more:
+                self._at["plan"] = now
         if planned.ended:  # their DAGs may have another run now
             self._at["assets"] = now
             self._at["dates"] = now
-        return SchedulerNews(may_dispatch=planned.scheduled > 0, in_triggers=planned.in_triggers, ended=planned.ended)
+        return SchedulerNews(
+            may_dispatch=planned.scheduled > 0,
+            in_triggers=planned.in_triggers,
+            removed=planned.removed,
+            ended=planned.ended,
+        )
 
     def _retry(self, epoch: int, now: float) -> SchedulerNews:
         retried = self._store.tasks.retry_due(epoch)
@@ -176,7 +188,7 @@ class Scheduler:
         if adopted:
             self._at["adopt"] = self._at["plan"] = now
             log.warning("adopted tasks of supervisors that are gone", tasks=len(adopted))
-        return SchedulerNews(may_dispatch=TaskState.SCHEDULED in adopted.values(), adopted=adopted)
+        return SchedulerNews(may_dispatch=any(task.state is TaskState.SCHEDULED for task in adopted), adopted=adopted)
 
     def _ask(self, epoch: int, now: float) -> SchedulerNews:
         due = self._store.scheduling.next_due(epoch)

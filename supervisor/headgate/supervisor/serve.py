@@ -25,7 +25,8 @@ from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.capture import Capture
 from headgate.supervisor.child import Child, scrub
 from headgate.supervisor.config import Settings
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import Identity, LeaseTimes
 from headgate.supervisor.link import Link
 from headgate.supervisor.task_logs import TaskLogs
@@ -83,13 +84,14 @@ def is_gone(row: TriggererRow, here: Identity) -> bool:
         return False
 
 
-def core_settings(settings: Settings) -> CoreSettings:
+def core_settings(settings: Settings, *, runs_tasks: bool = False) -> CoreSettings:
     """The part of the settings that the core works with."""
     return CoreSettings(
         runner=settings.runner_settings(),
         lease=LeaseTimes(settings.heartbeat_s, settings.lease_silence_max_s, settings.poll_interval_s),
         capacity=settings.capacity,
         queues=settings.queues,
+        workers=settings.workers if runs_tasks else 0,
         runner_silence_max_s=settings.runner_silence_max_s,
         respawn_wait_s=settings.respawn_wait_s,
         respawn_wait_max_s=settings.respawn_wait_max_s,
@@ -146,7 +148,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     core = SupervisorCore(
         store,
         identity,
-        core_settings(settings),
+        core_settings(settings, runs_tasks=runs_tasks),
         is_gone=lambda row: is_gone(row, identity),
         answers=answers,
         task_logs=task_logs,

@@ -1,4 +1,4 @@
-"""Which task an event resumed: the database looks before it deletes an event.
+"""Which task an event resumed: the database looks before it deletes an event. And how many workers a supervisor has.
 
 A migration says what was true when it was written: it imports nothing of headgate, which goes on changing.
 """
@@ -17,11 +17,13 @@ NAME = "ix_task_instance_event"
 
 
 def upgrade() -> None:
-    """Add the index."""
+    """Add the index and the column. Supervisors that are there already count as running triggers alone."""
+    op.add_column("triggerer", sa.Column("workers", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
     where = sa.text("event_id IS NOT NULL")
     op.create_index(NAME, "task_instance", ["event_id"], postgresql_where=where, sqlite_where=where)
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop them."""
+    op.drop_column("triggerer", "workers")
     op.drop_index(NAME, "task_instance")

@@ -1,0 +1,77 @@
+"""Tasks that note on a board when they were where; a run's params say which board, and which number the run has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from benchmarks.board import Board, open_board
+from headgate.tasks.context import Context
+from headgate.tasks.operator import BaseOperator
+from headgate.triggers.base import BaseTrigger, TriggerEvent
+
+
+def board_of(context: Context) -> tuple[Board, int]:
+    """Return the board of a run, and the run's number."""
+    return open_board(context["params"]["board"]), context["params"]["number"]
+
+
+class Empty(BaseOperator):
+    """Does nothing."""
+
+    def execute(self, context: Context) -> None:
+        """Do nothing."""
+
+
+class AtOnce(BaseTrigger):
+    """Fires as soon as it runs, and notes when."""
+
+    def __init__(self, board: str, number: int) -> None:
+        self.board = board
+        self.number = number
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return this class and the board."""
+        return f"{__name__}.AtOnce", {"board": self.board, "number": self.number}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield one event."""
+        open_board(self.board).stored_at[self.number] = time.monotonic()
+        yield TriggerEvent(None)
+
+
+class Deferring(BaseOperator):
+    """Defers to a trigger that fires at once; notes when it does so, and when it goes on."""
+
+    def execute(self, context: Context) -> None:
+        """Defer."""
+        board, number = board_of(context)
+        trigger = AtOnce(board.path, number)
+        board.handed_at[number] = time.monotonic()
+        self.defer(trigger=trigger, method_name="resume")
+
+    def resume(self, context: Context, event: Any = None) -> None:
+        """Go on."""
+        now = time.monotonic()
+        board, number = board_of(context)
+        board.advanced_at[number] = now
+
+
+class First(BaseOperator):
+    """Notes when it is done."""
+
+    def execute(self, context: Context) -> None:
+        """End."""
+        board, number = board_of(context)
+        board.handed_at[number] = time.monotonic()
+
+
+class Second(BaseOperator):
+    """Notes when it begins."""
+
+    def execute(self, context: Context) -> None:
+        """Begin."""
+        now = time.monotonic()
+        board, number = board_of(context)
+        board.advanced_at[number] = now

@@ -1,0 +1,123 @@
+"""What stands in the documentation and is the code's to say: tables written between two comments that name them.
+
+``python -m tests.documents`` writes them anew; a test says when they are not what the code says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from headgate.scheduling import states
+from headgate.supervisor import config
+
+ROOT = Path(__file__).parent.parent
+DEFERRAL = ROOT / "docs" / "deferral.md"
+
+# What a limit is of, and its name in the code, where its reason stands beside it.
+LIMITS = (
+    ("the encoded kwargs of a trigger, or of a deferral", "headgate.protocol.messages.KWARGS_BYTES_MAX"),
+    ("one encoded payload (the setting `event_bytes_max`)", "headgate.protocol.messages.EVENT_BYTES_MAX"),
+    ("the key of an event", "headgate.protocol.messages.KEY_CHARS_MAX"),
+    ("an error, and a traceback, as they are kept and shown", "headgate.protocol.messages.ERROR_CHARS_MAX"),
+    ("values within values", "headgate.protocol.values.DEPTH_MAX"),
+    ("one encoded XCom", "headgate.protocol.dags.XCOM_BYTES_MAX"),
+    ("XComs pushed by one step of a task", "headgate.protocol.dags.XCOMS_PER_STEP_MAX"),
+    ("the key of an XCom", "headgate.protocol.dags.XCOM_KEY_CHARS_MAX"),
+    ("a dag_id, a task_id", "headgate.protocol.dags.ID_CHARS_MAX"),
+    ("the name of a queue, a pool, a run", "headgate.protocol.dags.NAME_CHARS_MAX"),
+    ("the classpath of a trigger", "headgate.protocol.dags.CLASSPATH_CHARS_MAX"),
+    ("any delay, and any timeout", "headgate.protocol.dags.DURATION_S_MAX"),
+    ("retries of a task", "headgate.protocol.dags.RETRIES_MAX"),
+    ("a priority_weight, either sign", "headgate.protocol.dags.PRIORITY_MAX"),
+    ("slots of a pool", "headgate.protocol.dags.POOL_SLOTS_MAX"),
+    ("tasks of a DAG", "headgate.protocol.dags.TASKS_PER_DAG_MAX"),
+    ("tasks right upstream of one", "headgate.protocol.dags.UPSTREAM_PER_TASK_MAX"),
+    ("an encoded DAG", "headgate.protocol.dags.DAG_SPEC_BYTES_MAX"),
+    ("active runs of a DAG, where it does not say", "headgate.protocol.dags.DEFAULT_MAX_ACTIVE_RUNS"),
+    ("active runs of a DAG, as much as it may say", "headgate.protocol.dags.ACTIVE_RUNS_MAX"),
+    ("assets of one schedule", "headgate.protocol.dags.ASSETS_MAX"),
+    ("asset events that one run is made for", "headgate.protocol.dags.EVENTS_PER_RUN_MAX"),
+    ("the payloads of these events together", "headgate.scheduling.contracts.PAYLOAD_BYTES_PER_RUN_MAX"),
+    ("asset events that wait for the runs of one DAG", "headgate.store.assets.WAITING_EVENTS_MAX"),
+    ("a DAG file", "headgate.tasks.parsing.FILE_BYTES_MAX"),
+    ("DAGs in a file", "headgate.tasks.parsing.DAGS_PER_FILE_MAX"),
+    ("DAG files of a folder", "headgate.supervisor.dag_files.FILES_MAX"),
+    ("folders within folders of DAG files", "headgate.supervisor.dag_files.DEPTH_MAX"),
+    ("a variable, or a connection", "headgate.store.task_values.VALUE_BYTES_MAX"),
+    ("steps that a worker runs until it is replaced", "headgate.supervisor.executors.local.WORKER_STEPS_MAX"),
+    ("the time of a step that is resumed to fail, at least", "headgate.supervisor.task_core.FAIL_STEP_S"),
+    ("triggers claimed in one transaction", "headgate.supervisor.leases.CLAIM_TRIGGERS_MAX"),
+)
+# The settings that one who runs deferrable tasks may want to know of, in this order.
+SETTINGS = (
+    *("dags_folder", "dags_look_s", "dag_parse_timeout_s", "import_paths", "pass_env"),
+    *("workers", "worker_memory_max_mib", "worker_grace_s"),
+    *("capacity", "queues", "heartbeat_s", "lease_silence_max_s", "poll_interval_s"),
+    *("blocked_after_s", "cancel_grace_s", "hook_timeout_s", "drain_s"),
+    *("log_folder", "task_log_bytes_max"),
+)
+
+
+def limits() -> str:
+    """Return the limits as Markdown."""
+    rows = []
+    for what, path in LIMITS:
+        module, _, name = path.rpartition(".")
+        value = _in_words(name, getattr(importlib.import_module(module), name))
+        rows.append(f"| {what} | {value} | `{path.removeprefix('headgate.')}` |")
+    return "\n".join(["| of | limit | named |", "|---|---|---|", *rows]) + "\n"
+
+
+def settings() -> str:
+    """Return these settings as Markdown, with their defaults and reasons."""
+    defaults = config.load_settings(environ={"HOME": "/"}, cwd=Path("/"), flags={"home": Path("HOME")})
+    values = {key: getattr(defaults, key) for key in SETTINGS} | {"import_paths": (".",)}  # made absolute, as all paths
+    rows = [f"| `{key}` | {_default(value)} | {config.reason(key)} |" for key, value in values.items()]
+    return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows]) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {"transitions": states.markdown, "limits": limits, "settings": settings}
+
+
+def written(text: str) -> str:
+    """Return the document with its tables as the code has them. Raises ValueError where one has no place in it."""
+    for name, table in TABLES.items():
+        place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        body = table().replace("\\", r"\\")
+        filled, places = place.subn(rf"\1\n{body}\n\2", text)
+        if places != 1:
+            raise ValueError(f"{places} places for the table {name!r}")
+        text = filled
+    return text
+
+
+def _in_words(name: str, value: float) -> str:
+    if "_BYTES_" in name:
+        unit, size = ("MiB", 1024**2) if value >= 1024**2 else ("KiB", 1024)
+        return f"{value / size:g} {unit}"
+    if name.endswith("_S") or "_S_" in name:
+        return f"{timedelta(seconds=value).days:,} days" if value >= 86_400 else f"{value:g} s"
+    return f"{value:,} characters" if "_CHARS_" in name else f"{value:,}"
+
+
+def _default(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case Path():
+            return f"`{str(value).removeprefix('/')}`"
+        case tuple():
+            return ", ".join(f"`{part}`" for part in value) or "none"
+        case int() if value >= 1024**2:
+            return f"{value // 1024**2} MiB"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+if __name__ == "__main__":
+    DEFERRAL.write_text(written(DEFERRAL.read_text()))
+    print(f"wrote the tables of {DEFERRAL.relative_to(ROOT)}")

@@ -1,0 +1,105 @@
+"""The examples that come with headgate, copied by its command and run by a real ``headgate up``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from pair import wait_until
+from station import Run, Station
+
+from conftest import StartStation
+
+PORT = "8765"  # the server's, in the example
+REPORT = b'{"orders": 12}\n'
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder of DAG files with the examples."""
+    folder = tmp_path / "dags"
+    subprocess.run([sys.executable, "-m", "headgate.cli", "examples", str(folder)], check=True, capture_output=True)
+    return folder
+
+
+class Endpoint(ThreadingHTTPServer):
+    """A server that has its file only when told so."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.has_report = threading.Event()
+        self.asked_in_vain = threading.Event()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_GET(self) -> None:
+        found = self.path == "/report.json" and self.server.has_report.is_set()
+        self.send_response(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND)
+        self.end_headers()
+        if found:
+            self.wfile.write(REPORT)
+        else:
+            self.server.asked_in_vain.set()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Leave standard error to the tests."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_wait_for_file(copied: Path, start_station: StartStation, tmp_path: Path) -> None:
+    run = start_station().run("wait_for_file").wait(wait="deferred")
+    (tmp_path / "inbox").mkdir()
+    beside = tmp_path / "inbox" / "orders.new"
+    beside.write_text("id,amount\n1,250\n2,1800\n")
+    beside.rename(beside.with_suffix(".csv"))
+    assert run.wait_end() == {"wait": "success", "count_rows": "success"}
+    assert run.xcom("count_rows") == 2
+    assert run.logged("count_rows", "inbox/orders.csv has 2 rows")
+
+
+def test_poll_endpoint(copied: Path, endpoint: Endpoint, start_station: StartStation) -> None:
+    example = copied / "poll_endpoint.py"
+    source = example.read_text()
+    assert PORT in source
+    example.write_text(source.replace(PORT, str(endpoint.server_port)))
+    run = start_station().run("poll_endpoint")
+    assert endpoint.asked_in_vain.wait(60)
+    assert run.state("use") == "none"
+    endpoint.has_report.set()
+    assert run.wait_end() == {"wait": "success", "use": "success"}
+    assert run.xcom("wait")["status"] == HTTPStatus.OK
+    assert run.xcom("use") == '{"orders": 12}'
+
+
+def test_daily_chain(copied: Path, start_station: StartStation, tmp_path: Path) -> None:
+    station = start_station()
+    run = run_by_schedule(station, "daily_chain").wait(complete="deferred")
+    (begun,) = (tmp_path / "days").iterdir()
+    begun.with_suffix(".done").touch()
+    assert set(run.wait_end().values()) == {"success"}
+    assert run.logged("report", "twelve orders")
+    assert [row["run_id"] for row in station.query("SELECT run_id FROM dag_run")] == [run.run_id], "no other day's"
+
+
+def run_by_schedule(station: Station, dag: str) -> Run:
+    """Wait for the run that nobody asked for."""
+    statement = "SELECT id, run_id FROM dag_run WHERE run_type = 'scheduled'"
+    (row,) = wait_until(lambda: station.query(statement), f"a run of {dag}")
+    return Run(station, row["id"], dag, row["run_id"], station.home)

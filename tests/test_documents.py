@@ -1,0 +1,74 @@
+"""What the documentation says of the code is so: generated tables, tests it names, commands it lists."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import typer
+from tests import documents
+from tests.documents import DEFERRAL, ROOT
+
+from headgate.cli.main import app
+
+TESTS = ROOT / "tests"
+NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+
+
+def checklist() -> list[list[str]]:
+    """The cells of the rows of the checklist, without the heads of its tables."""
+    text = DEFERRAL.read_text().partition("## Checklist")[2]
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    return [cells for cells in rows if cells[0].strip() != "heading"]
+
+
+def test_the_tables_are_what_the_code_says() -> None:
+    text = DEFERRAL.read_text()
+    assert documents.written(text) == text, "`python -m tests.documents` writes them anew"
+
+
+def test_every_test_that_the_checklist_names_is_there() -> None:
+    named = [(name, TESTS / path) for path, name in NAMED.findall(DEFERRAL.read_text())]
+    assert len(named) > 50
+    assert [f"{path}::{name}" for name, path in named if not path.is_file() or name not in names_in(path)] == []
+
+
+def test_every_row_of_the_checklist_names_a_test_or_says_why_not() -> None:
+    rows = checklist()
+    assert {len(cells) for cells in rows} == {4}
+    assert [cells for cells in rows if not NAMED.search(cells[3]) and not re.match(r" - \(.+\) $", cells[3])] == []
+
+
+def commands() -> set[str]:
+    """Every command there is, as it is called."""
+    names = {command.name for command in app.registered_commands}
+    for group in app.registered_groups:
+        assert isinstance(group.typer_instance, typer.Typer)
+        for command in group.typer_instance.registered_commands:
+            assert command.callback is not None
+            names.add(f"{group.name} {command.name or command.callback.__name__}")
+    return {name for name in names if name is not None}
+
+
+def test_the_readme_lists_every_command_and_no_other() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Commands")[2].partition("\n## ")[0]
+    told: set[str] = set()
+    for line in table.splitlines():
+        if not line.startswith("| `"):
+            continue
+        group = ""
+        for words in re.findall(r"`([^`]+)`", line.split("|")[1]):
+            words = [word for word in words.split() if re.fullmatch(r"[a-z][a-z-]*", word)]
+            if words[0] == "headgate":
+                words = words[1:]
+                group = words[0]
+            elif words[0] not in {name.split()[0] for name in commands()}:
+                words = [group, *words]  # of the group that was named before
+            told.add(" ".join(words))
+    assert told == commands()
