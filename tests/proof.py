@@ -18,6 +18,7 @@ SECTIONS = {
     "crash": "## Crash tests\n\nNot run yet: `make crash`.",
     "task crash": "## Crash tests of tasks\n\nNot run yet: `make crash`.",
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
+    "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
 }
 HEAD = """\
 # Proof

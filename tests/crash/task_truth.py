@@ -71,10 +71,11 @@ class TaskTruth(Connections):
         ``is_over``: nobody should have a trigger any more, not even one that is over.
         """
         orphans = self._ids(_ORPHANS) | (self._ids(_OWNED) if is_over else set())
-        xcoms = self._read_xcoms() if at_rest else {}
+        found = self._reader.ask(_ROWS)
+        xcoms = self._read_xcoms() if at_rest else {}  # after the rows: of what has ended, all is there by then
         rows = [
             Row(f"{dag}/{run}/{task}", state, try_number, xcoms.get(id_, {}), bool(is_stranded), at)
-            for id_, dag, run, task, state, try_number, is_stranded in self._reader.ask(_ROWS)
+            for id_, dag, run, task, state, try_number, is_stranded in found
         ]
         self._record(self._read_journal())
         for row in rows:

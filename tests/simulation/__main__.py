@@ -2,6 +2,7 @@
 
 ``--seed S [--faults 0,2|none]`` runs one, with only those of its faults, and tells its history; ``--digest`` prints
 a digest of the history instead. ``--mutant NAME`` breaks the pair first (see `tests.simulation.mutants`).
+``--tasks`` means the seeds of `tests.simulation.tasks` in place of those of the pair.
 ``--proof`` looks for every mutant as well, and adds what was counted to ``docs/proof.md``.
 """
 
@@ -17,10 +18,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tests import proof
-from tests.simulation import judging, records, scenario
+from tests.simulation import judging, records
 from tests.simulation import proof as counts
-from tests.simulation.mutants import MUTANTS, find
+from tests.simulation.families import FamilyName, family
+from tests.simulation.mutants import MUTANTS as OF_PAIR
+from tests.simulation.mutants import find
+from tests.simulation.tasks.mutants import MUTANTS as OF_TASKS
 
+MUTANTS = {"pair": OF_PAIR, "tasks": OF_TASKS}
 FAILURES_SHOWN_MAX = 10
 WRITTEN_EVERY = 20_000  # seeds: a long run that is broken off has proven what it has written
 
@@ -34,24 +39,28 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, help="just this one, with its history")
     parser.add_argument("--faults", help="keep only these of its faults, by number, or: none")
     parser.add_argument("--digest", action="store_true", help="of the one seed, a digest of its history")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the pair on purpose")
+    parser.add_argument("--tasks", action="store_true", help="the seeds of tasks")
+    parser.add_argument("--mutant", choices=sorted(OF_PAIR | OF_TASKS), help="break the pair on purpose")
     parser.add_argument("--proof", type=Path, nargs="?", const=proof.PATH, help="add what was counted to this document")
     chosen = parser.parse_args(arguments)
     if chosen.proof is not None and (chosen.mutant is not None or chosen.seed is not None):
         parser.error("--proof is of many seeds, and of the pair as it is")
+    name: FamilyName = "tasks" if chosen.tasks else "pair"
+    if chosen.mutant is not None and chosen.mutant not in MUTANTS[name]:
+        parser.error(f"--mutant {chosen.mutant} is one of the other seeds")
     jobs = 1 if chosen.mutant else chosen.jobs  # another process would run the pair unbroken
     with ExitStack() as stack:
         if chosen.mutant is not None:
-            stack.enter_context(MUTANTS[chosen.mutant].applied())
+            stack.enter_context(MUTANTS[name][chosen.mutant].applied())
         if chosen.seed is not None:
-            return _run_one(chosen.seed, chosen.faults, only_digest=chosen.digest)
+            return _run_one(name, chosen.seed, chosen.faults, only_digest=chosen.digest)
         seeds = range(chosen.start, chosen.start + chosen.seeds)
-        return _run_many(seeds, jobs) if chosen.proof is None else _prove(seeds, jobs, chosen.proof)
+        return _run_many(name, seeds, jobs) if chosen.proof is None else _prove(name, seeds, jobs, chosen.proof)
 
 
-def _run_one(seed: int, faults: str | None, *, only_digest: bool) -> int:
+def _run_one(name: FamilyName, seed: int, faults: str | None, *, only_digest: bool) -> int:
     judging.prepare_process()
-    plan = scenario.draw(seed)
+    plan = family(name).draw(seed)
     if faults is not None:
         plan = judging.with_faults(plan, [] if faults == "none" else [int(number) for number in faults.split(",")])
     findings, history = judging.judge_with_history(plan)
@@ -59,6 +68,8 @@ def _run_one(seed: int, faults: str | None, *, only_digest: bool) -> int:
         print(records.digest(history))
         return 0
     print(plan.topology)
+    for dag in getattr(plan, "dags", ()):
+        print(dag)
     for number, fault in enumerate(plan.faults):
         print(f"fault {number}: {fault}")
     for record in history:
@@ -68,36 +79,38 @@ def _run_one(seed: int, faults: str | None, *, only_digest: bool) -> int:
     return 1 if findings else 0
 
 
-def _run_many(seeds: range, jobs: int) -> int:
-    tally = Tally(seeds)
+def _run_many(name: FamilyName, seeds: range, jobs: int) -> int:
+    tally = Tally(seeds, name)
     for _ in tally.judge(jobs):
         pass
     print(tally)
     return 1 if tally.failed else 0
 
 
-def _prove(seeds: range, jobs: int, path: Path) -> int:
+def _prove(name: FamilyName, seeds: range, jobs: int, path: Path) -> int:
     """Look for the mutants, then judge the seeds; tell the document of it all along."""
     judging.prepare_process()
-    found = {name: find(mutant) for name, mutant in MUTANTS.items()}
-    commit, tally = proof.commit(), Tally(seeds)
+    found = {bug: find(mutant, name) for bug, mutant in MUTANTS[name].items()}
+    commit, tally = proof.commit(), Tally(seeds, name)
     for judged in tally.judge(jobs):
         if judged % WRITTEN_EVERY == 0 or judged == len(seeds):
             last = seeds.start + judged - 1
             per_s = round(tally.seeds_per_s)
-            counts.write(counts.Run(seeds.start, last, tally.failed, per_s, proof.now(), commit), found, path)
-    survivors = [name for name, hit in found.items() if hit is None]
+            run = counts.Run(seeds.start, last, tally.failed, per_s, proof.now(), commit)
+            counts.write(run, found, path, counts.SECTIONS[name])
+    survivors = [bug for bug, hit in found.items() if hit is None]
     print(tally)
     print(f"{len(found) - len(survivors)} of {len(found)} mutants found; written to {path}")
-    for name in survivors:
-        print(f"nobody noticed the mutant {name}")
+    for bug in survivors:
+        print(f"nobody noticed the mutant {bug}")
     return 1 if tally.failed or survivors else 0
 
 
 class Tally:
     """Seeds being judged, and how many of them failed."""
 
-    def __init__(self, seeds: range) -> None:
+    def __init__(self, seeds: range, name: FamilyName) -> None:
+        self._name: FamilyName = name
         self._seeds = seeds
         self._judged = 0
         self._began_at = time.monotonic()
@@ -110,7 +123,7 @@ class Tally:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("seeds", total=len(self._seeds))
-            for judged, some in judging.judge_many(self._seeds, jobs):
+            for judged, some in judging.judge_many(self._seeds, jobs, self._name):
                 self._judged += judged
                 self.failed += len(some)
                 for failure in some[: FAILURES_SHOWN_MAX - shown]:

@@ -251,7 +251,7 @@ class FailingStore:
         if now >= weather.database_back_at:
             result = verb()
             if writes:
-                self._world.note(records.Wrote(now, epoch, writes))
+                self._wrote(epoch, writes)
             return result
         if weather.commit_is_ambiguous and writes:
             weather.commit_is_ambiguous = False
@@ -259,5 +259,9 @@ class FailingStore:
                 verb()
             except StoreError:
                 raise
-            self._world.note(records.Wrote(now, epoch, writes))
+            self._wrote(epoch, writes)
         raise DatabaseAway(NAME, "the simulation has taken it away")
+
+    def _wrote(self, epoch: int, verb: str) -> None:
+        """A verb that writes for an epoch has committed."""
+        self._world.note(records.Wrote(trio.current_time(), epoch, verb))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import structlog
-from tests.simulation import scenario, world
-from tests.simulation.checker import Finding, check
+from tests.simulation.checker import Finding
+from tests.simulation.families import FamilyName, family, family_of
 from tests.simulation.records import Record
-from tests.simulation.scenario import Fault, Scenario
+from tests.simulation.scenario import Scenario
 
 SEEDS_A_CHUNK = 50  # judged between two reports of a worker process
 # A seed makes some thousand objects that die with it; looking for cycles among them takes longer than it frees.
@@ -51,10 +52,10 @@ def judge(plan: Scenario) -> list[Finding]:
 def judge_with_history(plan: Scenario) -> tuple[list[Finding], list[Record]]:
     """Run a scenario; return what is wrong, and the history."""
     try:
-        history = world.run(plan)
+        history = family_of(plan).run(plan)
     except Exception as error:
         return [Finding("broke", f"the simulation: {error!r}", 0.0)], []
-    return check(plan, history), history
+    return family_of(plan).check(plan, history), history
 
 
 def with_faults(plan: Scenario, numbers: Sequence[int]) -> Scenario:
@@ -102,13 +103,14 @@ class Failure(msgspec.Struct, frozen=True):
     seed: int
     findings: tuple[str, ...]
     faults: tuple[int, ...]
-    kept: tuple[Fault, ...]
+    kept: tuple[Any, ...]
+    option: str = ""
 
     @property
     def command(self) -> str:
         """What to type to see it."""
         faults = ",".join(map(str, self.faults)) or "none"
-        return f"python -m tests.simulation --seed {self.seed} --faults {faults}"
+        return f"python -m tests.simulation {self.option}--seed {self.seed} --faults {faults}"
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}:", *(f"    {finding}" for finding in self.findings[:10])]
@@ -116,29 +118,29 @@ class Failure(msgspec.Struct, frozen=True):
         return "\n".join([*lines, f"    {self.command}"])
 
 
-def judge_seed(seed: int) -> Failure | None:
-    """Judge one seed; make it small where something is wrong."""
-    plan = scenario.draw(seed)
+def judge_seed(seed: int, name: FamilyName = "pair") -> Failure | None:
+    """Judge one seed of a family; make it small where something is wrong."""
+    plan = family(name).draw(seed)
     findings = judge(plan)
     if not findings:
         return None
     faults = shrink_faults(plan, frozenset(finding.kind for finding in findings))
-    small = with_faults(plan, faults)
-    return Failure(seed, tuple(str(finding) for finding in judge(small)), tuple(faults), small.faults)
+    small, option = with_faults(plan, faults), family(name).option
+    return Failure(seed, tuple(str(finding) for finding in judge(small)), tuple(faults), small.faults, option)
 
 
-def _judge_chunk(chunk: range) -> tuple[int, list[Failure]]:
-    found = (judge_seed(seed) for seed in chunk)
+def _judge_chunk(name: FamilyName, chunk: range) -> tuple[int, list[Failure]]:
+    found = (judge_seed(seed, name) for seed in chunk)
     return len(chunk), [failure for failure in found if failure is not None]
 
 
-def judge_many(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
+def judge_many(seeds: range, jobs: int, name: FamilyName = "pair") -> Iterator[tuple[int, list[Failure]]]:
     """Yield, chunk by chunk and in their order, how many seeds were judged and which failed."""
     chunks = [seeds[start : start + SEEDS_A_CHUNK] for start in range(0, len(seeds), SEEDS_A_CHUNK)]
     if jobs == 1:
         prepare_process()
-        yield from map(_judge_chunk, chunks)
+        yield from map(partial(_judge_chunk, name), chunks)
         return
     # Started anew, not forked: a fork would inherit the parent's database.
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=prepare_process) as pool:
-        yield from pool.imap(_judge_chunk, chunks)
+        yield from pool.imap(partial(_judge_chunk, name), chunks)

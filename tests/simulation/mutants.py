@@ -14,6 +14,7 @@ import msgspec
 import trio
 from tests.simulation import database
 from tests.simulation.directed import DIRECTED
+from tests.simulation.families import FamilyName, family
 
 from headgate.brokers.filelog_partition import Partition, Verdict
 from headgate.protocol.messages import FinishedTrigger
@@ -379,20 +380,21 @@ MUTANTS: dict[str, Mutant] = {
 assert all(mutant.seeds or mutant.directed in DIRECTED for mutant in MUTANTS.values())
 
 
-def find(mutant: Mutant) -> tuple[int, str] | None:
+def find(mutant: Mutant, name: FamilyName = "pair") -> tuple[int, str] | None:
     """Break the pair and look: after how many seeds it was found, and by what; None where it survives.
 
     A pair that falls over (``broke``) has not been seen to break the promise: a patch that no longer fits the code
     would pass for a bug that was found.
     """
-    from tests.simulation import judging, scenario
+    from tests.simulation import judging
 
+    of = family(name)
     with mutant.applied():
         if mutant.directed:
-            found = _promises_broken(DIRECTED[mutant.directed]())
+            found = _promises_broken(of.directed[mutant.directed]())
             return (1, found[0]) if found else None
         for seed in range(mutant.seeds):
-            found = _promises_broken(str(finding) for finding in judging.judge(scenario.draw(seed)))
+            found = _promises_broken(str(finding) for finding in judging.judge(of.draw(seed)))
             if found:
                 return seed + 1, found[0]
     return None

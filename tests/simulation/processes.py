@@ -146,8 +146,11 @@ class SupervisorProcess:
         self._exit: Exit | None = None
         self._down_s = 0.1
         self._scope = trio.CancelScope()
-        identity = Identity("host", number, "machine", 0.0)
-        self.core = SupervisorCore(
+        self.core = self._make_core(Identity("host", number, "machine", 0.0))
+
+    def _make_core(self, identity: Identity) -> SupervisorCore:
+        world = self.world
+        return SupervisorCore(
             FailingStore(world), identity, world.settings, is_gone=self._is_other_gone, clock=trio.current_time
         )
 

@@ -12,19 +12,42 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests import proof
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.families import FamilyName
+from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.tasks.mutants import MUTANTS as TASK_MUTANTS
 
 _ROW = re.compile(r"\| ([\d,]+) to ([\d,]+) \| ([\d,]+) \| (\d+) \| ([^|]+) \| `([^`]+)` \|")
 
-INTRODUCTION = """\
+OF_PAIR = """\
 Both halves in one process: the real stream manager, host, session, intake and store, with clock, link, processes and
 broker simulated. A seed decides the topology, the workload and the faults. Written by
 `make simulate SEEDS=N ARGS=--proof`.
+"""
+OF_TASKS = """\
+The same with tasks, from seeds of their own: the supervisor's part for tasks, the scheduler, the store and the steps of
+operators are real; workers, what users do, DAG files and what goes wrong are simulated. Each seed draws DAGs (chains,
+diamonds, forks, branches), what each step and each wait of each try does, what users clear, mark, pause and edit, and
+the faults. Written by `make simulate SEEDS=N ARGS="--tasks --proof"`.
 """
 MUTANTS_INTRODUCTION = """\
 Each breaks one promise by a small patch of the real code. It has to be found among so many random seeds from 0 on, or,
 where only one order of events shows it, by a scenario of its own.
 """
+
+
+class Section(NamedTuple):
+    """Where the document tells of one family of seeds: its section's name, its heading, and what stands below that."""
+
+    name: str
+    heading: str
+    introduction: str
+    mutants: Mapping[str, Mutant]
+
+
+SECTIONS: Mapping[FamilyName, Section] = {
+    "pair": Section("simulation", "## Simulation", OF_PAIR, MUTANTS),
+    "tasks": Section("simulation of tasks", "## Simulation of tasks", OF_TASKS, TASK_MUTANTS),
+}
 
 
 class Run(NamedTuple):
@@ -59,14 +82,14 @@ def with_run(runs: Iterable[Run], new: Run) -> list[Run]:
     return sorted([new, *(run for run in runs if run.last < new.first or run.first > new.last)])
 
 
-def section(runs: Sequence[Run], found: Mapping[str, tuple[int, str] | None]) -> list[str]:
+def section(runs: Sequence[Run], found: Mapping[str, tuple[int, str] | None], of: Section) -> list[str]:
     """Return the lines. ``found``: by the name of the mutant, after how many seeds and what it was, or None."""
     seeds = sum(run.last - run.first + 1 for run in runs)
     commits = {run.commit for run in runs}
     return [
-        "## Simulation",
+        of.heading,
         "",
-        INTRODUCTION,
+        of.introduction,
         f"- **{seeds:,} seeds, {sum(run.failed for run in runs):,} failed**, on {len(commits)} commit"
         + ("s" if len(commits) > 1 else ""),
         f"- **{sum(hit is not None for hit in found.values())} of {len(found)} deliberate bugs found**",
@@ -80,12 +103,11 @@ def section(runs: Sequence[Run], found: Mapping[str, tuple[int, str] | None]) ->
         MUTANTS_INTRODUCTION,
         "| bug | breaks | found after | among at most |",
         "|---|---|---|---|",
-        *(_mutant_row(name, hit) for name, hit in found.items()),
+        *(_mutant_row(name, of.mutants[name], hit) for name, hit in found.items()),
     ]
 
 
-def _mutant_row(name: str, hit: tuple[int, str] | None) -> str:
-    mutant = MUTANTS[name]
+def _mutant_row(name: str, mutant: Mutant, hit: tuple[int, str] | None) -> str:
     limit = f"scenario `{mutant.directed}`" if mutant.directed else f"{mutant.seeds:,} seeds"
     if hit is None:
         return f"| {name} | {mutant.promise} | **not found** | {limit} |"
@@ -93,7 +115,7 @@ def _mutant_row(name: str, hit: tuple[int, str] | None) -> str:
     return f"| {name} | {mutant.promise} | {after} | {limit} |"
 
 
-def write(run: Run, found: Mapping[str, tuple[int, str] | None], path: Path) -> None:
-    """Add a run to the document, with what is known of the mutants now."""
-    runs = runs_in(path.read_text()) if path.exists() else []
-    proof.write("simulation", section(with_run(runs, run), found), path)
+def write(run: Run, found: Mapping[str, tuple[int, str] | None], path: Path, of: Section = SECTIONS["pair"]) -> None:
+    """Add a run to its section of the document, with what is known of the mutants now."""
+    runs = runs_in(proof.section_of(path, of.name))
+    proof.write(of.name, section(with_run(runs, run), found, of), path)

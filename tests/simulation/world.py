@@ -134,7 +134,7 @@ class World:
 
     def reach(self, mark: str) -> None:
         """A mark is reached: whoever stands there dies, if a fault says so."""
-        side = marks.MARKS[mark].side
+        side = self._side_of(mark)
         runner = running_in.get() if side == "runner" else None
         if runner is not None and runner.is_dead:
             return
@@ -149,12 +149,17 @@ class World:
         else:
             raise Died(mark)
 
+    def _side_of(self, mark: str) -> str:
+        return marks.MARKS[mark].side
+
     async def _inject(self) -> None:
-        timed = [fault for fault in self.scenario.faults if not isinstance(fault, scenario.KillAtMark)]
-        for fault in sorted(timed, key=lambda fault: fault.at):
+        for fault in sorted(self._timed_faults(), key=lambda fault: fault.at):
             await trio.sleep_until(fault.at)
             self._note_fault(fault)
             self._do(fault)
+
+    def _timed_faults(self) -> list[Timed]:
+        return [fault for fault in self.scenario.faults if not isinstance(fault, scenario.KillAtMark)]
 
     def _note_fault(self, fault: scenario.Fault) -> None:
         self.note(records.Faulted(trio.current_time(), repr(fault)))

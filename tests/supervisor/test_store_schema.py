@@ -110,6 +110,17 @@ def test_a_database_newer_than_the_code_is_refused_by_every_command(empty_databa
         schema.upgrade(engine)
 
 
+def test_an_upgrade_of_what_is_up_to_date_waits_for_nobody(empty_database_url: str) -> None:
+    engine, others = open_engine(empty_database_url), open_engine(empty_database_url)
+    schema.upgrade(engine)
+    with others.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": schema.MIGRATION_LOCK})
+        else:  # a supervisor that stands still in a transaction
+            connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
+        assert schema.upgrade(engine) == schema.head_revision()
+
+
 def test_an_upgrade_that_fails_leaves_nothing_behind(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_engine(empty_database_url)
 

@@ -65,24 +65,25 @@ class _Seen:
 class _Notified:
     """Reads the notifications that have arrived; they come with whatever else the server says, or alone.
 
-    The server hands a connection its own as well.
+    The server sends us our own as well: those are no news, and as many as there are steps of tasks.
     """
 
     def __init__(self, driver: psycopg.Connection[Any]) -> None:
         self._driver = driver
         self._has_news = True
+        self._own_pid = driver.info.backend_pid
         driver.add_notify_handler(self._note)
         before, driver.autocommit = driver.autocommit, True
         driver.execute(f"LISTEN {CHANNEL}")
         driver.autocommit = before
 
     def _note(self, notification: psycopg.Notify) -> None:
-        self._has_news = self._has_news or notification.pid != self._driver.pgconn.backend_pid
+        self._has_news = self._has_news or notification.pid != self._own_pid
 
     def has_news(self) -> bool:
         connection = self._driver.pgconn
         connection.consume_input()  # does not wait
         while (notification := connection.notifies()) is not None:
-            self._has_news = self._has_news or notification.be_pid != connection.backend_pid
+            self._has_news = self._has_news or notification.be_pid != self._own_pid
         found, self._has_news = self._has_news, False
         return found

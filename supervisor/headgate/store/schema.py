@@ -32,9 +32,12 @@ _MIGRATIONS = Path(__file__).with_name("migrations")
 def upgrade(engine: Engine) -> str:
     """Bring the database to the newest revision, in one transaction; return that revision.
 
-    Any number of processes may do it at once: one does it, the others find it done. Raises `DatabaseAway`,
+    Any number of processes may do it at once: one does it, the others find it done. Where nothing is to be done, nobody
+    is waited for: not for a supervisor that stands still and holds SQLite's lock, say. Raises `DatabaseAway`,
     `DatabaseFault`, and `SchemaOutOfDate` when the database is newer than this headgate.
     """
+    if current_revision(engine) == head_revision():
+        return head_revision()
     from alembic import command
 
     with _migrating(engine) as connection:

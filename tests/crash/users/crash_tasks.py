@@ -118,9 +118,9 @@ class Steps(BaseOperator):
         """Begin a try."""
         self._step(context, 0)
 
-    def go_on(self, context: Context, event: str, *, number: int, deferral: str) -> None:
-        """Go on after a deferral."""
-        self._step(context, number, after=deferral, event=event)
+    def go_on(self, context: Context, event: Any, *, number: int, deferral: str) -> None:
+        """Go on after a deferral; the event is its name, or it is another's."""
+        self._step(context, number, after=deferral, event=event if isinstance(event, str) else repr(event))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
         """Go on after a failure as well: it is always that of the last trigger."""

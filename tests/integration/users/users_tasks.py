@@ -152,7 +152,7 @@ class Crowd(Teller):
 
     def execute(self, context: Context) -> None:
         note(context["params"]["folder"], self.task_id, "execute")
-        trigger = FileTrigger(Path(context["params"]["folder"], "fire"), poke_interval_s=0.2)
+        trigger = FileTrigger(Path(context["params"]["folder"], "fire"), poke_interval_s=1.0)
         self.defer(trigger=trigger, method_name="resumed")
 
     def resumed(self, context: Context, event: Any) -> None:
