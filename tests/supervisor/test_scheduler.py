@@ -215,3 +215,42 @@ def test_the_deadline_of_a_running_task_is_told(open_store: OpenStore, query: Qu
     driven.advance(0.5)
     driven.settle()
     assert driven.scheduler.deadline_at == pytest.approx(driven.now + 1.5)
+
+
+def test_a_dag_that_may_have_no_further_run_holds_up_nothing(open_store: OpenStore, query: Query) -> None:
+    """Its next run is due for as long as the last one goes on, which may be days: retries, timeouts and runs of others.
+
+    They come at their time, and not with a later look.
+    """
+    clock = Clock()
+    run = Tasks(open_store(clock=clock), query, retries=1, retry_delay_s=12.0)
+    tasks = (TaskSpec("a", "Op"),)
+    run.store.tasks.save_file(
+        run.epoch, "m.py", [DagSpec("minutely", CronSchedule("* * * * *"), max_active_runs=1, tasks=tasks)]
+    )
+    driven = Driven(run, clock)
+    for seconds in (0, 61, 600):
+        driven.advance(seconds)
+        driven.settle()
+    run.store.tasks.save_file(
+        run.epoch, "o.py", [DagSpec("other", CronSchedule("* * * * *"), max_active_runs=100, tasks=tasks)]
+    )
+    first, second = run.dispatch(limit=2)
+    run.store.tasks.fail(run.epoch, first.id, first.token, "boom")
+    run.store.tasks.defer(run.epoch, second.id, second.token, msgspec.structs.replace(WAIT, timeout_s=23.0))
+    driven.scheduler.notice()
+    driven.advance(0.2)
+    driven.settle()
+    came: dict[str, float] = {}
+    begun_at = driven.now
+    while driven.now < begun_at + 125:
+        driven.advance(driven.scheduler.wake_at() - driven.now)
+        for news in driven.settle():
+            at = driven.now - begun_at
+            if news.timed_out:
+                came["timeout"] = at
+            if run.state is S.SCHEDULED:
+                came.setdefault("retry", at)
+    assert came["retry"] == pytest.approx(12, abs=0.5)
+    assert came["timeout"] == pytest.approx(23, abs=0.5)
+    assert len(query("SELECT r.id FROM dag_run r JOIN dag d ON d.id = r.dag_id WHERE d.name = 'other'")) == 2

@@ -65,16 +65,31 @@ def _row(
 _OPEN_DAG = and_(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None))
 _GONE = and_(_C.triggerer_id.is_not(None), or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
 _WAITING = waiting_event.join(asset_subscription, SUBSCRIBED).join(dag, dag.c.id == waiting_event.c.dag_id)
+# What a DAG may have no run for is not due: it is when one of its runs has ended. It would hide what comes after it.
+_HAS_ROOM = (
+    select(func.count())
+    .where(dag_run.c.dag_id == dag.c.id, dag_run.c.ended_at.is_(None))
+    .correlate(dag)
+    .scalar_subquery()
+) < dag.c.max_active_runs
+_NEXT_RUN_AT = (
+    select(dag.c.next_run_at)
+    .where(dag.c.next_run_at.is_not(None), _OPEN_DAG, _HAS_ROOM)
+    .order_by(dag.c.next_run_at)
+    .limit(1)
+    .scalar_subquery()
+)
 _DUE = Prepared(
     union_all(
         _row("now", DatabaseNow()),
         _row("retry", func.min(_C.retry_at)).where(_C.retry_at.is_not(None)),
         _row("timeout", func.min(_C.trigger_timeout)).where(is_in(TaskState.DEFERRED)),
-        _row("run", func.min(dag.c.next_run_at)).where(dag.c.next_run_at.is_not(None), _OPEN_DAG),
+        _row("run", _NEXT_RUN_AT),
         _row("batch", func.min(waiting_event.c.stored_at), asset_subscription.c.batch_seconds)
         .select_from(_WAITING)
         .where(asset_subscription.c.batch_seconds.is_not(None), _OPEN_DAG)
-        .group_by(waiting_event.c.dag_id, asset_subscription.c.batch_seconds),
+        .group_by(dag.c.id, dag.c.max_active_runs, asset_subscription.c.batch_seconds)
+        .having(_HAS_ROOM),
         _row("deadline", func.min(_C.deadline)).where(_C.triggerer_id == bindparam("epoch")),
         _row("marked").where(exists(select(dag_run.c.id).where(text("dag_run.needs_look")))),
         _row("waiting").where(exists(select(waiting_event.c.dag_id).select_from(_WAITING).where(_OPEN_DAG))),

@@ -203,9 +203,10 @@ class Scheduler:
         elif due.in_s > 0:
             self._was_in_vain = False
             self._at["ask"] = min(self._at["ask"], now + due.in_s)
-        elif not self._was_in_vain:
-            # What is due may not be ours to do, as the run of a DAG that has all it may have: not again at once.
-            self._was_in_vain = True
+        else:
             self._at |= dict.fromkeys(("retry", "time_out", "dates", "assets"), now)
-            self._at["ask"] = now  # after these: what comes next
+            if not self._was_in_vain:
+                # What is due may not be ours to do, as where another has locked it: not again at once.
+                self._was_in_vain = True
+                self._at["ask"] = now  # after these: what comes next
         return NO_NEWS
