@@ -311,6 +311,20 @@ def test_an_outcome_whose_commit_nobody_heard_of_is_stored_once(scene: Scene) ->
     assert scene.logs.events()[-1].startswith("failed, which came too late")
 
 
+def test_a_dispatch_in_doubt_beside_a_step_that_runs_is_looked_into_at_once(store: Store, query: Query) -> None:
+    scene = Scene(store, query, "a", "b", workers=1)
+    scene.begin()
+    scene.executor.workers = 2
+    scene.store.fails, scene.store.is_done_first = "dispatch", True
+    scene.step(1.0)
+    assert len(scene.executor.steps) == 1
+    due_at = scene.core.wake_at()
+    assert 1.0 < due_at < TaskTimes().look_s  # when the database may be asked again
+    scene.step(due_at)
+    assert sorted(step.task_id for step in scene.executor.steps.values()) == ["a", "b"]
+    assert scene.core.wake_at() > due_at  # nothing is left that would have the loop turn on
+
+
 def test_a_dispatch_whose_commit_nobody_heard_of_loses_no_task(scene: Scene) -> None:
     scene.store.fails, scene.store.is_done_first = "dispatch", True
     scene.step()

@@ -235,7 +235,7 @@ class TaskCore:
 
     def wake_at(self) -> float:
         """When `step` has something to do even if nothing happens."""
-        asks = [self._look_at if self._running or self._dispatch_is_unknown else math.inf]
+        asks = [0.0 if self._dispatch_is_unknown else self._look_at if self._running else math.inf]
         if self._inbox:
             asks.append(0.0)
         if not self._is_draining:
@@ -366,7 +366,8 @@ class TaskCore:
 
     def _look_after_running(self, epoch: int, now: float) -> None:
         """End what users have cleared or marked; begin what a dispatch gave us without our hearing of it."""
-        if now < self._look_at or not (self._running or self._dispatch_is_unknown):
+        is_due = bool(self._running) and now >= self._look_at
+        if not is_due and not self._dispatch_is_unknown:  # what is in doubt waits for no look: nothing is given out
             return
         if self._dispatch_is_unknown:
             known = self._running.keys() | {task.token for task, _ in self._inbox}
