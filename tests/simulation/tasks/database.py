@@ -173,7 +173,6 @@ class TaskFailingStore(FailingStore):
     def __init__(self, world: TaskWorld) -> None:
         super().__init__(world)
         self._task_world = world
-        self._about, self._said, self._verb_name = 0, "", ""
         self._has_changed = False
         self.tasks = FailingVerbs(self, self._store.tasks)
         self.scheduling = FailingVerbs(self, self._store.scheduling)
@@ -214,9 +213,12 @@ class TaskFailingStore(FailingStore):
     def named(self, name: str, call: Callable[[], Result], about: int = 0, said: str = "") -> Result:
         """Carry out a verb under its name; the supervisor may die before it, or after its commit."""
         self._task_world.reach_verb(name, is_committed=False)
-        self._verb_name, self._about, self._said = name, about, said
+        self._task_world.verb = (name, about, said)
         self._has_changed = False
-        result = call()
+        try:
+            result = call()
+        finally:
+            self._task_world.verb = ("", 0, "")
         if self._has_changed:
             self._task_world.reach_verb(name, is_committed=True)
         return result
@@ -237,7 +239,8 @@ class TaskFailingStore(FailingStore):
 
     def _wrote(self, epoch: int, verb: str) -> None:
         super()._wrote(epoch, verb)
-        self._has_changed = self._task_world.see(self._verb_name or verb, self._about, self._said)
+        name, about, said = self._task_world.verb
+        self._has_changed = self._task_world.see(name or verb, about, said)
 
 
 class FailingVerbs:

@@ -366,10 +366,12 @@ def _draw_fault(rng: random.Random, dags: tuple[Dag, ...]) -> Fault:
 
 
 # The marks that a step of a task comes by in the supervisor, where it is simulated; their own table is of processes.
-MARKS_OF_TASKS = ("tasks.before_outcome", "tasks.outcome_stored", "tasks.dispatched")
+MARKS_OF_TASKS = (
+    *("tasks.before_outcome", "tasks.outcome_stored", "tasks.dispatched", "defer.written", "defer.committed"),
+    *("resume.by_event", "resume.by_end", "resume.to_fail", "resume.committed", "plan.in_trigger"),
+)
 MARKS_SIMULATED = (
     *(name for name in scenario.MARKS_SIMULATED if not name.startswith("group.")),
-    *MARKS_OF_TASKS,
     *MARKS_OF_TASKS,
 )
 assert FAULTS_UNTIL_S > RUNS_UNTIL_S

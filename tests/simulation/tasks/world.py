@@ -17,7 +17,6 @@ from tests.simulation.tasks.dags import spec_of
 from tests.simulation.tasks.database import FILE, QUEUES, TaskFailingStore, TaskReader
 from tests.simulation.tasks.executor import SimulatedExecutor
 from tests.simulation.tasks.scenario import (
-    MARKS_OF_TASKS,
     Act,
     Edit,
     FailAtVerb,
@@ -147,6 +146,7 @@ class TaskWorld(World):
         self._deadly = [fault for fault in plan.faults if isinstance(fault, KillAtVerb | FailAtVerb)]
         self._has_changed = Bell()
         self._acting = 0
+        self.verb: tuple[str, int, str] = ("", 0, "")  # that is being carried out, as `see` takes it
 
     # --- the journal ------------------------------------------------------------------------------
 
@@ -183,12 +183,12 @@ class TaskWorld(World):
         return supervisor
 
     def _side_of(self, mark: str) -> str:
-        return "supervisor" if mark in MARKS_OF_TASKS else super()._side_of(mark)
+        return "supervisor" if mark in marks.TASK_MARKS else super()._side_of(mark)
 
     def reach(self, mark: str) -> None:
         """See the base class."""
-        if mark == "store.committed":
-            self.see("store_slice")  # whoever dies here tells nobody any more
+        if mark.endswith(".committed"):
+            self.see(*self.verb)  # whoever dies here tells nobody any more
         super().reach(mark)
 
     def reach_verb(self, verb: str, *, is_committed: bool) -> None:
