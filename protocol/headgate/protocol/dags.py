@@ -338,9 +338,16 @@ def task_problem(task: TaskSpec) -> str | None:
         ("execution_timeout", task.execution_timeout_s),
         ("the start trigger's timeout", None if task.start_trigger is None else task.start_trigger.timeout_s),
     ):
-        if seconds is not None and not 0 < seconds <= DURATION_S_MAX:
-            return f"{name} must be more than 0 and at most {DURATION_S_MAX:.0f} s, not {seconds}"
+        if (problem := duration_problem(seconds)) is not None:
+            return f"{name} {problem}"
     return None if task.start_trigger is None else _start_problem(task.start_trigger)
+
+
+def duration_problem(seconds: float | None) -> str | None:
+    """Return what is wrong with a limit of time, None for nothing."""
+    if seconds is None or 0 < seconds <= DURATION_S_MAX:
+        return None
+    return f"must be more than 0 and at most {DURATION_S_MAX:.0f} s, not {seconds}"
 
 
 def _start_problem(start: StartTrigger) -> str | None:
