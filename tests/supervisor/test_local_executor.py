@@ -307,6 +307,7 @@ def test_modules_that_are_not_the_authors_stay_as_they_are(author: Author, pool:
         ("os._exit(7)", r"^the worker process exited with code 7; its last output was:\nlast words$"),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"^the worker process killed by SIGKILL; .*\nlast words$"),
         ("ctypes.string_at(0)", r"killed by SIGSEGV; .*last words\nFatal Python error: Segmentation fault"),
+        ("os.kill(os.getpid(), 40)", r"^the worker process killed by signal 40; .*\nlast words$"),
         ("os.closerange(3, 100); wait_for_ever()", r"killed by SIGKILL \(we did it: it has closed its link\)"),
         ("os.kill(os.getpid(), signal.SIGTERM); wait_for_ever()", r"exited with code 78"),
     ],
