@@ -715,3 +715,17 @@ def test_a_stopped_worker_is_told_in_the_log(
         {"event": "a worker is stopped (SIGSTOP), and its step with it", "pid": pid}
         | {"dag_id": "d", "task_id": "t", "run_id": "r"}
     ]
+
+
+def test_workers_that_die_before_their_first_step_come_ever_more_slowly(
+    tmp_path: Path, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have said hello, and still nothing can be run: a module of the user's is in the place of one of ours."""
+    (tmp_path / "httpx2.py").write_text("raise SystemExit(3)")
+    waits: list[float] = []
+    monkeypatch.setattr(local.log, "warning", lambda event, **fields: waits.append(fields["next_in_s"]))
+    environment = {**scrub(os.environ, passed=(), secrets=()), "PYTHONPATH": str(tmp_path)}
+    pool = make_pool(spawn=lambda: WorkerChild(environment=environment), workers=4)
+    pool.until(lambda: len(waits) == 3, "three deaths")
+    assert local.RESPAWN_WAIT_S <= waits[0] < waits[1] < waits[2]
+    assert pool.executor.room() == 0
