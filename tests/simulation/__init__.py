@@ -8,4 +8,6 @@ The modules, from the inside out: `scenario` (what a seed means), `records` (wha
 `triggers`, `wire` and `database` (the simulated surroundings), `world` (processes and faults), `checker` (judges a
 history, and knows nothing of the code under test), `shrinking`, `mutants` (deliberate bugs, to see that all this
 can fail).
+
+`tests.simulation.tasks` is the same with tasks: it has seeds of its own, which mean DAGs, workers and users.
 """

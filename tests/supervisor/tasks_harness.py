@@ -36,7 +36,7 @@ class Tasks:
         self.a = store.tasks.task_id_of(run, tasks[0].task_id)
 
     def register(self) -> int:
-        return register(self.store)
+        return register(self.store, workers=4)
 
     def row(self, task_id: int | None = None) -> dict[str, Any]:
         (row,) = self.query("SELECT * FROM task_instance WHERE id = :id", id=task_id or self.a)

@@ -9,7 +9,18 @@ from tests.simulation.records import Faulted
 from tests.simulation.scenario import Topology
 from tests.simulation.tasks import records, world
 from tests.simulation.tasks.checker import check
-from tests.simulation.tasks.scenario import Act, Dag, FailAtVerb, Fault, KillAtVerb, Leg, Task, TaskScenario, Wait
+from tests.simulation.tasks.scenario import (
+    Act,
+    Dag,
+    FailAtVerb,
+    Fault,
+    KillAtVerb,
+    Leg,
+    Pause,
+    Task,
+    TaskScenario,
+    Wait,
+)
 
 TASK = "d1/r1/a"
 LOOKS = 8  # of a supervisor, until a run of one task has ended
@@ -78,10 +89,19 @@ def an_outcome_waits_for_the_database() -> list[str]:
     return found
 
 
+def nothing_begins_in_a_paused_dag() -> list[str]:
+    """A run is asked for while its DAG is paused; it begins when the DAG goes on."""
+    found, history = _judged(Task("a"), Pause(0.25, "d1", 3.0))
+    if next(record.at for record in history if isinstance(record, records.StepBegan)) < 3.25:
+        found.append("it did not wait")
+    return found
+
+
 DIRECTED: dict[str, Callable[[], list[str]]] = {
     "redo": the_answer_of_an_earlier_worker_changes_nothing,
     "clear": what_is_cleared_while_it_runs_begins_anew,
     "events": the_first_of_several_events_resumes,
+    "pause": nothing_begins_in_a_paused_dag,
     "look": a_look_that_was_cut_short_is_taken_again,
     "outcome": an_outcome_waits_for_the_database,
     "dispatch in doubt": a_dispatch_whose_answer_is_lost_loses_no_task,

@@ -314,7 +314,7 @@ MUTANTS: dict[str, Mutant] = {
     "clear-does-not-reopen-the-run": Mutant("a clear has the run go on", _clear_does_not_reopen_the_run, 200),
     "skipped-counts-as-success": Mutant("trigger rules", _skipped_counts_as_success, 100),
     "decided-too-early": Mutant("a rule waits until no end could change it", _decided_too_early, 20),
-    "paused-dags-begin": Mutant("nothing begins in a paused DAG", _paused_dags_begin, 300),
+    "paused-dags-begin": Mutant("nothing begins in a paused DAG", _paused_dags_begin, directed="pause"),
     "tries-without-end": Mutant("no more tries than allowed", _tries_without_end, 50),
 }
 
