@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, cast
 
+import msgspec
 import pytest
 from tests.conftest import OpenStore
 from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, event_of
 
 from headgate.protocol.dags import XCOM_BYTES_MAX, TaskSpec
+from headgate.protocol.messages import KWARGS_BYTES_MAX
 from headgate.protocol.questions import Answered, EncodedValue, GetXCom, Question
 from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.values import encode_value
@@ -442,3 +445,75 @@ def test_a_lost_lease_stores_nothing_more(scene: Scene) -> None:
     scene.core.abandon()
     assert scene.executor.is_closed
     assert tasks.state is S.RUNNING
+
+
+def test_a_task_cleared_before_its_dispatch_was_heard_of_begins_anew(scene: Scene) -> None:
+    """No worker ever had it, so none will say that it is done with it."""
+    scene.store.fails, scene.store.is_done_first = "dispatch", True
+    scene.step()
+    scene.tasks.store.tasks.clear(scene.tasks.a)
+    assert scene.tasks.state is S.RESTARTING
+    for _ in range(3):
+        scene.step(scene.core.wake_at())
+    assert scene.executor.steps == {}
+    assert scene.tasks.state is S.NONE
+
+
+def test_a_dispatch_that_failed_while_another_task_runs_keeps_nobody_busy(store: Store, query: Query) -> None:
+    scene = Scene(store, query, "a", "b", workers=1)
+    scene.begin(0.0)
+    scene.executor.workers = 2
+    scene.core._dispatch_at = 0.0
+    scene.store.fails = "dispatch"
+    scene.step(1.0)
+    now = scene.core.wake_at()
+    assert now > 1.0
+    scene.step(now)
+    assert len(scene.executor.steps) == 2
+    assert scene.core.wake_at() > now
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        msgspec.structs.replace(DEFER, timeout_s=timedelta.max.total_seconds()),
+        msgspec.structs.replace(DEFER, timeout_s=math.inf),
+        msgspec.structs.replace(DEFER, timeout_s=math.nan),
+        msgspec.structs.replace(DEFER, timeout_s=9000 * 365 * 86_400.0),
+        msgspec.structs.replace(DEFER, classpath="a\0b"),
+        msgspec.structs.replace(DEFER, next_method="a\0b"),
+        msgspec.structs.replace(DEFER, classpath="x" * 5000),
+        msgspec.structs.replace(DEFER, kwargs=b"x" * (KWARGS_BYTES_MAX + 1)),
+        msgspec.structs.replace(DEFER, next_kwargs=b"x" * (KWARGS_BYTES_MAX + 1)),
+        StepSucceeded(skips=("a\0b",)),
+        StepFailed("boom\0", traceback="\0"),
+        StepSucceeded(xcoms=(XCom("a\0b", b"1"),)),
+    ],
+    ids=[
+        "longest",
+        "inf",
+        "nan",
+        "9000_years",
+        "classpath",
+        "method",
+        "long_classpath",
+        "kwargs",
+        "next_kwargs",
+        "skips",
+        "error",
+        "xcom",
+    ],
+)
+def test_an_outcome_that_no_database_can_hold_fails_its_task_alone(
+    store: Store, query: Query, outcome: StepOutcome
+) -> None:
+    scene = Scene(store, query, "a", "b")
+    scene.begin()
+    (first,) = [token for token, step in scene.executor.steps.items() if step.task_id == "a"]
+    scene.executor.finish(outcome, first)
+    scene.step(1.0)
+    assert scene.tasks.state is S.FAILED or isinstance(outcome, StepSucceeded)
+    scene.executor.finish(StepSucceeded())
+    scene.step(2.0)
+    scene.step(2.0)
+    assert store.tasks.task_states(scene.tasks.run)["b"] is S.SUCCESS
