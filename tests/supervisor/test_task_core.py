@@ -19,7 +19,7 @@ from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepS
 from headgate.protocol.values import encode_value
 from headgate.protocol.work import Answer, Step, StepEnded
 from headgate.scheduling.names import TryName
-from headgate.store.errors import DatabaseAway, LeaseLost
+from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused
 from headgate.store.store import Store
 from headgate.store.task_ends import Adopted
 from headgate.supervisor.backoff import Backoff
@@ -517,3 +517,17 @@ def test_an_outcome_that_no_database_can_hold_fails_its_task_alone(
     scene.step(2.0)
     scene.step(2.0)
     assert store.tasks.task_states(scene.tasks.run)["b"] is S.SUCCESS
+
+
+def test_rows_that_the_database_refuses_where_no_task_is_to_blame_end_no_supervisor(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RowsRefused("the test says so")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(scene.tasks.store.tasks), "dispatch", refuse)
+        scene.step()
+    assert scene.tasks.state is S.SCHEDULED
+    scene.step(scene.core.wake_at())
+    assert scene.tasks.state is S.RUNNING

@@ -220,7 +220,7 @@ class TaskCore:
                     self._scheduler.notice()
                 self._schedule(epoch, now)
                 self._dispatch(epoch, now)
-        except DATABASE_UNUSABLE as exc:
+        except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # rows that are refused here are no one task's
             wait_s = self._backoff.fail()
             self._ask_at = now + wait_s
             log.warning(
@@ -355,7 +355,10 @@ class TaskCore:
     def _answer(self, task: TaskToRun, asked: StepAsked) -> Answer:
         try:
             return Answer(asked.id, self._answers.answer(asked.question, dag_run_id=task.dag_run_id))
-        except AnswerRefused as refused:  # a database that is away raises: the step waits, as its outcome would
+        except (
+            AnswerRefused,
+            RowsRefused,
+        ) as refused:  # a database that is away raises: the step waits, as its outcome would
             return Answer(asked.id, error=str(refused))
 
     # --- what runs --------------------------------------------------------------------------------
