@@ -355,10 +355,8 @@ class TaskCore:
     def _answer(self, task: TaskToRun, asked: StepAsked) -> Answer:
         try:
             return Answer(asked.id, self._answers.answer(asked.question, dag_run_id=task.dag_run_id))
-        except (
-            AnswerRefused,
-            RowsRefused,
-        ) as refused:  # a database that is away raises: the step waits, as its outcome would
+        except (AnswerRefused, RowsRefused) as refused:
+            # A database that is away raises further: the step waits, as its outcome would.
             return Answer(asked.id, error=str(refused))
 
     # --- what runs --------------------------------------------------------------------------------
