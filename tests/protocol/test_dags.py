@@ -134,7 +134,7 @@ def test_a_dag_as_large_as_the_limits_allow_is_taken() -> None:
         ({"description": "x" * (dags.TEXT_CHARS_MAX + 1)}, "description is longer than 65536"),
         ({"tags": ("a",) * 101}, "has 101 tags; the limit is 100"),
         ({"tags": ("a\n",)}, r"a tag 'a\\n' must be printable"),
-        ({"start_date_s": float("inf")}, "start_date must be a moment, not inf"),
+        ({"start_date_s": float("inf")}, "start_date must be a moment in the years 2 to 9998, not inf"),
         ({"schedule": CronSchedule("")}, "the cron expression '' must have 1..250 characters"),
         ({"schedule": CronSchedule("* * * * *", "Mars\0")}, "the time zone .* must be printable"),
         ({"schedule": AssetSchedule(())}, "scheduled by 0 assets"),

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import structlog.testing
 from tests.supervisor.test_store_leases import register
 
-from headgate.protocol.dags import DagSpec, TaskSpec
+from headgate.protocol.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.work import FileParsed
 from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
@@ -179,3 +180,26 @@ def test_a_database_that_is_away_loses_no_file(scene: Scene, monkeypatch: pytest
             scene.files.step(scene.epoch, 5.0)
     assert scene.files.step(scene.epoch, 5.0)
     assert scene.dags() == {"first": "a.py"}
+
+
+@pytest.mark.parametrize("name", [b"a\tb.py", b"a\nb.py", b"a\xffb.py", "a\u2028b.py".encode()])
+def test_a_file_whose_path_cannot_be_stored_is_told_and_left_alone(scene: Scene, name: bytes) -> None:
+    (scene.folder / os.fsdecode(name)).write_text("first")
+    (scene.folder / "good.py").write_text("other")
+    with structlog.testing.capture_logs() as logs:
+        scene.run()
+    assert scene.dags() == {"other": "good.py"}
+    assert scene.parser.parsed == ["good.py"]
+    (told,) = [record for record in logs if record["log_level"] == "warning"]
+    assert repr(os.fsdecode(name))[1:-1] in told["file"]
+
+
+@pytest.mark.parametrize("start_date_s", [1e300, 1e12, -1e12, -62135596800.0, 253402300799.0])
+def test_a_dag_that_begins_outside_of_all_calendars_is_an_error(scene: Scene, start_date_s: float) -> None:
+    spec = DagSpec(
+        "d", CronSchedule("* * * * *"), start_date_s=start_date_s, catchup=True, tasks=(TaskSpec("a", "Op"),)
+    )
+    scene.parser._events.append(FileParsed(str(scene.folder / "a.py"), (spec,)))
+    scene.run()
+    assert scene.dags() == {}
+    assert len(scene.store.tasks.import_errors()) == 1

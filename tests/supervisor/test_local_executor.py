@@ -307,6 +307,7 @@ def test_modules_that_are_not_the_authors_stay_as_they_are(author: Author, pool:
         ("os._exit(7)", r"^the worker process exited with code 7; its last output was:\nlast words$"),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"^the worker process killed by SIGKILL; .*\nlast words$"),
         ("ctypes.string_at(0)", r"killed by SIGSEGV; .*last words\nFatal Python error: Segmentation fault"),
+        ("os.kill(os.getpid(), 40)", r"^the worker process killed by signal 40; .*\nlast words$"),
         ("os.closerange(3, 100); wait_for_ever()", r"killed by SIGKILL \(we did it: it has closed its link\)"),
         ("os.kill(os.getpid(), signal.SIGTERM); wait_for_ever()", r"exited with code 78"),
     ],
@@ -714,3 +715,17 @@ def test_a_stopped_worker_is_told_in_the_log(
         {"event": "a worker is stopped (SIGSTOP), and its step with it", "pid": pid}
         | {"dag_id": "d", "task_id": "t", "run_id": "r"}
     ]
+
+
+def test_workers_that_die_before_their_first_step_come_ever_more_slowly(
+    tmp_path: Path, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have said hello, and still nothing can be run: a module of the user's is in the place of one of ours."""
+    (tmp_path / "httpx2.py").write_text("raise SystemExit(3)")
+    waits: list[float] = []
+    monkeypatch.setattr(local.log, "warning", lambda event, **fields: waits.append(fields["next_in_s"]))
+    environment = {**scrub(os.environ, passed=(), secrets=()), "PYTHONPATH": str(tmp_path)}
+    pool = make_pool(spawn=lambda: WorkerChild(environment=environment), workers=4)
+    pool.until(lambda: len(waits) == 3, "three deaths")
+    assert local.RESPAWN_WAIT_S <= waits[0] < waits[1] < waits[2]
+    assert pool.executor.room() == 0

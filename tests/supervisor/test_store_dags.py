@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -209,3 +210,10 @@ def test_kwargs_of_a_waiting_task_are_encrypted(store: Store, query: Query) -> N
     (task,) = tasks.dispatch()
     assert task.next_kwargs is None
     assert "cannot be decrypted" in task.error
+
+
+@pytest.mark.parametrize("moment", [datetime.min, datetime.max])
+def test_a_logical_date_that_some_time_zone_does_not_have_is_refused(store: Store, moment: datetime) -> None:
+    """PostgreSQL tells it in the zone that it is set to, where it would be in the year 0 or 10000."""
+    with pytest.raises(ValueRefused, match="must lie in the years 2 to 9998"):
+        store.tasks.create_run("etl", "r2", logical_date=moment.replace(tzinfo=UTC))

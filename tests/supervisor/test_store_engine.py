@@ -13,7 +13,7 @@ import psycopg.errors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine, exc, select, text
+from sqlalchemy import Engine, bindparam, exc, select, text, update
 
 from headgate.store import driver_errors, engine, schema
 from headgate.store.engine import open_engine
@@ -24,6 +24,7 @@ from headgate.store.errors import (
     SchemaOutOfDate,
     UnsupportedDatabase,
 )
+from headgate.store.prepared import Prepared
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.store.tables import triggerer
@@ -236,6 +237,27 @@ def test_a_stopped_supervisors_transaction_is_ended_by_the_server(postgres_url: 
         with pytest.raises(DatabaseAway, match="is away"):
             stop_half_way()
         assert [row.hostname for row in store.live_triggerers()] == ["h"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 500])
+def test_many_rows_written_at_once_leave_the_server_its_limit_of_an_idle_transaction(
+    postgres_url: str, secrets: Secrets, rows: int
+) -> None:
+    rename = Prepared(
+        update(triggerer).where(triggerer.c.id == bindparam("of_id")).values(hostname=bindparam("to_hostname"))
+    )
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        register(store)
+
+        def stop_half_way() -> None:
+            with store._writing() as connection:
+                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
+                rename.run_many(connection, [{"of_id": number, "to_hostname": "half done"} for number in range(rows)])
+                backend: Any = connection.connection.driver_connection
+                list(backend.notifies(timeout=WAITED_MAX_S))
+
+        with pytest.raises(DatabaseAway, match="is away"):
+            stop_half_way()
 
 
 # --- what the drivers' errors mean ---------------------------------------------------------------

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, cast
 
+import msgspec
 import pytest
 from tests.conftest import OpenStore
 from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, event_of
 
 from headgate.protocol.dags import XCOM_BYTES_MAX, TaskSpec
+from headgate.protocol.messages import KWARGS_BYTES_MAX
 from headgate.protocol.questions import Answered, EncodedValue, GetXCom, Question
 from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.values import encode_value
 from headgate.protocol.work import Answer, Step, StepEnded
 from headgate.scheduling.names import TryName
-from headgate.store.errors import DatabaseAway, LeaseLost
+from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused
 from headgate.store.store import Store
 from headgate.store.task_ends import Adopted
 from headgate.supervisor.backoff import Backoff
@@ -311,20 +314,6 @@ def test_an_outcome_whose_commit_nobody_heard_of_is_stored_once(scene: Scene) ->
     assert scene.logs.events()[-1].startswith("failed, which came too late")
 
 
-def test_a_dispatch_in_doubt_beside_a_step_that_runs_is_looked_into_at_once(store: Store, query: Query) -> None:
-    scene = Scene(store, query, "a", "b", workers=1)
-    scene.begin()
-    scene.executor.workers = 2
-    scene.store.fails, scene.store.is_done_first = "dispatch", True
-    scene.step(1.0)
-    assert len(scene.executor.steps) == 1
-    due_at = scene.core.wake_at()
-    assert 1.0 < due_at < TaskTimes().look_s  # when the database may be asked again
-    scene.step(due_at)
-    assert sorted(step.task_id for step in scene.executor.steps.values()) == ["a", "b"]
-    assert scene.core.wake_at() > due_at  # nothing is left that would have the loop turn on
-
-
 def test_a_dispatch_whose_commit_nobody_heard_of_loses_no_task(scene: Scene) -> None:
     scene.store.fails, scene.store.is_done_first = "dispatch", True
     scene.step()
@@ -456,3 +445,89 @@ def test_a_lost_lease_stores_nothing_more(scene: Scene) -> None:
     scene.core.abandon()
     assert scene.executor.is_closed
     assert tasks.state is S.RUNNING
+
+
+def test_a_task_cleared_before_its_dispatch_was_heard_of_begins_anew(scene: Scene) -> None:
+    """No worker ever had it, so none will say that it is done with it."""
+    scene.store.fails, scene.store.is_done_first = "dispatch", True
+    scene.step()
+    scene.tasks.store.tasks.clear(scene.tasks.a)
+    assert scene.tasks.state is S.RESTARTING
+    for _ in range(3):
+        scene.step(scene.core.wake_at())
+    assert scene.executor.steps == {}
+    assert scene.tasks.state is S.NONE
+
+
+def test_a_dispatch_that_failed_while_another_task_runs_keeps_nobody_busy(store: Store, query: Query) -> None:
+    scene = Scene(store, query, "a", "b", workers=1)
+    scene.begin(0.0)
+    scene.executor.workers = 2
+    scene.core._dispatch_at = 0.0
+    scene.store.fails = "dispatch"
+    scene.step(1.0)
+    now = scene.core.wake_at()
+    assert now > 1.0
+    scene.step(now)
+    assert len(scene.executor.steps) == 2
+    assert scene.core.wake_at() > now
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        msgspec.structs.replace(DEFER, timeout_s=timedelta.max.total_seconds()),
+        msgspec.structs.replace(DEFER, timeout_s=math.inf),
+        msgspec.structs.replace(DEFER, timeout_s=math.nan),
+        msgspec.structs.replace(DEFER, timeout_s=9000 * 365 * 86_400.0),
+        msgspec.structs.replace(DEFER, classpath="a\0b"),
+        msgspec.structs.replace(DEFER, next_method="a\0b"),
+        msgspec.structs.replace(DEFER, classpath="x" * 5000),
+        msgspec.structs.replace(DEFER, kwargs=b"x" * (KWARGS_BYTES_MAX + 1)),
+        msgspec.structs.replace(DEFER, next_kwargs=b"x" * (KWARGS_BYTES_MAX + 1)),
+        StepSucceeded(skips=("a\0b",)),
+        StepFailed("boom\0", traceback="\0"),
+        StepSucceeded(xcoms=(XCom("a\0b", b"1"),)),
+    ],
+    ids=[
+        "longest",
+        "inf",
+        "nan",
+        "9000_years",
+        "classpath",
+        "method",
+        "long_classpath",
+        "kwargs",
+        "next_kwargs",
+        "skips",
+        "error",
+        "xcom",
+    ],
+)
+def test_an_outcome_that_no_database_can_hold_fails_its_task_alone(
+    store: Store, query: Query, outcome: StepOutcome
+) -> None:
+    scene = Scene(store, query, "a", "b")
+    scene.begin()
+    (first,) = [token for token, step in scene.executor.steps.items() if step.task_id == "a"]
+    scene.executor.finish(outcome, first)
+    scene.step(1.0)
+    assert scene.tasks.state is S.FAILED or isinstance(outcome, StepSucceeded)
+    scene.executor.finish(StepSucceeded())
+    scene.step(2.0)
+    scene.step(2.0)
+    assert store.tasks.task_states(scene.tasks.run)["b"] is S.SUCCESS
+
+
+def test_rows_that_the_database_refuses_where_no_task_is_to_blame_end_no_supervisor(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RowsRefused("the test says so")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(scene.tasks.store.tasks), "dispatch", refuse)
+        scene.step()
+    assert scene.tasks.state is S.SCHEDULED
+    scene.step(scene.core.wake_at())
+    assert scene.tasks.state is S.RUNNING

@@ -9,7 +9,6 @@ a default. Times are seconds; moments are seconds since the epoch, in UTC.
 
 from __future__ import annotations
 
-import math
 import typing
 from typing import Final, Literal, TypeAlias
 
@@ -33,6 +32,9 @@ ASSET_CHARS_MAX = 1500  # the URI of an asset: an index row holds 2,704 bytes, a
 CLASSPATH_CHARS_MAX = 1000
 RETRIES_MAX = 10_000  # who wants more wants a loop
 DURATION_S_MAX = 10 * 365 * 86_400.0  # any delay or timeout: ten years, which every clock and column can hold
+# Moments: the years 2 to 9998. Beyond them a time zone, or the moment before, may have no date.
+MOMENT_S_MIN = -62_104_060_800.0
+MOMENT_S_MAX = 253_370_764_799.0
 PRIORITY_MAX = 1_000_000_000  # either sign; sums of them stay within 64 bits
 POOL_SLOTS_MAX = 1_000_000
 ACTIVE_RUNS_MAX = 100_000
@@ -206,9 +208,9 @@ def check_dag(spec: DagSpec) -> None:
     for tag in spec.tags:
         need((problem := name_problem(tag)) is None, None, f"a tag {problem}")
     need(
-        spec.start_date_s is None or math.isfinite(spec.start_date_s),
+        spec.start_date_s is None or MOMENT_S_MIN <= spec.start_date_s <= MOMENT_S_MAX,
         None,
-        f"start_date must be a moment, not {spec.start_date_s}",
+        f"start_date must be a moment in the years 2 to 9998, not {spec.start_date_s}",
     )
     _check_schedule(spec)
     known: set[str] = set()
@@ -338,9 +340,16 @@ def task_problem(task: TaskSpec) -> str | None:
         ("execution_timeout", task.execution_timeout_s),
         ("the start trigger's timeout", None if task.start_trigger is None else task.start_trigger.timeout_s),
     ):
-        if seconds is not None and not 0 < seconds <= DURATION_S_MAX:
-            return f"{name} must be more than 0 and at most {DURATION_S_MAX:.0f} s, not {seconds}"
+        if (problem := duration_problem(seconds)) is not None:
+            return f"{name} {problem}"
     return None if task.start_trigger is None else _start_problem(task.start_trigger)
+
+
+def duration_problem(seconds: float | None) -> str | None:
+    """Return what is wrong with a limit of time, None for nothing."""
+    if seconds is None or 0 < seconds <= DURATION_S_MAX:
+        return None
+    return f"must be more than 0 and at most {DURATION_S_MAX:.0f} s, not {seconds}"
 
 
 def _start_problem(start: StartTrigger) -> str | None:

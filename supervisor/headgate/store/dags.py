@@ -10,14 +10,23 @@ from typing import Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, select, update
 
-from headgate.protocol.dags import DEFAULT_POOL, DagSpec, TaskSpec, TaskState, decode_dag, encode_dag
+from headgate.protocol.dags import (
+    DEFAULT_POOL,
+    MOMENT_S_MAX,
+    MOMENT_S_MIN,
+    DagSpec,
+    TaskSpec,
+    TaskState,
+    decode_dag,
+    encode_dag,
+)
 from headgate.protocol.messages import ERROR_CHARS_MAX
 from headgate.scheduling import states
 from headgate.scheduling.planning import RunEnd
 from headgate.store import assets, schedules, task_rows
 from headgate.store.bulk import Kind, insert_into, insert_new
 from headgate.store.dead_letters import storable_text
-from headgate.store.errors import NoSuchRow
+from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.tables import dag, dag_run, import_error, pool, task_instance
 from headgate.store.times import bound
 from headgate.store.watchers import check_name
@@ -165,9 +174,12 @@ class NewRun(msgspec.Struct, frozen=True):
 def create_run(connection: Connection, now: datetime, dag_name: str, run: NewRun) -> int | None:
     """Make a run with all tasks of the DAG; return its id. None where the DAG has a run of this name already.
 
-    It begins when the scheduler looks at it. Raises `NoSuchRow` and `BadName`.
+    It begins when the scheduler looks at it. Raises `NoSuchRow`, `BadName` and `ValueRefused`.
     """
     check_name(run.run_id, "the run_id")
+    if run.logical_date is not None and not MOMENT_S_MIN <= run.logical_date.timestamp() <= MOMENT_S_MAX:
+        # PostgreSQL would keep it, and tell it in its own time zone, where it may have no date: nobody could read it.
+        raise ValueRefused(f"the logical date must lie in the years 2 to 9998: {run.logical_date.isoformat()}")
     row = connection.execute(
         select(dag.c.id, dag.c.spec).where(dag.c.name == dag_name, dag.c.removed_at.is_(None))
     ).first()

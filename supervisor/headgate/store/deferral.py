@@ -15,8 +15,8 @@ import msgspec
 from sqlalchemy import Connection, Integer, bindparam, exists, func, insert, select, update
 
 from headgate.protocol import marks
-from headgate.protocol.dags import TaskState
-from headgate.protocol.messages import ERROR_CHARS_MAX, FinishedTrigger, FiredEvent
+from headgate.protocol.dags import CLASSPATH_CHARS_MAX, ID_CHARS_MAX, TaskState, duration_problem
+from headgate.protocol.messages import ERROR_CHARS_MAX, KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent
 from headgate.protocol.values import encode_value
 from headgate.scheduling import states
 from headgate.store import task_rows, task_values
@@ -62,12 +62,29 @@ def defer(
     deferral: Deferral,
     xcoms: Mapping[str, bytes],
 ) -> str | None:
-    """Have the running task wait; return the token of its deferral, None where ``token`` is not its own any more."""
+    """Have the running task wait; return the token of its deferral, None where ``token`` is not its own any more.
+
+    Raises `ValueRefused` for what a worker may send and no trigger can have.
+    """
+    _check(deferral)
     task = task_rows.locked(connection, task_id, token=token, state=TaskState.RUNNING)
     if task is None:
         return None
     task_values.push_xcoms(connection, now, task_id, xcoms)
     return _wait(connection, now, secrets, task, deferral, "deferred", task.deadline)
+
+
+def _check(deferral: Deferral) -> None:
+    if (problem := duration_problem(deferral.timeout_s)) is not None:
+        raise ValueRefused(f"the timeout of the deferral {problem}")
+    if not 0 < len(deferral.classpath) <= CLASSPATH_CHARS_MAX or not deferral.classpath.isprintable():
+        raise ValueRefused(f"the classpath of the trigger must have 1..{CLASSPATH_CHARS_MAX} printable characters")
+    if not deferral.next_method.isidentifier() or len(deferral.next_method) > ID_CHARS_MAX:
+        raise ValueRefused(f"{deferral.next_method[:60]!a} is not the name of a method")
+    # What is longer would be stored, and no runner or worker could be told of it in a frame.
+    for name, data in (("kwargs of the trigger", deferral.kwargs), ("next_kwargs", deferral.next_kwargs)):
+        if len(data) > KWARGS_BYTES_MAX:
+            raise ValueRefused(f"the {name} need {len(data):,} bytes; the limit is {KWARGS_BYTES_MAX:,}")
 
 
 def start_in_trigger(

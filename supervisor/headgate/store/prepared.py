@@ -89,8 +89,15 @@ class Prepared:
         if isinstance(driver, sqlite3.Connection):
             driver.executemany(compiled.text, arranged)
         elif driver is not None:
+            if len(arranged) == 1:
+                driver_of(connection).execute(compiled.text, arranged[0])
+                return
             with driver.cursor() as cursor:
+                # One after the other in psycopg's pipeline. A server does not limit how long the transaction may be
+                # idle after that (seen with PostgreSQL 15), and the locks of a supervisor that is stopped there would
+                # stay for ever; it does again after a statement of its own.
                 cursor.executemany(compiled.text, arranged)
+                cursor.execute("SELECT 1")
 
     def places(self, dialect: Dialect) -> Sequence[str]:
         """Return the names of the parameters in the order of their places, where the dialect counts them."""

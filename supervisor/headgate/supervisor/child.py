@@ -275,10 +275,17 @@ def kill_rest_of_session(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals, which have no names of their own
+        return f"signal {number}"
+
+
 def explain_death(code: int, killed_because: str, last_lines: Iterable[str]) -> str:
     """Say how a process died: by exit code or signal, why we killed it, and its last words."""
     if code < 0:
-        how = f"killed by {signal.Signals(-code).name}"
+        how = f"killed by {_signal_name(-code)}"
     else:
         how = f"exited with code {code}"
     if killed_because:

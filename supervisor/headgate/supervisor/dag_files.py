@@ -20,7 +20,9 @@ import structlog
 from headgate.protocol.dags import DagSpec, check_dag
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.work import FileParsed
-from headgate.store.errors import BadName
+from headgate.store.dags import FILE_CHARS_MAX
+from headgate.store.errors import BadName, RowsRefused
+from headgate.store.watchers import check_name
 from headgate.supervisor.intake import DATABASE_UNUSABLE
 
 log = structlog.get_logger(__name__)
@@ -130,7 +132,7 @@ class DagFiles:
                 self._store.save_file(epoch, parsed.file, parsed.dags)
             except DATABASE_UNUSABLE:
                 raise
-            except (ProtocolError, BadName) as refused:
+            except (ProtocolError, BadName, RowsRefused) as refused:
                 error = str(refused)
             else:
                 log.info("parsed a DAG file", file=parsed.file, dags=len(parsed.dags))
@@ -181,8 +183,17 @@ class DagFiles:
             if stat.S_ISDIR(told.st_mode):
                 if depth > 1:
                     yield from self._python_files(Path(entry.path), depth - 1)
-            elif entry.name.endswith(".py") and stat.S_ISREG(told.st_mode):
+            elif entry.name.endswith(".py") and stat.S_ISREG(told.st_mode) and self._has_name(entry.path):
                 yield entry.path, (told.st_mtime_ns, told.st_size, told.st_ino)
+
+    def _has_name(self, file: str) -> bool:
+        """Whether the path can be told to a worker, and stored; a file's name may hold any bytes."""
+        try:
+            check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
+        except BadName as bad:
+            self._say_once("a DAG file is left alone for its name", file=repr(file), error=str(bad))
+            return False
+        return True
 
     def _say_once(self, event: str, **fields: object) -> None:
         key = f"{event} {fields}"

@@ -17,6 +17,7 @@ import structlog
 from headgate.protocol.dags import TaskState
 from headgate.scheduling.planning import RunEnd
 from headgate.store.due_times import Due
+from headgate.store.errors import RowsRefused
 from headgate.store.new_runs import NewRuns
 from headgate.store.planning import Planned
 from headgate.store.task_ends import Adopted
@@ -122,7 +123,7 @@ class Scheduler:
         self._at[duty] = math.inf
         try:
             news = self._duties[duty](epoch, now)
-        except DATABASE_UNUSABLE as exc:
+        except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows would be a bug of ours
             wait_s = self._backoff.fail()
             # Nobody knows what was committed; whatever it was, its marks and dates are in the database.
             self._quiet_until = self._at[duty] = now + wait_s

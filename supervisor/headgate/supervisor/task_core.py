@@ -27,7 +27,7 @@ from headgate.protocol.work import Answer, AssetEvent, Step, StepEnded
 from headgate.scheduling.names import TryName
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.deferral import Deferral
-from headgate.store.errors import ValueRefused
+from headgate.store.errors import RowsRefused, ValueRefused
 from headgate.store.task_ends import OwnedTask
 from headgate.store.tasks import Dispatched, TaskToRun
 from headgate.supervisor.answers import AnswerRefused
@@ -220,7 +220,7 @@ class TaskCore:
                     self._scheduler.notice()
                 self._schedule(epoch, now)
                 self._dispatch(epoch, now)
-        except DATABASE_UNUSABLE as exc:
+        except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # rows that are refused here are no one task's
             wait_s = self._backoff.fail()
             self._ask_at = now + wait_s
             log.warning(
@@ -235,13 +235,15 @@ class TaskCore:
 
     def wake_at(self) -> float:
         """When `step` has something to do even if nothing happens."""
-        asks = [0.0 if self._dispatch_is_unknown else self._look_at if self._running else math.inf]
+        asks = [self._look_at if self._running else math.inf]
         if self._inbox:
             asks.append(0.0)
         if not self._is_draining:
             asks += [self._scheduler.wake_at(), self._files.wake_at()]
-            if self._room():
-                asks.append(self._dispatch_at)
+        if self._dispatch_is_unknown:
+            asks.append(0.0)  # what it gave is looked for at once
+        elif not self._is_draining and self._room():
+            asks.append(self._dispatch_at)
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
         return min(late, self._executor.wake_at(), max(min(asks), self._ask_at))
 
@@ -311,7 +313,7 @@ class TaskCore:
     def _store_outcome(self, epoch: int, task: TaskToRun, outcome: StepOutcome) -> _End:
         try:
             return self._store_as_told(epoch, task, outcome)
-        except ValueRefused as refused:
+        except (ValueRefused, RowsRefused) as refused:
             # What the author could not be told in the worker: the task fails with it, and keeps none of its XComs.
             state = self._store.fail(epoch, task.id, task.token, str(refused))
             return _End("the outcome cannot be stored", state, {"error": str(refused)})
@@ -353,7 +355,8 @@ class TaskCore:
     def _answer(self, task: TaskToRun, asked: StepAsked) -> Answer:
         try:
             return Answer(asked.id, self._answers.answer(asked.question, dag_run_id=task.dag_run_id))
-        except AnswerRefused as refused:  # a database that is away raises: the step waits, as its outcome would
+        except (AnswerRefused, RowsRefused) as refused:
+            # A database that is away raises further: the step waits, as its outcome would.
             return Answer(asked.id, error=str(refused))
 
     # --- what runs --------------------------------------------------------------------------------
@@ -366,15 +369,10 @@ class TaskCore:
 
     def _look_after_running(self, epoch: int, now: float) -> None:
         """End what users have cleared or marked; begin what a dispatch gave us without our hearing of it."""
-        is_due = bool(self._running) and now >= self._look_at
-        if not is_due and not self._dispatch_is_unknown:  # what is in doubt waits for no look: nothing is given out
-            return
         if self._dispatch_is_unknown:
-            known = self._running.keys() | {task.token for task, _ in self._inbox}
-            for task in self._store.taken(epoch):
-                if task.token not in known:
-                    self._begin(task, now)
-            self._dispatch_is_unknown = False
+            self._find_given(epoch, now)
+        elif now < self._look_at or not self._running:
+            return
         owned = {task.token: task.state for task in self._store.owned(epoch)}
         for token, run in self._running.items():
             if not run.is_ending and owned.get(token) is not TaskState.RUNNING:
@@ -384,6 +382,23 @@ class TaskCore:
                 )
                 self._executor.end(token, "user", "a user has cleared or marked the task")
         self._look_at = now + self._times.look_s
+
+    def _find_given(self, epoch: int, now: float) -> None:
+        """Begin what a dispatch has given us, if it did; nobody else will."""
+        known = self._known()
+        for task in self._store.taken(epoch):
+            if task.token not in known:
+                self._begin(task, now)
+        known = self._known()
+        for owned in self._store.owned(epoch):
+            if owned.state is TaskState.RESTARTING and owned.token not in known:
+                # Cleared meanwhile: it waits to hear that its worker is gone, and it never had one.
+                self._store.lose_worker(epoch, owned.id, owned.token, "it was cleared before it began")
+                self._scheduler.notice()
+        self._dispatch_is_unknown = False
+
+    def _known(self) -> set[str]:
+        return self._running.keys() | {task.token for task, _ in self._inbox}
 
     # --- to workers -------------------------------------------------------------------------------
 

@@ -91,6 +91,7 @@ class LocalExecutor:
         self._waiting: deque[Step] = deque()
         self._events: list[ExecutorEvent] = []
         self._backoff = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)
+        self._early_deaths = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)  # of workers that were ready, and never ran
         self._spawn_at = 0.0
         self._look_at = float("inf")
         self._is_draining = False
@@ -102,7 +103,7 @@ class LocalExecutor:
         """Return how many steps may be submitted now and would begin at once, or as soon as a worker has started."""
         if self._is_draining:
             return 0
-        if self._backoff.failures:
+        if self._backoff.failures or self._early_deaths.failures:
             # Whether a worker comes nobody knows: only those that are there count.
             there = sum(self._is_free(member) for member in self._members.values())
             return max(0, there - len(self._waiting))
@@ -200,6 +201,7 @@ class LocalExecutor:
         match message:
             case StepEnded():
                 marks.reach("executor.outcome_read")
+                self._early_deaths.succeed()
                 self._events.append(message)
                 self._free(member)
                 self._retire_if_old(member)
@@ -228,7 +230,9 @@ class LocalExecutor:
         elif member.step is not None:
             self._events.append(StepLost(member.step.token, self._reason(member, explanation)))
         elif not member.is_leaving:
-            log.warning("an idle worker has ended", pid=worker.pid, how=explanation)
+            wait_s = 0.0 if member.steps else self._early_deaths.fail()
+            self._spawn_at = self._clock() + wait_s
+            log.warning("an idle worker has ended", pid=worker.pid, how=explanation, next_in_s=round(wait_s, 1))
         self._free(member)
         self._start_workers()
 
