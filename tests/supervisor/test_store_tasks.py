@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
 
 from headgate.protocol.dags import TaskSpec, TaskState
@@ -20,6 +21,7 @@ from headgate.store.engine import open_engine
 from headgate.store.errors import LeaseLost, ValueRefused
 from headgate.store.prepared import driver_of
 from headgate.store.store import Store
+from headgate.store.tables import task_instance
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import Candidate, fit
 
@@ -381,8 +383,10 @@ def test_a_wait_of_its_own_times_out_by_the_databases_clock(store: Store, query:
     tasks = Tasks(store, query)
     tasks.defer_it(Deferral("a.B", b"{}", "resume", b"{}", timeout_s=3600.0))
     assert store.tasks.time_out(tasks.epoch) == []
-    store.tasks.clear(tasks.a)
-    tasks.defer_it(Deferral("a.B", b"{}", "resume", b"{}", timeout_s=-1.0))
+    # As if an hour had passed: nobody can set the database's own clock.
+    with store._writing() as connection:
+        long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+        connection.execute(update(task_instance).values(trigger_timeout=long_ago))
     assert store.tasks.time_out(tasks.epoch) == [tasks.a]
     (task,) = tasks.dispatch()
     assert task.next_kwargs is not None
