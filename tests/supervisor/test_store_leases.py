@@ -398,7 +398,15 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
         with ThreadPoolExecutor(1) as pool:
             with two._writing() as connection:
                 second = leases.register(
-                    connection, None, hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=QUEUES
+                    connection,
+                    None,
+                    hostname="h",
+                    pid=1,
+                    machine="m",
+                    process_started=0.0,
+                    capacity=1,
+                    queues=QUEUES,
+                    workers=0,
                 )
                 leases.claim(connection, second, None, limit=1, queues=QUEUES)
                 claim = pool.submit(claim_without_skipping, one, first)
