@@ -10,21 +10,35 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocol.golden import fields_at_default, read_golden
 from tests.protocol.strategies import strategy_of
 
 from headgate.protocol import work
+from headgate.protocol.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
 from headgate.protocol.errors import (
     FrameTooLong,
     LocalProtocolError,
     RemoteProtocolError,
     WorkerVersionMismatch,
 )
-from headgate.protocol.questions import GetVariable, SecretText
-from headgate.protocol.steps import StepSucceeded
+from headgate.protocol.questions import (
+    CreateRun,
+    EncodedValue,
+    GetConnection,
+    GetTaskStates,
+    GetVariable,
+    GetXCom,
+    RunCreated,
+    SecretText,
+    TaskStates,
+)
+from headgate.protocol.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.task_states import TaskState
 from headgate.protocol.work import (
     WORK_PROTOCOL_VERSION,
     Answer,
     Ask,
+    AssetEvent,
     FileParsed,
     ParseFile,
     RunStep,
@@ -250,6 +264,142 @@ def test_a_bad_body_is_refused_with_what_is_wrong(body: bytes, reason: str) -> N
 def test_what_has_no_form_on_the_wire_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="FileParsed cannot be encoded"):
         encode_work(FileParsed("/x", error="\ud800"))
+
+
+# --- golden frames -------------------------------------------------------------------------------
+
+_XCOMS = (XCom("k", b"1"),)
+# One of each, and of each part that a message can have, every field apart from its default.
+GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
+    "WorkerHello": WorkerHello(protocol_version=1, pid=4711, headgate_version="0.1.0"),
+    "StepSucceeded": StepEnded(token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",))),
+    "StepSkipped": StepEnded(token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS)),
+    "StepFailed": StepEnded(
+        token="a", outcome=StepFailed(error="Error", traceback="Traceback", may_retry=False, xcoms=_XCOMS)
+    ),
+    "StepDeferred": StepEnded(
+        token="a",
+        outcome=StepDeferred(
+            classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=1.5, xcoms=_XCOMS
+        ),
+    ),
+    "FileParsed": FileParsed(
+        file="/dag.py",
+        dags=(
+            DagSpec(
+                dag_id="d",
+                schedule=CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin"),
+                start_date_s=1.5,
+                catchup=True,
+                max_active_runs=2,
+                tasks=(
+                    TaskSpec(
+                        task_id="t",
+                        operator="O",
+                        upstream=("s",),
+                        trigger_rule="all_done",
+                        retries=3,
+                        retry_delay_s=4.5,
+                        retry_exponential_backoff=True,
+                        max_retry_delay_s=5.5,
+                        execution_timeout_s=6.5,
+                        priority_weight=7,
+                        queue="q",
+                        pool="p",
+                        pool_slots=8,
+                        start_trigger=StartTrigger(
+                            classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=9.5
+                        ),
+                    ),
+                ),
+                is_paused_upon_creation=True,
+                description="words",
+                tags=("x",),
+            ),
+        ),
+        error="Error",
+        traceback="Traceback",
+        more=True,
+    ),
+    "FileParsedAssets": FileParsed(
+        file="/dag.py",
+        dags=(
+            DagSpec(
+                dag_id="d",
+                schedule=AssetSchedule(assets=("s3://x",), contract="batch", batch_count=10, batch_seconds=11.5),
+                start_date_s=1.5,
+                catchup=True,
+                max_active_runs=2,
+                tasks=(),
+                is_paused_upon_creation=True,
+                description="words",
+                tags=("x",),
+            ),
+        ),
+        error="Error",
+        traceback="Traceback",
+        more=True,
+    ),
+    "AskXCom": Ask(id=1, question=GetXCom(task_id="t", key="k")),
+    "AskVariable": Ask(id=2, question=GetVariable(name="v")),
+    "AskConnection": Ask(id=3, question=GetConnection(name="c")),
+    "AskStates": Ask(id=4, question=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
+    "AskRun": Ask(id=5, question=CreateRun(dag_id="d", run_id="r", params=b"{}", logical_date_s=1.5)),
+    "WorkerWelcome": WorkerWelcome(
+        protocol_version=1, settings=WorkerSettings(frame_bytes_max=1, import_paths=("dags",), hook_timeout_s=2.5)
+    ),
+    "RunStep": RunStep(
+        step=Step(
+            token="a",
+            task_instance_id=70000,
+            file="/dag.py",
+            dag_id="d",
+            run_id="r",
+            task_id="t",
+            try_number=2,
+            next_method="m",
+            next_kwargs=b"{}",
+            event=b"1",
+            params=b'{"a":1}',
+            logical_date_s=1.5,
+            data_interval_s=(2.5, 3.5),
+            asset_events=(AssetEvent(asset="s3://x", payload=b"2", stored_at_s=4.5),),
+        )
+    ),
+    "ParseFile": ParseFile(file="/dag.py"),
+    "AnswerValue": Answer(id=1, answer=EncodedValue(value=b"1"), error="none"),
+    "AnswerSecret": Answer(id=2, answer=SecretText(value="s"), error="none"),
+    "AnswerStates": Answer(
+        id=4,
+        answer=TaskStates(
+            run_id="r", run_state="running", tasks=(("t", TaskState.DEFERRED),), missing=("u",), has_dag=False
+        ),
+        error="none",
+    ),
+    "AnswerRun": Answer(id=5, answer=RunCreated(is_new=True), error="none"),
+}
+
+
+def test_the_golden_frames_hold_every_message_and_no_field_of_them_is_at_its_default() -> None:
+    kinds = {*WORK_MESSAGE_TYPES[WORKER], *WORK_MESSAGE_TYPES[SUPERVISOR]}
+    assert {type(message) for message in GOLDEN.values()} == kinds
+    # A DAG that has a schedule by assets needs no tasks here: the other one has them.
+    assert fields_at_default(GOLDEN.values()) == [("DagSpec", "tasks")]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_wire_is_what_it_was(name: str) -> None:
+    """Golden frames are added to, never changed; DAGs of this form are in databases as well."""
+    golden = read_golden("work-messages-v1.txt")
+    sender = WORKER if type(GOLDEN[name]) in WORK_MESSAGE_TYPES[WORKER] else SUPERVISOR
+    assert encode_work(GOLDEN[name]) == golden[name]
+    assert decode_work(sender, golden[name]) == GOLDEN[name]
+    assert golden.keys() == GOLDEN.keys()
+
+
+def test_a_field_that_a_newer_peer_appended_is_skipped() -> None:
+    parts = msgspec.msgpack.decode(encode_work(GOLDEN["RunStep"]))
+    assert decode_work(SUPERVISOR, msgspec.msgpack.encode([*parts, "new"])) == GOLDEN["RunStep"]
 
 
 # --- connections ---------------------------------------------------------------------------------
