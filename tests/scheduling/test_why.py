@@ -68,6 +68,7 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ("run_queued", task(S.NONE, run_state="queued"), [ALIVE], "has not begun", "the scheduler begins it"),
     ("run_ended", task(S.NONE, run_state="failed"), [ALIVE], "its run has ended", "tasks clear"),
     ("not_in_dag", task(S.NONE, is_in_dag=False), [ALIVE], "no longer has it", "removes"),
+    ("dag_unreadable", task(S.NONE, is_in_dag=False, unreadable="of a newer one"), [ALIVE], "newer", "stores it anew"),
     ("dag_removed", task(S.NONE, is_dag_removed=True), [ALIVE], "no DAG file has", "runs cancel"),
     ("no_supervisor", task(S.NONE), [], "no supervisor is alive", "headgate up"),
     ("dag_paused", task(S.SCHEDULED, is_paused=True), [ALIVE], "etl is paused", "dags unpause etl"),

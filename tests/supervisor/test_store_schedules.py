@@ -14,7 +14,7 @@ from tests.supervisor.test_store_leases import WAITED_MAX_S, register
 
 from headgate.protocol.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import decode_value
-from headgate.store import assets
+from headgate.store import assets, new_runs
 from headgate.store.engine import open_engine
 from headgate.store.store import Store
 
@@ -317,6 +317,19 @@ def test_a_run_of_the_same_name_by_hand_is_in_nobodys_way(world: World) -> None:
     (row,) = world.query("SELECT id FROM trigger_event")
     world.store.tasks.create_run("d", f"asset__{row['id']}")
     assert world.of_assets() == [f"asset__{row['id']}__1"]
+
+
+def test_nor_are_runs_of_all_the_names_that_come_next(world: World) -> None:
+    world.save(AssetSchedule(("x",), "each"), max_active_runs=new_runs.SAME_NAME_MAX + 1)
+    (x,) = world.watch("x")
+    world.fire(x)
+    (row,) = world.query("SELECT id FROM trigger_event")
+    name = f"asset__{row['id']}"
+    for taken in (name, *(f"{name}__{number}" for number in range(1, new_runs.SAME_NAME_MAX))):
+        world.store.tasks.create_run("d", taken)
+    (made,) = world.of_assets()
+    assert made.startswith(f"{name}__")
+    assert world.events_of(made) == [1]
 
 
 def test_two_schedulers_give_each_event_one_run(postgres_url: str, secrets: Any) -> None:

@@ -100,6 +100,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     is_paused: bool = False
     is_dag_removed: bool = False
     is_in_dag: bool = True
+    unreadable: str | None = None  # why this version cannot read the DAG as it is stored
     import_error: str | None = None
     max_active_runs: int = 16
     other_runs: tuple[str, ...] = ()

@@ -83,6 +83,9 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state in ("success", "failed"):
         text = f"its run has ended ({facts.run_state}); the task is not going to run"
         return [Finding("run_ended", text, f"nothing; {AGAIN}")]
+    if facts.unreadable is not None:
+        next_ = "`headgate up` of this version stores it anew when it parses its file"
+        return [Finding("dag_unreadable", facts.unreadable, next_), *_file(facts)]
     found = _file(facts)[:1] if facts.is_dag_removed else []
     if not facts.is_in_dag and not facts.is_dag_removed:
         found.append(Finding("not_in_dag", f"the DAG {facts.dag} no longer has it", "the scheduler removes it"))

@@ -17,7 +17,6 @@ from headgate.protocol.dags import (
     DagSpec,
     TaskSpec,
     TaskState,
-    decode_dag,
     encode_dag,
 )
 from headgate.protocol.messages import ERROR_CHARS_MAX
@@ -27,6 +26,7 @@ from headgate.store import assets, schedules, task_rows
 from headgate.store.bulk import Kind, insert_into, insert_new
 from headgate.store.dead_letters import storable_text
 from headgate.store.errors import NoSuchRow, ValueRefused
+from headgate.store.graphs import read_spec
 from headgate.store.tables import dag, dag_run, import_error, pool, task_instance
 from headgate.store.times import bound
 from headgate.store.watchers import check_name
@@ -144,7 +144,8 @@ def listed(connection: Connection) -> list[DagRow]:
     columns = [dag.c[name] for name in DagRow.__struct_fields__]
     rows = connection.execute(select(*columns).where(dag.c.removed_at.is_(None)).order_by(dag.c.name))
     return [
-        DagRow(row.id, row.name, row.file, decode_dag(row.spec), bool(row.is_paused), row.parsed_at) for row in rows
+        DagRow(row.id, row.name, row.file, read_spec(row.name, row.spec), bool(row.is_paused), row.parsed_at)
+        for row in rows
     ]
 
 
@@ -185,7 +186,7 @@ def create_run(connection: Connection, now: datetime, dag_name: str, run: NewRun
     ).first()
     if row is None:
         raise NoSuchRow("DAG", dag_name)
-    return insert_run(connection, now, row.id, decode_dag(row.spec).tasks, run)
+    return insert_run(connection, now, row.id, read_spec(dag_name, row.spec).tasks, run)
 
 
 def insert_run(
@@ -244,8 +245,8 @@ def follow_dag(connection: Connection, now: datetime, dag_run_id: int) -> list[i
     dag_id = connection.execute(locked).scalar_one_or_none()
     if dag_id is None:
         raise NoSuchRow("run", str(dag_run_id))
-    spec = connection.execute(select(dag.c.spec).where(dag.c.id == dag_id)).scalar_one()
-    tasks = decode_dag(spec).tasks
+    row = connection.execute(select(dag.c.name, dag.c.spec).where(dag.c.id == dag_id)).one()
+    tasks = read_spec(row.name, row.spec).tasks
     insert_tasks(connection, now, dag_run_id, tasks)
     columns = task_instance.c.id, task_instance.c.task_id
     rows = connection.execute(select(*columns).where(_of_run(dag_run_id)).order_by(columns[0]))

@@ -88,6 +88,15 @@ class NoSuchRow(StoreError):
         self.name = name
 
 
+class SpecUnreadable(StoreError):
+    """What is stored of a DAG cannot be read by this version of headgate; parsing its file stores it anew."""
+
+    def __init__(self, dag: str, reason: str) -> None:
+        super().__init__(f"the DAG {dag!r} as it is stored cannot be read by this version of headgate: {reason}")
+        self.dag = dag
+        self.reason = reason
+
+
 class ValueRefused(StoreError, ValueError):
     """A value a user wants to be stored is too big, or has no form; the message names the value and the limit."""
 

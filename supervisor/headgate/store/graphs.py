@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, bindparam, select
 
-from headgate.protocol.dags import decode_dag
+from headgate.protocol.dags import DagSpec, decode_dag
+from headgate.protocol.errors import ProtocolError
 from headgate.scheduling.planning import Graph
+from headgate.store.errors import SpecUnreadable
 from headgate.store.prepared import Prepared
 from headgate.store.tables import dag
 
 GRAPHS_MAX = 200  # of the DAGs looked at last: a spec of 100 tasks takes some 100 kB decoded
 
-_SPEC = Prepared(select(dag.c.spec, dag.c.spec_hash).where(dag.c.id == bindparam("of_id")))
+_SPEC = Prepared(select(dag.c.name, dag.c.spec, dag.c.spec_hash).where(dag.c.id == bindparam("of_id")))
+
+
+def read_spec(name: str, data: bytes) -> DagSpec:
+    """Return what is stored of the DAG ``name``. Raises `SpecUnreadable`."""
+    try:
+        return decode_dag(data)
+    except ProtocolError as error:
+        raise SpecUnreadable(name, str(error)) from error
 
 
 class Graphs:
@@ -21,11 +31,14 @@ class Graphs:
         self._graphs: dict[int, tuple[str, Graph]] = {}
 
     def get(self, connection: Connection, dag_id: int, spec_hash: str) -> Graph:
-        """Return the graph of a DAG; ``spec_hash`` says whether the one that is known is still right."""
+        """Return the graph of a DAG; ``spec_hash`` says whether the one that is known is still right.
+
+        Raises `SpecUnreadable` for one that a newer version has stored, and this one cannot read.
+        """
         known = self._graphs.pop(dag_id, None)
         if known is None or known[0] != spec_hash:
-            spec, stored_hash = _SPEC.run(connection, of_id=dag_id).fetchone()
-            known = stored_hash, Graph(decode_dag(bytes(spec)))
+            name, spec, stored_hash = _SPEC.run(connection, of_id=dag_id).fetchone()
+            known = stored_hash, Graph(read_spec(name, bytes(spec)))
             if len(self._graphs) >= GRAPHS_MAX:
                 del self._graphs[next(iter(self._graphs))]  # the one that was asked for the longest time ago
         self._graphs[dag_id] = known

@@ -5,6 +5,7 @@ Lists of what grows for ever come newest first, a page at a time: the id of the 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -13,10 +14,11 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Label, Select, and_, case, func, null, select
 
-from headgate.protocol.dags import AssetSchedule, CronSchedule, DagSpec, TaskState, decode_dag
+from headgate.protocol.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec, TaskState
 from headgate.store import task_rows
 from headgate.store.bulk import chunks
-from headgate.store.errors import NoSuchRow
+from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.graphs import read_spec
 from headgate.store.tables import (
     asset,
     dag,
@@ -206,16 +208,29 @@ def dags(connection: Connection, *, is_paused: bool | None, limit: int) -> list[
     statement = _DAGS.order_by(dag.c.name).limit(min(limit, LIST_DAGS_MAX))
     if is_paused is not None:
         statement = statement.where(dag.c.is_paused.is_(is_paused))
-    lines = [_dag_line(row, decode_dag(row.spec)) for row in connection.execute(statement)]
+    lines = [_line_of(row) for row in connection.execute(statement)]
     if is_paused is None and len(lines) < limit:
         lines += _broken_files(connection, limit - len(lines))
     return lines
 
 
-def _dag_line(row: Any, spec: DagSpec) -> DagLine:
+def _line_of(row: Any) -> DagLine:
+    try:
+        return _dag_line(row, read_spec(row.name, row.spec))
+    except SpecUnreadable as error:
+        line = _dag_line(row, None)
+        return msgspec.structs.replace(line, import_error=line.import_error or str(error))
+
+
+def _dag_line(row: Any, spec: DagSpec | None) -> DagLine:
     name, _, is_paused, active, queued, events, *others = row
-    tasks = len(spec.tasks)
-    return DagLine(name, schedule_text(spec), bool(is_paused), tasks, active or 0, queued or 0, events or 0, *others)
+    schedule, tasks = ("?", 0) if spec is None else (schedule_text(spec), len(spec.tasks))
+    return DagLine(name, schedule, bool(is_paused), tasks, active or 0, queued or 0, events or 0, *others)
+
+
+def task_spec(name: str, data: bytes, task_id: str) -> TaskSpec | None:
+    """Return what a DAG as it is stored says of a task; None where it has it no more. Raises `SpecUnreadable`."""
+    return next((task for task in read_spec(name, data).tasks if task.task_id == task_id), None)
 
 
 def _broken_files(connection: Connection, limit: int) -> list[DagLine]:
@@ -235,7 +250,7 @@ def one_dag(connection: Connection, name: str) -> tuple[DagLine, DagSpec]:
     row = connection.execute(_DAGS.where(dag.c.name == name)).first()
     if row is None:
         raise _no_such_dag(connection, name)
-    spec = decode_dag(row.spec)
+    spec = read_spec(name, row.spec)
     return _dag_line(row, spec), spec
 
 
@@ -431,7 +446,9 @@ def one_task(connection: Connection, task: TaskRef) -> TaskDetail:
     ).one()
     fields = dict(row._mapping)
     line = _task_line_of(fields)
-    spec = next((one for one in decode_dag(fields.pop("spec")).tasks if one.task_id == task.task_id), None)
+    data, spec = fields.pop("spec"), None
+    with contextlib.suppress(SpecUnreadable):
+        spec = task_spec(task.dag, data, task.task_id)
     states = {} if spec is None else states_of(connection, task.dag_run_id, spec.upstream)
     values = connection.execute(
         select(xcom.c.key, xcom.c.value).where(xcom.c.task_instance_id == task.id).order_by(xcom.c.key)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import msgspec
@@ -15,10 +16,11 @@ from headgate.scheduling.timetable import NoMoment
 from headgate.store import assets, dags, schedules
 from headgate.store.assets import WAITING_EVENTS_MAX, Backlogged
 from headgate.store.dags import NewRun
+from headgate.store.errors import SpecUnreadable
 from headgate.store.graphs import Graphs
 from headgate.store.schedules import DueDag
 
-SAME_NAME_MAX = 100  # runs that a user has made under the names that runs of events have
+SAME_NAME_MAX = 10  # names in a row that are tried for a run of events before one that nobody can have
 
 
 class NewRuns(msgspec.Struct):
@@ -42,7 +44,12 @@ def by_clock(connection: Connection, now: datetime, graphs: Graphs, *, limit: in
     new = NewRuns()
     locked = schedules.lock_due(connection, now, limit=limit)
     for due in locked:
-        spec = graphs.get(connection, due.id, due.spec_hash).spec
+        try:
+            spec = graphs.get(connection, due.id, due.spec_hash).spec
+        except SpecUnreadable as error:
+            schedules.set_next(connection, due.id, None)  # until its file has been parsed
+            new.broken[due.name] = str(error)
+            continue
         # Counted again with the lock held: what another made before it let go of the DAG is seen now.
         if isinstance(spec.schedule, CronSchedule) and dags.run_count(connection, due.id) < spec.max_active_runs:
             _make_scheduled(connection, now, due, spec, spec.schedule, new)
@@ -89,7 +96,10 @@ def _is_ready(one: Backlogged, schedule: AssetSchedule | None, now: datetime) ->
 
 
 def _schedule(connection: Connection, graphs: Graphs, one: Backlogged) -> AssetSchedule | None:
-    schedule = graphs.get(connection, one.dag_id, one.spec_hash).spec.schedule
+    try:
+        schedule = graphs.get(connection, one.dag_id, one.spec_hash).spec.schedule
+    except SpecUnreadable:
+        return None  # its events wait until its file has been parsed
     return schedule if isinstance(schedule, AssetSchedule) else None
 
 
@@ -122,10 +132,18 @@ def by_events(
 
 
 def _make_of_events(connection: Connection, now: datetime, dag_id: int, spec: DagSpec, run: AssetRun) -> str:
-    for number in range(SAME_NAME_MAX):
-        run_id = run.run_id if number == 0 else f"{run.run_id}__{number}"
+    for run_id in _names_for(run.run_id):
         created = dags.insert_run(connection, now, dag_id, spec.tasks, NewRun(run_id, "asset"))
         if created is not None:
             assets.take(connection, dag_id, created, run)
             return run_id
-    raise AssertionError(f"DAG {spec.dag_id!r} has {SAME_NAME_MAX} runs of the name {run.run_id!r}")
+    raise AssertionError("there is always another name")
+
+
+def _names_for(run_id: str) -> Iterator[str]:
+    """Yield names for a run until one is free: a user may have given the first ones to runs of their own."""
+    yield run_id
+    for number in range(1, SAME_NAME_MAX):
+        yield f"{run_id}__{number}"
+    while True:
+        yield f"{run_id}__{uuid.uuid4().hex}"

@@ -23,6 +23,7 @@ from headgate.scheduling.planning import Graph, RunEnd
 from headgate.store import assets, dags, deferral, task_rows
 from headgate.store.bulk import chunks
 from headgate.store.deferral import Deferral
+from headgate.store.errors import SpecUnreadable
 from headgate.store.graphs import Graphs
 from headgate.store.prepared import Prepared
 from headgate.store.secrets import Secrets
@@ -38,6 +39,7 @@ class Planned(msgspec.Struct, frozen=True):
 
     ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``left``: runs that still need
     a look, for there was too much to do at once, or a row was locked by another. ``has_more``: others may be marked.
+    ``unreadable``: why a DAG that is stored cannot be read, by its name.
     """
 
     looked_at: int = 0
@@ -47,6 +49,7 @@ class Planned(msgspec.Struct, frozen=True):
     ended: dict[int, RunEnd] = {}
     left: int = 0
     has_more: bool = False
+    unreadable: dict[str, str] = {}
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -170,16 +173,22 @@ def plan(connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs
     rows = _MARKED.run(connection, limit=limit).fetchall()
     look = _Look(connection, now, secrets, graphs)
     left = 0
+    unreadable: dict[str, str] = {}
     for id_, dag_id, started_at, ended_at, is_paused, removed_at, spec_hash, runs_max in rows:
         may_begin = not is_paused and removed_at is None
         run = _Run(id_, dag_id, started_at is not None, ended_at is not None, may_begin, spec_hash, runs_max)
-        if look.at(run):
+        try:
+            is_all = look.at(run)
+        except SpecUnreadable as error:  # its runs are marked again when its file has been parsed
+            unreadable[error.dag] = error.reason
+            is_all = True
+        if is_all:
             _UNMARK.run(connection, of_id=id_)
         else:
             left += 1
         task_rows.forget_run(connection, id_)
     has_more = len(rows) == limit or look.has_begun_runs  # which are marked, unless they came later in this look
-    return Planned(len(rows), look.scheduled, look.in_triggers, look.removed, look.ended, left, has_more)
+    return Planned(len(rows), look.scheduled, look.in_triggers, look.removed, look.ended, left, has_more, unreadable)
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -241,7 +250,11 @@ def retry_in_triggers(
     """Begin the next try of these in their trigger, as far as they have one; return whether any has."""
     started = False
     for task in retried:
-        start = graphs.get(connection, task.dag_id, task.spec_hash).start_triggers.get(task.task_id)
+        try:
+            graph = graphs.get(connection, task.dag_id, task.spec_hash)
+        except SpecUnreadable:
+            continue  # a look at its run says so; the task begins on a worker
+        start = graph.start_triggers.get(task.task_id)
         if start is not None:
             started = start_in_trigger(connection, now, secrets, task.id, start) or started
     return started

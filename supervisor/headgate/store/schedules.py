@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import Connection, func, select, update
 
 from headgate.protocol.dags import CronSchedule, DagSpec, decode_dag
+from headgate.protocol.errors import ProtocolError
 from headgate.scheduling import timetable
 from headgate.scheduling.timetable import Interval, NoMoment
 from headgate.store.tables import dag, dag_run
@@ -28,7 +29,7 @@ class DueDag(msgspec.Struct, frozen=True):
 
 def follow_schedule(connection: Connection, now: datetime, dag_id: int, spec: DagSpec, before: bytes | None) -> None:
     """Set the date of a DAG's next run, where its schedule is not the one that its spec had ``before``."""
-    if before is not None and _schedule_of(decode_dag(before)) == _schedule_of(spec):
+    if before is not None and _has_schedule_of(before, spec):
         return
     if not isinstance(spec.schedule, CronSchedule):
         set_next(connection, dag_id, None)
@@ -39,6 +40,13 @@ def follow_schedule(connection: Connection, now: datetime, dag_id: int, spec: Da
     except NoMoment:
         next_ = None  # its file was checked when it was parsed: this machine knows other time zones
     set_next(connection, dag_id, next_)
+
+
+def _has_schedule_of(before: bytes, spec: DagSpec) -> bool:
+    try:
+        return _schedule_of(decode_dag(before)) == _schedule_of(spec)
+    except ProtocolError:
+        return False  # another version of headgate has stored it
 
 
 def _schedule_of(spec: DagSpec) -> object:

@@ -14,11 +14,12 @@ from typing import Literal
 import msgspec
 from sqlalchemy import Connection, select
 
-from headgate.protocol.dags import TaskState, decode_dag
+from headgate.protocol.dags import TaskState
 from headgate.scheduling import lineage
 from headgate.scheduling.states import UNFINISHED, IllegalTransition
 from headgate.store import dags, task_rows, task_values
 from headgate.store.errors import NoSuchRow
+from headgate.store.graphs import read_spec
 from headgate.store.tables import dag, dag_run, task_instance
 from headgate.store.task_rows import LockedTask
 
@@ -102,14 +103,14 @@ def clear_many(
 
     ``only_failed``: of all these the ones in ``failed`` and ``upstream_failed``. Raises `NoSuchRow`.
     """
-    spec = connection.execute(select(dag.c.spec).join(dag_run).where(dag_run.c.id == dag_run_id)).scalar_one_or_none()
-    if spec is None:
+    row = connection.execute(select(dag.c.name, dag.c.spec).join(dag_run).where(dag_run.c.id == dag_run_id)).first()
+    if row is None:
         raise NoSuchRow("run", str(dag_run_id))
     states = dags.task_states(connection, dag_run_id)
     for task_id in task_ids:
         if task_id not in states:
             raise NoSuchRow("task", task_id)
-    edges = {task.task_id: task.upstream for task in decode_dag(spec).tasks}
+    edges = {task.task_id: task.upstream for task in read_spec(row.name, row.spec).tasks}
     chosen = lineage.related(edges, task_ids or states, upstream=upstream, downstream=downstream)
     wanted = {name for name in chosen if name in states and (not only_failed or states[name] in _FAILED)}
     ids = _ids(connection, dag_run_id)

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, or_, select
 
-from headgate.protocol.dags import TaskState, decode_dag
+from headgate.protocol.dags import TaskState
 from headgate.scheduling.why import Pool, RunStands, StoredEvent, Supervisor, SupervisorStands, TaskFacts, TriggerFacts
 from headgate.store import inspecting, task_rows
-from headgate.store.errors import NoSuchRow
+from headgate.store.errors import NoSuchRow, SpecUnreadable
 from headgate.store.inspecting import TaskRef
 from headgate.store.tables import (
     asset_watcher,
@@ -146,7 +146,11 @@ def task_facts(connection: Connection, now: datetime, task: TaskRef, *, silence_
         .where(_C.id == task.id)
     ).one()
     state = TaskState(row.state)
-    spec = next((one for one in decode_dag(row.spec).tasks if one.task_id == task.task_id), None)
+    spec, unreadable = None, None
+    try:
+        spec = inspecting.task_spec(task.dag, row.spec, task.task_id)
+    except SpecUnreadable as error:
+        unreadable = str(error)
     upstream = () if spec is None else spec.upstream
     states = inspecting.states_of(connection, task.dag_run_id, upstream)
     waits_for = None
@@ -165,6 +169,7 @@ def task_facts(connection: Connection, now: datetime, task: TaskRef, *, silence_
         is_paused=bool(row.is_paused),
         is_dag_removed=row.removed_at is not None,
         is_in_dag=spec is not None,
+        unreadable=unreadable,
         import_error=row.import_error,
         max_active_runs=row.max_active_runs,
         other_runs=_other_runs(connection, row.dag_id, task.dag_run_id),

@@ -142,6 +142,8 @@ class Scheduler:
                 self._at["plan"] = now + PASSED_OVER_WAIT_S
             elif planned.left or planned.has_more:
                 self._at["plan"] = now
+        for dag, problem in planned.unreadable.items():
+            log.error("a DAG cannot be read as it is stored; its runs wait for its file", dag=dag, problem=problem)
         if planned.ended:  # their DAGs may have another run now
             self._at["assets"] = now
             self._at["dates"] = now
