@@ -51,6 +51,7 @@ from headgate.protocol.work import (
 from headgate.protocol.workconnection import WorkConnection
 from headgate.protocol.worksession import (
     ASKS_OPEN_MAX,
+    FILE_PIECES_MAX,
     TRANSITIONS,
     WorkClosed,
     WorkEvent,
@@ -209,6 +210,19 @@ def test_a_file_is_parsed_when_its_last_piece_has_come() -> None:
     assert session.state is WorkState.PARSING
     session.move(WORKER, FileParsed("/dag.py"))
     assert session.state is WorkState.IDLE
+
+
+@pytest.mark.parametrize("role", WorkRole)
+def test_a_file_comes_in_so_many_pieces_and_the_next_one_in_as_many(role: WorkRole) -> None:
+    session = session_after(PATHS[WorkState.PARSING], role)
+    fault = LocalProtocolError if role is WORKER else RemoteProtocolError
+    for _ in range(2):
+        for _ in range(FILE_PIECES_MAX - 1):
+            session.move(WORKER, FileParsed("/dag.py", more=True))
+        with pytest.raises(fault, match=f"it is number {FILE_PIECES_MAX} for one file, and says that more will come"):
+            session.move(WORKER, FileParsed("/dag.py", more=True))
+        session.move(WORKER, FileParsed("/dag.py"))
+        session.move(SUPERVISOR, ParseFile("/dag.py"))
 
 
 def test_another_version_says_what_to_upgrade() -> None:

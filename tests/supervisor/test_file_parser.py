@@ -78,6 +78,27 @@ def test_dags_that_fill_more_than_a_frame_come_whole(author: Author, parser: Par
     assert all(len(dag.tasks) == 5000 for dag in parsed.dags)
 
 
+@pytest.mark.parametrize(
+    ("dags", "tasks", "error"),
+    [
+        (40, 1, r"its 40 DAGs take 40 frames of 132,000 bytes; the limit is 32: spread them over several files$"),
+        (2, 1000, r"FileParsed needs a frame of [\d,]+ bytes; the limit is 132,000"),
+    ],
+)
+def test_what_takes_too_many_frames_or_fits_none_is_an_error_that_says_so(
+    author: Author, tmp_path: Path, dags: int, tasks: int, error: str
+) -> None:
+    source = "from headgate.tasks.operators import EmptyOperator\n"
+    source += f"for n in range({dags}):\n    with DAG(f'd{{n}}', description='x' * 60_000):\n"
+    source += f"        for i in range({tasks}):\n            EmptyOperator(task_id=f'{{i:0>200}}')"
+    with closing(Parser(tmp_path, frame_bytes_max=132_000)) as parser:
+        parsed = parser.parse(author.write(source))
+        assert re.search("^what the file holds cannot be sent: " + error, parsed.error), parsed.error
+        assert not parsed.dags
+        assert parser.parse(author.write(GOOD, "good.py")).dags
+        assert parser.spawned == 1
+
+
 def test_a_file_that_changed_is_parsed_as_it_is_now(author: Author, parser: Parser) -> None:
     for number in (1, 2, 3):
         (author.folder / "helper.py").write_text(f"ID = 'd{number}'")

@@ -165,13 +165,13 @@ class Pool(Loop):
 class Parser(Loop):
     """A loop around a `FileParser`."""
 
-    def __init__(self, folder: Path, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, folder: Path, *, timeout_s: float = 30.0, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         super().__init__()
         self.parser = FileParser(
             self.selector,
             self.spawn,
             timeout_s=timeout_s,
-            settings=WorkerSettings(import_paths=(str(folder),)),
+            settings=WorkerSettings(frame_bytes_max, (str(folder),)),
             on_record=lambda file, record: self.records.append((file, record)),
             on_output=lambda file, line: self.output.append((file, line)),
         )

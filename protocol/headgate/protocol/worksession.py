@@ -22,6 +22,7 @@ Both sides hold a `WorkSession` and move it by what either of them sends::
 The table says who may send what; beside it, a message must fit what it answers:
 
 - `StepEnded` carries the token of the step that runs, `FileParsed` the file that was asked for.
+- At most `FILE_PIECES_MAX` of `FileParsed` are of one file.
 - The ids of `Ask` grow, so that none comes twice, and at most `ASKS_OPEN_MAX` of them are open.
 - `Answer` carries the id of a question that is open. A step's questions are closed by its end; an answer that was on
   its way by then arrives in IDLE, and is nobody's. It cannot come later: `RunStep` is sent by who has read `StepEnded`.
@@ -48,6 +49,7 @@ from headgate.protocol.work import (
     WorkerWelcome,
 )
 
+FILE_PIECES_MAX = 32  # messages that say what one DAG file holds: the supervisor has them all in memory
 ASKS_OPEN_MAX = 100  # questions a step's threads may have waiting: what a supervisor must remember of one worker
 
 
@@ -121,13 +123,14 @@ TRANSITIONS: Final[dict[WorkState, dict[tuple[WorkRole, type[WorkEvent]], WorkSt
 class WorkSession:
     """The state of one worker's conversation, as seen by ``role``."""
 
-    __slots__ = ("_file", "_last_ask", "_late", "_open", "_state", "_token", "role")
+    __slots__ = ("_file", "_last_ask", "_late", "_open", "_pieces", "_state", "_token", "role")
 
     def __init__(self, role: WorkRole) -> None:
         self.role = role
         self._state = WorkState.OPENING
         self._token = ""
         self._file = ""
+        self._pieces = 0  # of the file, so far
         self._last_ask = 0
         self._open: set[int] = set()
         self._late: set[int] = set()  # of a step that has ended; known to the worker alone
@@ -164,6 +167,8 @@ class WorkSession:
                 return f"its token is {event.token!r:.100}, and {self._token!r:.100} is running"
             case FileParsed() if event.file != self._file:
                 return f"its file is {event.file!r:.300}, and {self._file!r:.300} was asked for"
+            case FileParsed() if event.more and self._pieces >= FILE_PIECES_MAX - 1:
+                return f"it is number {self._pieces + 1} for one file, and says that more will come"
             case Ask() if event.id <= self._last_ask:
                 return f"its id is {event.id}, and the last one was {self._last_ask}"
             case Ask() if len(self._open) >= ASKS_OPEN_MAX:
@@ -195,7 +200,10 @@ class WorkSession:
                 self._late.clear()
             case ParseFile():
                 self._file = event.file
+                self._pieces = 0
                 self._late.clear()
+            case FileParsed():
+                self._pieces += 1
             case Ask():
                 self._last_ask = event.id
                 self._open.add(event.id)

@@ -29,10 +29,11 @@ from headgate.protocol.work import (
     WorkerHello,
     WorkerWelcome,
 )
+from headgate.protocol.worksession import FILE_PIECES_MAX
 from headgate.runner.asking import answered_by
 from headgate.runner.faults import describe_error
 from headgate.runner.logs import STEP_FIELDS, Channel, configure, naming_process
-from headgate.tasks.parsing import parse_file
+from headgate.tasks.parsing import DagFileRefused, parse_file
 from headgate.worker import steps
 from headgate.worker.link import SupervisorGone, WorkerLink
 from headgate.worker.modules import UsersModules
@@ -166,8 +167,20 @@ class Session:
             self._load_anew(file)
             parsed = self._parsed(file)
             self._settle()
-        for message in _pieces(parsed, self._link):
-            self._link.send(message)
+        self._send_parsed(parsed)
+
+    def _send_parsed(self, parsed: FileParsed) -> None:
+        pieces = _pieces(parsed, self._link)
+        try:
+            if len(pieces) > FILE_PIECES_MAX:
+                raise DagFileRefused(
+                    f"its {len(parsed.dags):,} DAGs take {len(pieces)} frames of {self._link.frame_bytes_max:,} bytes; "
+                    f"the limit is {FILE_PIECES_MAX}: spread them over several files"
+                )
+            for piece in pieces:
+                self._link.send(piece)
+        except (DagFileRefused, LocalProtocolError) as error:
+            self._link.send(FileParsed(parsed.file, error=f"what the file holds cannot be sent: {error}"))
 
     def _parsed(self, file: str) -> FileParsed:
         try:
@@ -201,7 +214,7 @@ class Session:
 
 
 def _pieces(parsed: FileParsed, link: WorkerLink) -> list[FileParsed]:
-    """Cut what a file holds into messages that fit a frame each; a DAG alone always does (`DAG_SPEC_BYTES_MAX`)."""
+    """Cut what a file holds into messages that fit a frame each; a DAG alone does, with any limit that is sensible."""
     room = link.frame_bytes_max - FILE_ENVELOPE_BYTES
     pieces: list[FileParsed] = []
     taken = [0]
