@@ -30,6 +30,7 @@ from headgate.protocol.session import Role
 from headgate.runner.asking import NotAnswered
 from headgate.runner.link import REQUESTS_MAX, Link, SupervisorGone
 from headgate.runner.outbox import Outbox
+from headgate.runner.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
 
 SETTINGS = RunnerSettings(heartbeat_s=5.0)
@@ -115,7 +116,7 @@ async def test_waiting_until_all_is_told_ends_with_the_answer_and_does_not_spin(
             told.append(trio.current_time())
 
         nursery.start_soon(obey)
-        nursery.start_soon(link.send_rounds, outbox, SETTINGS)
+        nursery.start_soon(link.send_rounds, outbox, SETTINGS, Lease(valid_s=5.0, ask=outbox.call_for_round))
         nursery.start_soon(wait)
         for number in (1, 2):
             await wait_all_tasks_blocked()

@@ -96,6 +96,9 @@ class Supervisor:
         assert isinstance(hello, Hello)
         assert (hello.protocol_version, hello.incarnation) == (PROTOCOL_VERSION, INCARNATION)
         await self.say(Welcome(PROTOCOL_VERSION, INCARNATION, self.settings))
+        heartbeat = await self.hear()  # the first round asks for the lease, whatever else there is
+        assert heartbeat == StateChanges(1)
+        await self.answer(heartbeat)
 
     async def hear_round(self) -> StateChanges:
         """The next frame of a round; its contents are noted."""
@@ -150,7 +153,8 @@ async def supervising(
     async def run() -> None:
         link = Link(theirs, Connection(Role.RUNNER, incarnation=INCARNATION))
         welcome_settings = await shake_hands(link, INCARNATION)
-        supervisor.exit_code = await Session(link, welcome_settings, exit_process=supervisor.exits.append).run()
+        session = Session(link, welcome_settings, exit_process=lambda code: supervisor.exits.append(code))
+        supervisor.exit_code = await session.run()
         await link.aclose()
         supervisor.has_ended.set()
 
@@ -236,7 +240,7 @@ async def test_an_idle_runner_sends_an_empty_round_every_heartbeat(autojump_cloc
     async with supervising() as supervisor:
         for number in (1, 2, 3):
             changes = await supervisor.hear_round()
-            assert changes == StateChanges(round=number)
+            assert changes == StateChanges(round=number + 1)
             assert trio.current_time() == pytest.approx(SETTINGS.heartbeat_s * number, abs=0.01)
             await supervisor.answer(changes)
 
@@ -257,7 +261,7 @@ async def test_one_round_is_in_flight_and_the_next_carries_all_that_gathered(aut
         assert waited.cancelled_caught  # no heartbeat either, while an answer is owed
         await supervisor.answer(first)
         second = await supervisor.hear_round()
-        assert (second.round, [event.sequence_index for event in second.events]) == (2, [1, 2, 3, 4, 5])
+        assert (second.round, [event.sequence_index for event in second.events]) == (3, [1, 2, 3, 4, 5])
 
 
 async def test_a_round_is_answered_only_when_its_answer_is_complete(autojump_clock: MockClock) -> None:
@@ -269,12 +273,12 @@ async def test_a_round_is_answered_only_when_its_answer_is_complete(autojump_clo
     async with supervising(RunnerSettings(round_events_max=1)) as supervisor:
         await supervisor.start(Trigger)
         await supervisor.hear_round()
-        await supervisor.say(StateSync(round=1, more=True))
+        await supervisor.say(StateSync(round=2, more=True))
         with trio.move_on_after(60) as waited:
             await supervisor.hear_round()
         assert waited.cancelled_caught
-        await supervisor.say(StateSync(round=1))
-        assert (await supervisor.hear_round()).round == 2
+        await supervisor.say(StateSync(round=2))
+        assert (await supervisor.hear_round()).round == 3
 
 
 async def test_a_round_too_long_for_one_frame_is_cut_and_answered_once(autojump_clock: MockClock) -> None:
@@ -289,7 +293,7 @@ async def test_a_round_too_long_for_one_frame_is_cut_and_answered_once(autojump_
         while frames[-1].more:
             frames.append(await supervisor.hear_round())
         assert len(frames) == 3
-        assert {frame.round for frame in frames} == {1}
+        assert {frame.round for frame in frames} == {2}
         assert [event.sequence_index for frame in frames for event in frame.events] == list(range(10))
         assert [len(frame.finished) for frame in frames] == [0, 0, 1]
 

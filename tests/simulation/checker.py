@@ -12,6 +12,7 @@ looks for, by name:
 - ``commit past a failed message``: forgotten though it failed, or before it was resolved (I3)
 - ``two advances at once`` (I4), ``advanced after close``, ``closed twice``
 - ``written without a lease``: a commit under an epoch that is fenced or has signed off (I10)
+- ``advanced without a lease``: the same, of what the runner of such a supervisor has its broker forget
 - ``failed without a cause``: a trigger failed of something no plan and no fault explains (I5, I9)
 - ``timed out late``: a filter that hung was left alone beyond the ack timeout
 - ``broke``: an exception escaped from one of the halves
@@ -20,6 +21,7 @@ looks for, by name:
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple, assert_never
@@ -31,6 +33,7 @@ from tests.simulation.scenario import Plan, Scenario
 MESSAGE_OF_NOBODY = "?"
 # Adding floating-point times may cost one more look, a millisecond later; in whole binary times it costs nothing.
 LATE_TOLERANCE_S = 0.0015
+PULL_LOOK_S = 1.0  # between two looks whether a filter whose stream has ended has pulled again
 LATE_S_MAX = 0.1  # what comes later than this came for another reason than its ack timeout
 
 # What a run may fail of, by the beginning of its error.
@@ -51,10 +54,23 @@ class Finding(NamedTuple):
 class _Handout:
     """One delivery of one message."""
 
-    __slots__ = ("at", "fired", "lane", "message", "number", "offset", "refused_by", "should_have")
+    __slots__ = (
+        "at",
+        "fired",
+        "lane",
+        "message",
+        "number",
+        "offset",
+        "pulled_at",
+        "reader",
+        "refused_by",
+        "should_have",
+    )
 
     def __init__(self, record: records.HandedOut, should_have: frozenset[str]) -> None:
         self.at = record.at
+        self.pulled_at = record.at
+        self.reader = record.reader
         self.number = record.handout
         self.lane = record.lane
         self.offset = record.offset
@@ -73,6 +89,7 @@ class _Reader:
         self.outcomes: dict[tuple[int, int], bool] = {}  # of the last handout of a message: may it be forgotten
         self.is_advancing = False
         self.is_closed = False
+        self.closed_at: float | None = None
 
 
 class Checker:
@@ -100,6 +117,9 @@ class Checker:
         self._events: set[tuple[str, int]] = set()  # run id and index, of rows and letters
         self._reported: dict[tuple[int, int], records.Reported] = {}  # by runner and seq
         self._fenced: set[int] = set()
+        self._supervisor_of: dict[int, int] = {}  # of runners
+        self._out_of_office: set[int] = set()  # supervisors that were fenced
+        self._gone_supervisors: set[int] = set()  # the system ends their runners with them
 
     def check(self, history: Iterable[Record]) -> list[Finding]:
         """Return everything that is wrong, in the order of sight."""
@@ -135,6 +155,7 @@ class Checker:
                 self._see_end(record)
             case records.Fenced():
                 self._fenced.add(record.epoch)
+                self._out_of_office.add(record.supervisor)
             case records.Wrote():
                 if record.epoch in self._fenced:
                     self._find("written without a lease", f"{record.verb} of epoch {record.epoch}")
@@ -149,11 +170,13 @@ class Checker:
                 | records.Added()
                 | records.Faulted()
                 | records.SupervisorStarted()
-                | records.SupervisorEnded()
-                | records.RunnerStarted()
                 | records.RunnerEnded()
             ):
                 pass
+            case records.SupervisorEnded():
+                self._gone_supervisors.add(record.supervisor)
+            case records.RunnerStarted():
+                self._supervisor_of[record.runner] = record.supervisor
             case _:
                 assert_never(record)
 
@@ -171,16 +194,26 @@ class Checker:
         handout = self._handouts[record.handout]
         match record:
             case records.Pulled():
-                pass
+                handout.pulled_at = record.at
             case records.Fired():
                 handout.fired.append((record.trigger, record.position))
             case records.Refused():
                 handout.refused_by.add(record.trigger)
             case records.Hung():
-                # The poll may have waited with the broadcast for somebody to come back.
-                late_s = record.at - max(handout.at, self._joined_at) - self._scenario.topology.ack_timeout_s
-                if self._late_tolerance_s < late_s < LATE_S_MAX:
-                    self._find("timed out late", f"{record.trigger} with handout {record.handout}, by {late_s:.6f} s")
+                self._see_hung(record, handout)
+
+    def _see_hung(self, record: records.Hung, handout: _Handout) -> None:
+        # The poll may have waited with the broadcast for somebody to come back.
+        begun_at = max(handout.at, self._joined_at)
+        latest_s = LATE_S_MAX
+        closed_at = self._readers[handout.reader].closed_at
+        if closed_at is not None and closed_at < begun_at + self._scenario.topology.ack_timeout_s:
+            # The stream has ended: what is left is that the filter comes to the end, pull by pull.
+            begun_at = max(closed_at, handout.pulled_at) + PULL_LOOK_S
+            latest_s = math.inf
+        late_s = record.at - begun_at - self._scenario.topology.ack_timeout_s
+        if self._late_tolerance_s < late_s < latest_s:
+            self._find("timed out late", f"{record.trigger} with handout {record.handout}, by {late_s:.6f} s")
 
     def _see_end(self, record: records.Finished) -> None:
         if record.outcome == "failed" and not record.error.startswith(_CAUSES):
@@ -197,6 +230,9 @@ class Checker:
         reader = self._readers[record.reader]
         match record:
             case records.AdvanceBegan():
+                supervisor = self._supervisor_of.get(self._runner_of[record.reader])
+                if supervisor in self._out_of_office - self._gone_supervisors:
+                    self._find("advanced without a lease", f"reader {record.reader}")
                 if reader.is_advancing:
                     self._find("two advances at once", f"reader {record.reader}")
                 if reader.is_closed:
@@ -212,6 +248,7 @@ class Checker:
                 if reader.is_advancing:
                     self._find("advanced after close", f"reader {record.reader}, by a call still under way")
                 reader.is_closed = True
+                reader.closed_at = record.at
             case records.Committed():
                 for offset in range(self._forgotten[record.lane], record.before):
                     self._forget(record.reader, record.lane, offset)

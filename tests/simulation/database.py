@@ -27,6 +27,7 @@ from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 
 if TYPE_CHECKING:
+    from tests.simulation.processes import SupervisorProcess
     from tests.simulation.world import World
 
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="  # of the kwargs: any will do
@@ -143,8 +144,9 @@ class Reader:
 class FailingStore:
     """The store as one supervisor sees it: away, ambiguous, and strict about poison, as the faults say."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, supervisor: SupervisorProcess) -> None:
         self._world = world
+        self._supervisor = supervisor
         self._store = open_store()
 
     # --- leases ----------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ class FailingStore:
             lambda: self._store.fence_triggerers(epoch, silence_max_s=silence_max_s, dead=dead), epoch, "fence"
         )
         for other in fenced:
-            self._world.note(records.Fenced(trio.current_time(), other))
+            self._world.note_fenced(other)
         return fenced
 
     def has_news(self) -> bool:
@@ -213,7 +215,7 @@ class FailingStore:
     def release_triggerer(self, epoch: int) -> None:
         """See `Store`."""
         self._verb(lambda: self._store.release_triggerer(epoch))
-        self._world.note(records.Fenced(trio.current_time(), epoch))
+        self._world.note_fenced(epoch)
 
     # --- events ----------------------------------------------------------------------------------
 
@@ -248,6 +250,8 @@ class FailingStore:
         """Carry it out, or fail as the faults of the moment say; `epoch` where it ``writes`` for one."""
         weather = self._world.weather
         now = trio.current_time()
+        if self._supervisor.is_cut_off:
+            raise DatabaseAway(NAME, "the simulation has cut this supervisor off")
         if now >= weather.database_back_at:
             result = verb()
             if writes:

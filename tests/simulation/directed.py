@@ -19,6 +19,7 @@ from tests.simulation.scenario import (
     Plan,
     Scenario,
     StreamFails,
+    TakeOver,
     Topology,
 )
 
@@ -53,8 +54,8 @@ def half_a_round_confirms_nothing() -> list[str]:
     """A runner dies between two frames of a round; the answer to the next runner's first round names only its own."""
     plans = {"t1": Plan(events=3, nap_s=0.25, failures=1, fired_before_failing=3, padded=True)}
     topology = Topology(frame_bytes_max=FRAME_BYTES_SMALL)
-    hello_and_first_half = KillAtMark("runner.frame_sent", nth=2)
-    plan = Scenario(0, topology, ((Message(1.0, plans), Message(8.0)),), (hello_and_first_half,))
+    after_the_first_half = KillAtMark("runner.frame_sent", nth=3)  # the first two are Hello and a heartbeat
+    plan = Scenario(0, topology, ((Message(1.0, plans), Message(8.0)),), (after_the_first_half,))
     history = world.run(plan)
     found = [str(finding) for finding in Checker(plan).check(history)]
     if not any(isinstance(record, records.RunnerEnded) for record in history):
@@ -102,6 +103,39 @@ def a_subscriber_that_comes_back_to_a_dying_stream_gets_a_fresh_one() -> list[st
     return found
 
 
+def a_filter_that_hangs_hears_of_the_end_of_its_stream() -> list[str]:
+    """One filter hangs, and its stream fails meanwhile: it is cancelled an ack timeout after the end."""
+    message = Message(1.0, {"t1": Plan(stalls=1)})
+    plan = Scenario(0, Topology(ack_timeout_s=4.0), ((message, Message(16.0)),), (StreamFails(1.5),))
+    history = world.run(plan)
+    found = [str(finding) for finding in Checker(plan, late_tolerance_s=NO_TOLERANCE_S).check(history)]
+    hung_at = [record.at for record in history if isinstance(record, records.Hung)]
+    if hung_at != [5.5]:
+        found.append(f"the filter was cancelled at {hung_at}, not at 5.5 s")
+    return found
+
+
+def who_is_cut_off_from_the_database_advances_while_the_lease_is_sure_and_no_longer() -> list[str]:
+    """Messages that fire nothing need no confirmation; and yet no fenced supervisor's runner may have them forgotten.
+
+    The lease is renewed at 0 s and lasts for 30; an answer says that it lasts for 6 s more. From 31.5 s on another
+    supervisor has it, and this one hears of that within a second.
+    """
+    skips = {"t1": Plan(events=0)}
+    times = (8.0, 16.0, 30.5, 31.5625, 31.625, 31.75, 31.875)
+    messages = [Message(at, skips) for at in times]
+    plan = Scenario(0, Topology(), ((*messages, Message(40.0)),), (TakeOver(1.0),))
+    history = world.run(plan)
+    found = [str(finding) for finding in Checker(plan).check(history)]
+    advanced_at = [record.at for record in history if isinstance(record, records.AdvanceBegan)]
+    fenced_at = next(record.at for record in history if isinstance(record, records.Fenced))
+    if advanced_at[:2] != [8.0, 16.0]:
+        found.append(f"advanced at {advanced_at}: what came at 8 and 16 s waited for more than an answer")
+    if any(30.0 <= at <= fenced_at for at in advanced_at):
+        found.append(f"advanced at {advanced_at}: from 30 s on the lease may be another's")
+    return found
+
+
 DIRECTED: dict[str, Callable[[], list[str]]] = {
     "timeout": a_hung_filter_is_failed_at_its_ack_timeout,
     "reject": a_reject_is_advanced_before_what_was_fired_is_stored,
@@ -109,5 +143,7 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "late failure": triggers_that_failed_before_a_crash_begin_together_after_it,
     "late answer": what_a_dead_runner_sent_is_answered_to_nobody,
     "dying stream": a_subscriber_that_comes_back_to_a_dying_stream_gets_a_fresh_one,
+    "hung at the end": a_filter_that_hangs_hears_of_the_end_of_its_stream,
+    "cut off": who_is_cut_off_from_the_database_advances_while_the_lease_is_sure_and_no_longer,
     "overflow": an_overflow_fails_everything_its_subscriber_owes,
 }

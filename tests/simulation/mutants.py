@@ -20,7 +20,9 @@ from headgate.brokers.filelog_partition import Partition, Verdict
 from headgate.protocol.messages import FinishedTrigger
 from headgate.runner.host import Ending
 from headgate.runner.streams.contract import AckTimeout, SubscriberOverflow
+from headgate.runner.streams.farewells import Farewells
 from headgate.runner.streams.group import Group
+from headgate.runner.streams.lease import Lease
 from headgate.runner.streams.ledger import ACKED, FAILED, OPEN, PASSED, QUEUED, Account, BroadcastEvent, Ledger, Share
 from headgate.runner.streams.manager import SharedStreamManager
 from headgate.runner.streams.subscription import Subscription
@@ -185,6 +187,14 @@ def _fencing_check_removed() -> Sequence[Patch]:
         return leases.read_clock(connection, clock)
 
     return [(leases, "hold", hold)]
+
+
+def _lease_ignored() -> Sequence[Patch]:
+    return [(Lease, "is_held", property(lambda self: True))]
+
+
+def _nobody_waits_for_farewells() -> Sequence[Patch]:
+    return [(Farewells, "expire", lambda self, now: None)]
 
 
 def _events_dropped_on_bisect() -> Sequence[Patch]:
@@ -361,6 +371,10 @@ MUTANTS: dict[str, Mutant] = {
     "eviction-after-an-await": Mutant("I5: no key of a dead poll", _eviction_after_an_await, directed="dying stream"),
     "unsubscribe-bypasses-the-gate": Mutant("I1: leaving waits, too", _unsubscribe_bypasses_the_gate, 200),
     "fencing-check-removed": Mutant("I10: a lost lease writes nothing", _fencing_check_removed, 300),
+    "lease-ignored": Mutant("I10: a lost lease advances nothing", _lease_ignored, directed="cut off"),
+    "no-timeout-after-the-end": Mutant(
+        "a filter that hangs hears of the end", _nobody_waits_for_farewells, directed="hung at the end"
+    ),
     "reject-waits-for-persistence": Mutant(
         "seed 000: a reject resolves at once", _reject_waits_for_persistence, directed="reject"
     ),

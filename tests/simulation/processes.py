@@ -140,6 +140,7 @@ class SupervisorProcess:
         self.runner: RunnerProcess | None = None
         self.is_gone = False
         self.is_taken_for_dead = False
+        self.is_cut_off = False  # from the database, until it is fenced
         self.slow_s = 0.0
         self._link: SupervisorLink | None = None
         self._frozen_until = 0.0
@@ -151,7 +152,7 @@ class SupervisorProcess:
     def _make_core(self, identity: Identity) -> SupervisorCore:
         world = self.world
         return SupervisorCore(
-            FailingStore(world), identity, world.settings, is_gone=self._is_other_gone, clock=trio.current_time
+            FailingStore(world, self), identity, world.settings, is_gone=self._is_other_gone, clock=trio.current_time
         )
 
     def _is_other_gone(self, row: TriggererRow) -> bool:

@@ -226,9 +226,10 @@ class Confirmed(_Record, frozen=True, gc=False):
 
 
 class Fenced(_Record, frozen=True, gc=False):
-    """An epoch was fenced, or has signed off."""
+    """An epoch was fenced, or has signed off; ``supervisor`` 0 where nobody knows whose it is."""
 
     epoch: int
+    supervisor: int = 0
 
 
 class Wrote(_Record, frozen=True, gc=False):

@@ -162,7 +162,10 @@ class StreamFails(_Part, frozen=True):
 
 
 class TakeOver(_Part, frozen=True):
-    """Another supervisor takes this one for dead and fences its epoch."""
+    """This supervisor is cut off from its database, and nobody else is: when its lease has run out, another fences it.
+
+    Then it is cut off no longer, and hears of it.
+    """
 
     at: float
 

@@ -36,6 +36,7 @@ def delivery(handout: int, offset: int, *, reader: int = 1) -> History:
 def good() -> History:
     """Return a history in which nothing is wrong."""
     return [
+        records.RunnerStarted(0.0, 1, 1, 1),
         records.Began(0.0, "t1", 1),
         records.Opened(0.0, 1, 1),
         *delivery(1, 0),
@@ -124,11 +125,16 @@ SPOILED: dict[str, tuple[str, Callable[[History], History]]] = {
     "closed in a call": ("advanced after close", add(records.Closed(1.0, 1), before=records.AdvanceEnded, nth=1)),
     "closed again": ("closed twice", add(records.Closed(3.0, 1), before=records.Rested)),
     "fenced": ("written without a lease", add(records.Fenced(0.0, 1), before=records.Opened)),
+    "fenced, and goes on": (
+        "advanced without a lease",
+        add(records.Fenced(1.0, 2, supervisor=1), before=records.AdvanceBegan),
+    ),
     "odd end": (
         "failed without a cause",
         add(records.Finished(1.0, 1, "t1", "failed", "AssertionError: "), before=records.Closed),
     ),
     "late timeout": ("timed out late", add(records.Hung(5.01, "t1", 1), before=records.Closed)),
+    "never timed out": ("timed out late", add(records.Hung(9.0, "t1", 2), before=records.Rested)),
     "reject unheard": ("reject without effect", add(records.Refused(1.0, "t1", 1), before=records.AdvanceBegan)),
     "escaped": ("broke", add(records.Broke(1.0, "the runner", "KeyError()"), before=records.Closed)),
     "no rest": ("stuck", change(records.Rested, in_time=False)),

@@ -35,6 +35,7 @@ from headgate.store.errors import StoreError
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leases import LeaseTimes
 
+TAKE_OVER_S = 0.5  # after a lease has run out
 REST_WITHIN_S = 400.0  # after the last fault; what is not committed by then is stuck
 DRAIN_S = 4.0
 HISTORY_RECORDS_MAX = 200_000  # a pair that spins would fill the memory
@@ -93,6 +94,15 @@ class World:
     def note_frame(self, runner: RunnerProcess, body: bytes, *, is_up: bool) -> None:
         """Note that bytes went over the wire."""
         self.note(records.Framed(trio.current_time(), runner.number, is_up, zlib.crc32(body)))
+
+    def note_fenced(self, epoch: int) -> None:
+        """Note that an epoch may write no more; where its supervisor was cut off, it hears of it from now on."""
+        number = 0
+        for supervisor in self.supervisors:
+            if supervisor.core.leases.is_held and supervisor.core.leases.epoch == epoch:
+                supervisor.is_cut_off = False
+                number = supervisor.number
+        self.note(records.Fenced(trio.current_time(), epoch, number))
 
     # --- the workload -----------------------------------------------------------------------------
 
@@ -197,8 +207,8 @@ class World:
                 if self.broker.holder is not None:
                     self.broker.holder.wake()
             case scenario.TakeOver():
-                supervisor.is_taken_for_dead = True
-                self.start_supervisor()
+                supervisor.is_cut_off = True
+                self.nursery.start_soon(self._take_over, supervisor)
             case scenario.Drain():
                 supervisor.drain(down_s=fault.down_s)
             case scenario.AddWatcher():
@@ -206,6 +216,12 @@ class World:
                 self.note(records.Added(now, fault.name))
             case scenario.RemoveWatcher():
                 self._remove(fault.name)
+
+    async def _take_over(self, supervisor: SupervisorProcess) -> None:
+        """Start another supervisor when the lease of one that is cut off has run out; before, it could fence nobody."""
+        await trio.sleep(self.settings.lease.silence_max_s + TAKE_OVER_S)
+        if supervisor is self.newest and not supervisor.is_gone:
+            self.start_supervisor()
 
     def _remove(self, name: str) -> None:
         try:

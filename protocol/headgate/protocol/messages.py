@@ -223,7 +223,8 @@ class StateSync(_Wire, frozen=True, tag="sync"):
     ``round`` is the round it answers, 0 where it was not asked for. ``persisted`` are seqs whose events
     are durable: this, and only this, lets the runner advance the broker (I1). ``more``: too long for one
     frame, this goes on in the next `StateSync`, which has the same ``round``; the round is answered, and
-    shared streams start, when it is complete.
+    shared streams start, when it is complete. A round is answered only while the lease is held for
+    ``RunnerSettings.heartbeat_s`` seconds more; how one that is lost is told, see `tells_lost_lease`.
     """
 
     round: int = 0
@@ -262,6 +263,16 @@ class Drain(_Wire, frozen=True, tag="drain"):
     """
 
     deadline_s: float
+
+
+def tells_lost_lease(sync: StateSync) -> bool:
+    """Whether a `StateSync` says that the supervisor has lost its lease: no broker may be advanced any more (I10).
+
+    It does if nobody asked for it, and it has nothing to say but that triggers were reassigned, if any are left.
+    """
+    if sync.round or sync.to_create or not (sync.to_cancel or not sync.more):
+        return False
+    return all(cancel.reason == "reassigned" for cancel in sync.to_cancel)
 
 
 FromRunner = Hello | StateChanges | Request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import trio
 
 from headgate.protocol import marks
@@ -21,6 +23,7 @@ from headgate.protocol.messages import (
 from headgate.protocol.questions import Answered, TriggerQuestion
 from headgate.runner.asking import NotAnswered
 from headgate.runner.outbox import Outbox
+from headgate.runner.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
 
 READ_BYTES_MAX = 256 * 1024  # read in one go
@@ -44,6 +47,7 @@ class Link:
         self._sending = trio.Lock()
         self._round = 0
         self._answered_round = 0
+        self.round_sent_at = -math.inf  # when the last round began to be sent, by trio's clock
         self._answers = trio.lowlevel.ParkingLot()
         self._next_request = 0
         self._questions: dict[int, _Question] = {}
@@ -87,13 +91,21 @@ class Link:
         """The round that waits for its answer, 0 where none does."""
         return self._round if self._answered_round < self._round else 0
 
-    async def send_rounds(self, outbox: Outbox, settings: RunnerSettings) -> None:
-        """Send the outbox round by round, as soon as there is something, and a heartbeat when there is nothing."""
+    async def send_rounds(self, outbox: Outbox, settings: RunnerSettings, lease: Lease) -> None:
+        """Send the outbox round by round, as soon as there is something, and a heartbeat when there is nothing.
+
+        A heartbeat goes first where an advance waits for the lease: its answer waits for no transaction, so it comes
+        while it is worth something. But not two of them in a row.
+        """
+        is_heartbeat = False
         while True:
             with trio.move_on_after(settings.heartbeat_s):
                 await outbox.wait_not_empty()
             self._round += 1
-            for piece in split_round(outbox.take_round(self._round), settings.frame_bytes_max):
+            self.round_sent_at = trio.current_time()
+            is_heartbeat = lease.is_wanted and not is_heartbeat
+            changes = outbox.take_round(self._round, is_heartbeat=is_heartbeat)
+            for piece in split_round(changes, settings.frame_bytes_max):
                 await self.send(piece)
             while self._round_in_flight:
                 await self._answers.park()

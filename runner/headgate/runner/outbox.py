@@ -66,13 +66,18 @@ class Outbox:
         """Wait until there is something for a round."""
         await self._not_empty.wait()
 
-    def take_round(self, number: int) -> StateChanges:
-        """Take out the next round, in order; an empty one if there is nothing (the heartbeat)."""
+    def call_for_round(self) -> None:
+        """Have a round sent even if there is nothing for it."""
+        self._not_empty.set()
+
+    def take_round(self, number: int, *, is_heartbeat: bool = False) -> StateChanges:
+        """Take out the next round, in order; an empty one if there is nothing, or it is to be a heartbeat."""
         events: list[FiredEvent] = []
         refused: list[RefusedEvent] = []
         finished: list[FinishedTrigger] = []
         round_bytes = taken = 0
-        while self._items and taken < self._round_events_max and round_bytes < ROUND_BYTES_MAX:
+        events_max = 0 if is_heartbeat else self._round_events_max
+        while self._items and taken < events_max and round_bytes < ROUND_BYTES_MAX:
             item = self._items.popleft()
             taken += 1
             if isinstance(item, FiredEvent):

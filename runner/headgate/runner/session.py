@@ -31,6 +31,7 @@ from headgate.protocol.messages import (
     RunnerSettings,
     StateSync,
     Welcome,
+    tells_lost_lease,
 )
 from headgate.protocol.session import Role
 from headgate.protocol.version import VERSION
@@ -38,6 +39,7 @@ from headgate.runner import asking
 from headgate.runner.host import Host
 from headgate.runner.link import Link, SupervisorGone
 from headgate.runner.outbox import Outbox
+from headgate.runner.streams.lease import Lease
 from headgate.runner.streams.manager import SharedStreamManager
 from headgate.runner.watchdog import Watchdog
 
@@ -100,6 +102,7 @@ class Session:
         self._settings = settings
         self._exit_process = exit_process
         self._outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
+        self._lease = Lease(valid_s=settings.heartbeat_s, ask=self._outbox.call_for_round)
         self._is_assembling = False
         self._exit_code = EXIT_DRAINED
         self._streams: SharedStreamManager
@@ -121,6 +124,7 @@ class Session:
                 cohort_grace_period=settings.cohort_grace_s,
                 rejoin_wait=settings.rejoin_wait_s,
                 overflow="pause",
+                lease=self._lease,
             ) as self._streams,
             trio.open_nursery() as nursery,
         ):
@@ -131,6 +135,7 @@ class Session:
                 nursery=nursery,
                 ask_last_event=self._link.ask_last_event,
             )
+            self._outbox.call_for_round()  # for the lease: the first message may have no event to be confirmed
             nursery.start_soon(self._send, name="rounds and requests")
             try:
                 await self._obey(nursery)
@@ -147,7 +152,7 @@ class Session:
     async def _send(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._link.send_rounds, self._outbox, self._settings)
+                nursery.start_soon(self._link.send_rounds, self._outbox, self._settings, self._lease)
                 nursery.start_soon(self._link.send_requests)
         except* (trio.BrokenResourceError, RemoteProtocolError):
             pass  # nothing can be sent any more; the receiving side has seen why, and decides
@@ -170,6 +175,8 @@ class Session:
     async def _sync(self, sync: StateSync) -> None:
         """Confirm first, since a broker waits for it; then cancel; then start."""
         marks.reach("session.answer_read")
+        if tells_lost_lease(sync) and not self._is_assembling:  # which an empty last piece would not tell
+            self._lease.give_up()
         self._confirm(sync)
         for cancel in sync.to_cancel:
             self._host.cancel(cancel)
@@ -196,6 +203,7 @@ class Session:
         self._link.note_answer(sync)
         if sync.round and not sync.more:
             self._outbox.note_stored()
+            self._lease.renew(self._link.round_sent_at)
 
     async def _drain_within(self, deadline_s: float, whole: trio.CancelScope) -> None:
         log.info("draining", deadline_s=deadline_s, triggers=len(self._host))

@@ -204,7 +204,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def runner_settings(self) -> RunnerSettings:
         """Return the part of the settings that travels to the runner in `Welcome`."""
         return RunnerSettings(
-            heartbeat_s=self.runner_heartbeat_s,
+            # Its rounds keep its right to advance brokers, so they must come while the lease is still fresh.
+            heartbeat_s=min(self.runner_heartbeat_s, (self.lease_silence_max_s - self.heartbeat_s) / 2),
             frame_bytes_max=self.frame_bytes_max,
             event_bytes_max=self.event_bytes_max,
             round_events_max=self.round_events_max,

@@ -134,6 +134,7 @@ class SupervisorCore:
         self._exit: Exit | None = None  # what to leave with, once the runner is gone
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
+        self._unsaid: StateSync | None = None  # the answer to a round, which waits for the lease to be renewed
         # For what is asked of the database beside the intake and the leases: one that does not answer holds up
         # the loop at each question, so it is not asked again at once.
         self._questions = self._database_backoff()
@@ -179,7 +180,7 @@ class SupervisorCore:
             return
         expected = self.state is RunnerState.DRAINING
         self.state = RunnerState.ABSENT
-        self._kill_at = None
+        self._kill_at = self._unsaid = None
         if now - self._spawned_at >= self._settings.respawn_healthy_s:
             self._respawn.succeed()
         wait_s = 0.0 if expected else self._respawn.fail()
@@ -206,6 +207,7 @@ class SupervisorCore:
         try:
             if not self._is_fenced:
                 self._keep_lease(now)
+                self._answer_round(now)
                 self._store_slice(now)
                 self._look_after_tasks(now)
         except LeaseLost as exc:
@@ -306,8 +308,11 @@ class SupervisorCore:
         if self._tasks is not None:
             self._tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
-        if self.state is RunnerState.RUNNING:
-            self._out.append(Send(StateSync(to_cancel=cancels)))
+        if self.state in (RunnerState.RUNNING, RunnerState.DRAINING):
+            self._out.append(Send(StateSync(to_cancel=cancels)))  # which also says that the lease is lost
+        if self._unsaid is not None:
+            self._out.append(Send(self._unsaid))  # what it confirms was stored while the lease was held
+            self._unsaid = None
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)
 
     # --- tasks ------------------------------------------------------------------------------------
@@ -335,11 +340,18 @@ class SupervisorCore:
         if stored is None:
             return
         if stored.answer is not None and self._is_listening(stored):
-            self._out.append(Send(stored.answer))
+            self._unsaid = stored.answer
+            self._answer_round(now)
         for finished in stored.finished:
             self._end_run(finished, stored, now)
         if stored.moved_tasks and self._tasks is not None:
             self._tasks.notice()
+
+    def _answer_round(self, now: float) -> None:
+        """Say the answer to a round if the lease is sure to be held for a while: brokers are advanced on it (I10)."""
+        if self._unsaid is not None and self.leases.is_fresh(now, self._settings.runner.heartbeat_s):
+            self._out.append(Send(self._unsaid))
+            self._unsaid = None
 
     def _is_listening(self, stored: Stored) -> bool:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""
@@ -432,12 +444,12 @@ class SupervisorCore:
                 self._kill_at = None
                 self._heard_at = now  # it is being reaped; no second verdict before that
                 self._out.append(Kill("it did not end or answer in time"))
-        elif now - self._heard_at >= self._settings.runner_silence_max_s:
+        elif now >= self._heard_at + self._settings.runner_silence_max_s:  # the very sum of `wake_at`
             self._blame_silence(now)
 
     def _blame_silence(self, now: float) -> None:
         """A runner that owes a heartbeat and is silent is stuck: take its stacks, then its life."""
-        if self.intake.is_waiting_for(self.incarnation):
+        if self._unsaid is not None or self.intake.is_waiting_for(self.incarnation):
             self._heard_at = now  # it waits for our answer: the silence is ours
             return
         log.error("the runner is silent; dumping its stacks", silent_s=round(now - self._heard_at, 1))

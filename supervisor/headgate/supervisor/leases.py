@@ -121,6 +121,7 @@ class Leases:
         self._is_gone = is_gone
         self._backoff = backoff
         self._epoch: int | None = None
+        self._renewed_at = -math.inf  # when what renewed the lease last was begun
         self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = 0.0
         self._notice_wait_s = times.notice_interval_s
         self._is_claiming = False
@@ -144,6 +145,13 @@ class Leases:
     def is_claiming(self) -> bool:
         """Whether the last claim took all it could: the next poll may find more, at once."""
         return self._is_claiming
+
+    def is_fresh(self, now: float, for_s: float) -> bool:
+        """Whether for ``for_s`` seconds more nobody can fence this epoch, but for one who knows our process to be gone.
+
+        Counted from the beginning of the last renewal, which is before the moment that the database has written down.
+        """
+        return now + for_s <= self._renewed_at + self._times.silence_max_s
 
     def wake_at(self) -> float:
         """When the next duty is due."""
@@ -175,6 +183,7 @@ class Leases:
             self._register(now)
         elif now >= self._heartbeat_at:
             self._store.heartbeat(self._epoch)
+            self._renewed_at = now
             self._heartbeat_at = now + self._times.heartbeat_s
         elif now >= self._look_around_at:
             has_fenced = self._look_around(self._epoch)
@@ -205,6 +214,7 @@ class Leases:
             workers=self._workers,
         )
         marks.reach("leases.registered")
+        self._renewed_at = now
         self._heartbeat_at = now + self._times.heartbeat_s
         log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
 

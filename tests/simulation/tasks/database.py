@@ -20,6 +20,7 @@ from headgate.store.leases import ClaimedTrigger
 from headgate.store.store import Store
 
 if TYPE_CHECKING:
+    from tests.simulation.processes import SupervisorProcess
     from tests.simulation.tasks.world import TaskWorld
 
 Result = TypeVar("Result")
@@ -171,8 +172,8 @@ OF_TASKS = ("defer", "succeed", "fail", "lose_worker", "start", "push_xcoms")
 class TaskFailingStore(FailingStore):
     """The whole store as one supervisor sees it: away, ambiguous, and deadly, as the faults say."""
 
-    def __init__(self, world: TaskWorld) -> None:
-        super().__init__(world)
+    def __init__(self, world: TaskWorld, supervisor: SupervisorProcess) -> None:
+        super().__init__(world, supervisor)
         self._task_world = world
         self._has_changed = False
         self.tasks = FailingVerbs(self, self._store.tasks)

@@ -93,7 +93,7 @@ class TaskSupervisor(SupervisorProcess):
         assert isinstance(self.world, TaskWorld)
         self.task_world = self.world
         settings = self.world.settings
-        store: Any = TaskFailingStore(self.world)
+        store: Any = TaskFailingStore(self.world, self)
         self.executor = SimulatedExecutor(self, self.world.scenario.workers)
         answers = Answers(store, {})
 
@@ -217,6 +217,10 @@ class TaskWorld(World):
                 self.nursery.start_soon(self._pause, fault)
             case Edit():
                 self.nursery.start_soon(self._edit, fault)
+            case scenario.TakeOver():
+                # At once, and not when the lease has run out: what is at stake here no broker could lose meanwhile.
+                self.newest.is_taken_for_dead = True
+                self.start_supervisor()
             case _:
                 super()._do(fault)
 

@@ -27,8 +27,10 @@ from headgate.runner.streams.contract import (
     SharedStreamProducer,
     SubscriberOverflow,
 )
+from headgate.runner.streams.farewells import Farewells
 from headgate.runner.streams.flow import FlowControl
 from headgate.runner.streams.holds import Hold
+from headgate.runner.streams.lease import Lease
 from headgate.runner.streams.ledger import Account, Ledger, SeqTable, Share
 from headgate.runner.streams.seats import Seats
 from headgate.runner.streams.subscription import Subscription
@@ -66,6 +68,8 @@ class GroupSettings:
     flow: FlowControl
     seqs: SeqTable
     seats: Seats
+    lease: Lease | None
+    farewells: Farewells
 
 
 class Group:
@@ -247,6 +251,7 @@ class Group:
                 subscription.stop(failure)
             else:
                 subscription.terminate(failure)
+                self._settings.farewells.add(subscription, self.key)
 
     def _fail(self, subscription: Subscription, failure: Exception) -> None:
         """Give up on one subscriber; the others do not notice, except that nothing waits for it any more."""
@@ -440,7 +445,11 @@ class Group:
 
     async def _advance_until_end(self, ledger: Ledger) -> None:
         """Return after the poll is over and nothing resolved is left, or after an advance failed."""
+        lease = self._settings.lease
         while True:
+            if lease is not None and ledger.is_ready:
+                await lease.wait()
+            # No await from here to the advance, so that it begins while the lease is held (I10).
             batch = ledger.take_batch(ADVANCE_BATCH_EVENTS_MAX)
             if batch:
                 self._is_advancing = True

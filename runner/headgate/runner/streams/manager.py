@@ -17,9 +17,11 @@ from typing import Literal, Self
 import structlog
 import trio
 
+from headgate.runner.streams.farewells import Farewells
 from headgate.runner.streams.flow import FlowControl
 from headgate.runner.streams.group import Group, GroupSettings
 from headgate.runner.streams.holds import Hold, HoldReports
+from headgate.runner.streams.lease import Lease
 from headgate.runner.streams.ledger import SeqTable
 from headgate.runner.streams.seats import Seats
 from headgate.runner.streams.subscription import Subscription
@@ -48,11 +50,12 @@ class SharedStreamManager:
     """Coordinates the triggers that share an upstream; ``async with`` it, leaving it is `stop_all`.
 
     ``max_subscriber_queue``: raw events a subscriber may have waiting. ``ack_timeout``: seconds by ``_now``
-    from broadcast until a subscriber that has not finished an event is failed. ``cohort_grace_period``:
+    from broadcast until a subscriber that has not finished an event is failed, and from the end of a stream or its last
+    pull until one that has not come to that end is. ``cohort_grace_period``:
     seconds from the first subscriber until the poll begins, so that others can join before the first
     broadcast. ``rejoin_wait``: seconds a stream waits for a subscriber for which a seat is kept (`keep_seat`).
     ``overflow``: what a full queue does: ``"fail"`` its subscriber, or ``"pause"`` the poll for
-    all until there is room again (the ack timeout bounds how long).
+    all until there is room again (the ack timeout bounds how long). ``lease``: advances begin only while it is held.
 
     Belongs to one trio run; not thread-safe. Raises `ValueError` for a limit that is not positive.
     """
@@ -66,6 +69,7 @@ class SharedStreamManager:
         cohort_grace_period: float = 0.0,
         rejoin_wait: float = 0.0,
         overflow: Literal["fail", "pause"] = "fail",
+        lease: Lease | None = None,
         _now: Callable[[], float] = trio.current_time,
     ) -> None:
         if max_subscriber_queue < 1:
@@ -82,6 +86,7 @@ class SharedStreamManager:
         self._progress = trio.lowlevel.ParkingLot()
         self._log = structlog.get_logger("headgate.streams") if log is None else log
         self._seats = Seats(rejoin_wait_s=rejoin_wait, now=_now, log=self._log)
+        self._farewells = Farewells(timeout_s=ack_timeout, now=_now)
         self._seqs = SeqTable(on_empty=self._progress.unpark_all)
         self._settings = GroupSettings(
             log=self._log,
@@ -93,6 +98,8 @@ class SharedStreamManager:
             now=_now,
             flow=self._flow,
             seqs=self._seqs,
+            lease=lease,
+            farewells=self._farewells,
         )
         self._groups: dict[Hashable, Group] = {}
         self._running: dict[Group, None] = {}  # in order; the groups of the table and those that drain and close
@@ -172,6 +179,7 @@ class SharedStreamManager:
         fail, and with ``cut_short`` the one it sits on as well (I13). All of this is done before the first
         await. With the last subscriber the stream ends, and this waits until it is closed.
         """
+        self._farewells.forget(trigger_id)
         group = self._groups.get(key)
         if group is not None:
             group.leave(trigger_id, cut_short=cut_short)
@@ -291,8 +299,8 @@ class SharedStreamManager:
             now = self._settings.now()
             # What is broadcast while we sleep is due later than we wake.
             due = now + self._settings.ack_timeout_s
-            for group in list(self._groups.values()):
-                next_due = group.expire(now)
+            next_dues = [group.expire(now) for group in list(self._groups.values())]
+            for next_due in (*next_dues, self._farewells.expire(now)):
                 if next_due is not None:
                     due = min(due, next_due)
             reports.note(self._holds(), now)

@@ -81,7 +81,8 @@ class Subscription:
         self._failure: Exception | None = None
         self._has_left = False
         self._is_pulling = False
-        self._pulls = 0
+        self.is_over = False  # whoever pulls has been told of the end
+        self.pulls = 0
 
     # --- the trigger's side ----------------------------------------------------------------------
 
@@ -95,8 +96,8 @@ class Subscription:
         self._close_window()
         self._is_pulling = True
         try:
-            self._pulls += 1
-            if self._pulls % PULLS_PER_CHECKPOINT_MAX:
+            self.pulls += 1
+            if self.pulls % PULLS_PER_CHECKPOINT_MAX:
                 await trio.lowlevel.checkpoint_if_cancelled()
             else:
                 await trio.lowlevel.checkpoint()
@@ -181,8 +182,10 @@ class Subscription:
     async def _wait_for_event(self) -> None:
         while True:
             if self._has_left:
+                self.is_over = True
                 raise StopAsyncIteration
             if self._failure is not None and (not self._queue or self._flow.is_stopped):
+                self.is_over = True
                 raise self._failure
             if self._queue and not self._flow.is_stopped:
                 return
