@@ -40,6 +40,7 @@ from headgate.protocol.values import encode_value
 from headgate.protocol.wire import encode_message
 from headgate.runner import session as session_module
 from headgate.runner.link import Link
+from headgate.runner.outbox import Outbox
 from headgate.runner.session import (
     ABANDONED_END_S,
     EXIT_ABANDONED,
@@ -50,6 +51,7 @@ from headgate.runner.session import (
     shake_hands,
 )
 from headgate.runner.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from headgate.runner.streams.lease import Lease
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, LastEventUnknown, TaskSuccessEvent, TriggerEvent
 
 INCARNATION = 3
@@ -389,6 +391,105 @@ async def test_i1_an_event_is_advanced_only_after_its_round_was_answered(autojum
         await wait_all_tasks_blocked()
         assert broker.outcomes == {1: [AdvanceOutcome(acked=1)]}
         await supervisor.drain()
+
+
+class Skipper(BaseEventTrigger):
+    """Fires nothing, whatever comes."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "", {}
+
+    def shared_stream_key(self) -> str:
+        return "stream"
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        raise AssertionError
+        yield
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        async for _ in shared_stream:
+            pass
+        return
+        yield
+
+
+def skipper_of(broker: Broker) -> type[BaseEventTrigger]:
+    class Reader(Skipper):
+        @classmethod
+        def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+            return broker
+
+    return Reader
+
+
+async def test_i10_what_fired_nothing_is_advanced_only_as_long_as_rounds_are_answered(
+    autojump_clock: MockClock,
+) -> None:
+    broker = Broker()
+    async with supervising() as supervisor:
+        await supervisor.start(skipper_of(broker))
+        broker.publish.send_nowait(1)
+        await wait_all_tasks_blocked()
+        assert broker.outcomes == {1: [AdvanceOutcome(acked=1)]}
+        await trio.sleep(SETTINGS.heartbeat_s)
+        heartbeat = await supervisor.hear_round()
+        broker.publish.send_nowait(2)
+        await wait_all_tasks_blocked()
+        assert 2 not in broker.outcomes
+        await trio.sleep(SETTINGS.heartbeat_s)
+        await supervisor.answer(heartbeat)  # too late: nobody knows what has happened since it was sent
+        await wait_all_tasks_blocked()
+        assert 2 not in broker.outcomes
+        asked = await supervisor.hear_round()
+        assert asked == StateChanges(heartbeat.round + 1)
+        await supervisor.answer(asked)
+        await wait_all_tasks_blocked()
+        assert broker.outcomes[2] == [AdvanceOutcome(acked=1)]
+        await supervisor.drain()
+
+
+async def test_i10_nothing_is_advanced_after_the_lease_was_lost(autojump_clock: MockClock) -> None:
+    broker = Broker()
+    async with supervising() as supervisor:
+        await supervisor.start(skipper_of(broker))
+        await wait_all_tasks_blocked()
+        await supervisor.say(StateSync(to_cancel=(CancelTrigger(7, "reassigned"),)))
+        broker.publish.send_nowait(1)
+        await wait_all_tasks_blocked()
+        await supervisor.drain()
+        assert broker.outcomes == {}
+
+
+async def test_a_round_for_the_lease_goes_before_the_events_that_wait_and_not_twice(autojump_clock: MockClock) -> None:
+    outbox = Outbox(events_max=10, round_events_max=10)
+    lease = Lease(valid_s=5.0, ask=outbox.call_for_round)
+    ours, theirs = memory_stream_pair()
+    link = Link(theirs, Connection(Role.RUNNER, incarnation=INCARNATION))
+    supervisor = Supervisor(ours, SETTINGS)
+    rounds: list[StateChanges] = []
+    async with trio.open_nursery() as nursery:
+
+        async def runner() -> None:
+            await shake_hands(link, INCARNATION)
+            nursery.start_soon(lease.wait)
+            outbox.put(FiredEvent(1, "run", 0, 0, b"1"))
+            await wait_all_tasks_blocked()
+            nursery.start_soon(link.send_rounds, outbox, SETTINGS, lease)
+            while True:
+                sync = await link.receive()
+                assert isinstance(sync, StateSync)
+                link.note_answer(sync)
+
+        nursery.start_soon(runner)
+        hello = await supervisor.hear()
+        assert isinstance(hello, Hello)
+        await supervisor.say(Welcome(PROTOCOL_VERSION, INCARNATION, SETTINGS))
+        for _ in range(3):
+            rounds.append(await supervisor.hear_round())
+            await supervisor.answer(rounds[-1])
+            outbox.call_for_round()
+        nursery.cancel_scope.cancel()
+    assert [len(one.events) for one in rounds] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

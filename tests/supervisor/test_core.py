@@ -30,6 +30,7 @@ from headgate.protocol.messages import (
     StateSync,
     TriggerSpec,
     Welcome,
+    tells_lost_lease,
 )
 from headgate.protocol.questions import GetConnection, GetVariable, SecretText
 from headgate.protocol.values import encode_value
@@ -607,17 +608,100 @@ def test_a_runner_that_does_not_end_in_the_drain_is_killed(world: World) -> None
     assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED]
 
 
+# --- answers and the lease (I10) -----------------------------------------------------------------
+
+
+def cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("db", "no answer")
+
+    for verb in ("store_slice", "heartbeat", "poll", "live_triggerers", "release_triggerer"):
+        monkeypatch.setattr(world.store, verb, away)
+
+
+def test_a_round_is_answered_only_while_the_lease_is_sure_to_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    lasts_s = SETTINGS.lease.silence_max_s - SETTINGS.runner.heartbeat_s
+    with monkeypatch.context() as patch:
+        cut_off(world, patch)
+        world.now += lasts_s
+        supervisor.heartbeat()
+        assert [sync.round for sync in supervisor.answers()] == [1]
+        world.now += 0.5
+        supervisor.heartbeat()
+        assert supervisor.answers() == []
+        supervisor.pass_time(SETTINGS.runner_silence_max_s + 5.0)
+        assert supervisor.answers() == []
+        assert supervisor.take(Kill) == [], "the runner waits for its answer: the silence is ours"
+    supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
+    assert [sync.round for sync in supervisor.answers()] == [2]
+
+
+def test_what_was_stored_is_confirmed_when_the_lease_has_been_renewed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    heartbeat = world.store.heartbeat
+
+    def away(epoch: int) -> None:
+        raise DatabaseAway("db", "no answer")
+
+    monkeypatch.setattr(world.store, "heartbeat", away)
+    world.now += SETTINGS.lease.silence_max_s - 1.0
+    supervisor.round(fired(spec, 0))
+    assert stored(world) == [(spec.trigger_id, 0)]
+    assert supervisor.answers() == []
+    monkeypatch.setattr(world.store, "heartbeat", heartbeat)
+    supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
+    assert supervisor.answers() == [StateSync(1, persisted=(1,))]
+
+
+def test_an_answer_that_waits_for_the_lease_is_for_no_later_incarnation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    with monkeypatch.context() as patch:
+        cut_off(world, patch)
+        world.now += SETTINGS.lease.silence_max_s
+        supervisor.heartbeat()
+        supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+        supervisor.pass_time(SETTINGS.respawn_wait_s + 0.1)
+    supervisor.start_runner()
+    supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
+    assert supervisor.answers() == []
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_lost_lease_is_told_before_anything_else_is_answered(world: World, *, is_draining: bool) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    if is_draining:
+        supervisor.core.drain(world.now)
+        supervisor.settle()
+    world.store.release_triggerer(supervisor.core.leases.epoch)
+    supervisor.round(fired(spec, 0))
+    first, *rest = supervisor.sent(StateSync)
+    assert tells_lost_lease(first)
+    assert [cancel.trigger_id for cancel in first.to_cancel] == [spec.trigger_id]
+    assert all(not sync.persisted for sync in rest)
+
+
 def test_a_drain_does_not_wait_for_ever_for_the_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     add_watchers(world, 1)
     supervisor = world.supervisor()
     supervisor.start_runner()
     (spec,) = supervisor.created()
 
-    def away(*_: object, **__: object) -> None:
-        raise DatabaseAway("db", "no answer")
-
-    for verb in ("store_slice", "heartbeat", "poll", "live_triggerers", "release_triggerer"):
-        monkeypatch.setattr(world.store, verb, away)
+    cut_off(world, monkeypatch)
     supervisor.core.drain(world.now)
     supervisor.round(fired(spec, 0))
     supervisor.core.runner_ended(1, "exited with code 0", world.now)

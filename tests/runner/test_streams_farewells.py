@@ -1,0 +1,100 @@
+"""A stream that has ended: its subscribers come to its end in their own time, but they do come."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from tests.runner.fake_broker import Broker, subscribe
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from headgate.runner.streams import Subscription
+from headgate.triggers.shared_stream import AckTimeout, PollTerminated, SharedStreamManager
+
+
+class Dying(Broker):
+    """A broker whose stream fails when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_failing = False
+
+    def fail(self) -> None:
+        self.is_failing = True
+        self.send("the end")
+
+    def get_advance_lane(self, broker_payload: str) -> str:
+        if self.is_failing:
+            raise ConnectionError("the broker is gone")
+        return "a lane"
+
+
+async def watched(streams: SharedStreamManager, broker: Broker) -> tuple[Subscription, list[tuple[float, str]]]:
+    """Subscribe; return what the subscriber is failed with, and when."""
+    failures: list[tuple[float, str]] = []
+    subscription = subscribe(streams, broker)
+    subscription.on_failed = lambda error: failures.append((trio.current_time(), type(error).__name__))
+    return subscription, failures
+
+
+async def test_who_hangs_when_the_stream_fails_is_failed_an_ack_timeout_later(autojump_clock: MockClock) -> None:
+    broker = Dying()
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscription, failures = await watched(streams, broker)
+        broker.send("a", "b")
+        assert await anext(subscription) == "A"
+        await trio.sleep_until(8.0)
+        broker.fail()
+        await wait_all_tasks_blocked()
+        assert failures == [(8.0, "PollTerminated")]
+        await trio.sleep_until(17.9)
+        assert len(failures) == 1
+        await trio.sleep_until(18.1)
+        assert failures[1:] == [(pytest.approx(18.0, abs=0.01), "AckTimeout")]
+        with pytest.raises(AckTimeout, match="within 10 s"):
+            await anext(subscription)
+
+
+async def test_who_goes_on_pulling_has_the_time_anew_for_each_event(autojump_clock: MockClock) -> None:
+    broker = Dying()
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscription, failures = await watched(streams, broker)
+        broker.send("a", "b", "c")
+        assert await anext(subscription) == "A"
+        await wait_all_tasks_blocked()
+        broker.fail()
+        for expected in ("B", "C"):
+            await trio.sleep(8.0)
+            assert await anext(subscription) == expected
+        await trio.sleep(8.0)
+        with pytest.raises(PollTerminated):
+            await anext(subscription)
+        await trio.sleep(100.0)
+        assert [name for _, name in failures] == ["PollTerminated"]
+
+
+async def test_who_has_left_is_not_failed(autojump_clock: MockClock) -> None:
+    broker = Dying()
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscription, failures = await watched(streams, broker)
+        broker.send("a")
+        await anext(subscription)
+        broker.fail()
+        await trio.sleep(5.0)
+        await streams.unsubscribe(1, "k")
+        await trio.sleep(100.0)
+        assert [name for _, name in failures] == ["PollTerminated"]
+
+
+async def test_who_waits_for_the_store_is_not_to_blame(autojump_clock: MockClock) -> None:
+    broker = Dying()
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscription, failures = await watched(streams, broker)
+        broker.send("a")
+        await anext(subscription)
+        subscription.waits_for_store = True
+        broker.fail()
+        await trio.sleep(100.0)
+        assert [name for _, name in failures] == ["PollTerminated"]
+        subscription.waits_for_store = False
+        await trio.sleep(11.0)
+        assert [name for _, name in failures] == ["PollTerminated", "AckTimeout"]
