@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from sqlalchemy import Engine
 
+from headgate.protocol.connection import split_sync
 from headgate.protocol.dags import DagSpec, TaskSpec
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages import (
@@ -34,6 +36,7 @@ from headgate.protocol.messages import (
 )
 from headgate.protocol.questions import GetConnection, GetVariable, SecretText
 from headgate.protocol.values import encode_value
+from headgate.protocol.wire import encode_message
 from headgate.scheduling.names import TryName
 from headgate.store.deferral import Deferral
 from headgate.store.engine import open_engine
@@ -606,6 +609,40 @@ def test_a_runner_that_does_not_end_in_the_drain_is_killed(world: World) -> None
     supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
     supervisor.settle()
     assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED]
+
+
+# --- what fits no frame --------------------------------------------------------------------------
+
+SMALL_FRAMES = msgspec.structs.replace(SETTINGS, runner=RunnerSettings(frame_bytes_max=1000))
+
+
+@pytest.mark.parametrize("kwargs_bytes", [600, 800, 2000])
+def test_a_trigger_whose_kwargs_fit_no_frame_fails_and_harms_no_other(world: World, kwargs_bytes: int) -> None:
+    long = world.store.add_watcher("long", "users.Trigger", {"text": "x" * kwargs_bytes})
+    short = world.store.add_watcher("short", "users.Trigger", {})
+    supervisor = world.supervisor(SMALL_FRAMES)
+    supervisor.start_runner()
+    syncs = supervisor.sent(StateSync)
+    created = [spec for sync in syncs for spec in sync.to_create]
+    for sync in syncs:
+        for piece in split_sync(sync, 1000):
+            assert len(encode_message(piece)) <= 1000
+    if kwargs_bytes == 600:
+        assert [spec.trigger_id for spec in created] == [long, short]
+        return
+    assert [spec.trigger_id for spec in created] == [short]
+    (row,) = [row for row in world.store.list_triggers() if row.id == long]
+    assert row.last_error is not None
+    assert "bytes; the limit is 1,000 (frame_bytes_max)" in row.last_error
+
+
+def test_an_answer_that_fits_no_frame_is_an_error_for_who_asked(world: World) -> None:
+    world.store.tasks.variables.put("LONG", b"x" * 2000)
+    supervisor = world.supervisor(SMALL_FRAMES)
+    supervisor.start_runner()
+    supervisor.say(Request(1, GetVariable("LONG")))
+    (response,) = supervisor.sent(Response)
+    assert "the limit is 1,000 (frame_bytes_max)" in response.error
 
 
 # --- answers and the lease (I10) -----------------------------------------------------------------

@@ -42,6 +42,7 @@ from headgate.protocol.messages import (
     StoredEvent,
     Welcome,
 )
+from headgate.protocol.wire import encode_message
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
@@ -59,6 +60,9 @@ log = structlog.get_logger(__name__)
 DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
 # How long a trigger may go on that nothing waits for any more: most have just fired, and end by themselves in a moment.
 ENDED_GRACE_S = 5.0
+SPEC_ROOM_BYTES = (
+    256  # for what is not known of a `TriggerSpec` when its trigger is claimed: its run id and the envelope
+)
 DRAIN_MARGIN_S = 5.0  # how long after its deadline a draining runner may still exist
 
 
@@ -254,8 +258,9 @@ class SupervisorCore:
             self._tasks.notice(has_fenced=news.has_fenced)
         if news.claimed:
             log.info("claimed triggers", triggers=len(news.claimed))
-            self.assignments.assign((trigger for trigger in news.claimed if trigger.kwargs is not None), now)
-            for trigger in news.claimed:
+            claimed = [self._sendable(trigger) for trigger in news.claimed]
+            self.assignments.assign((trigger for trigger in claimed if trigger.kwargs is not None), now)
+            for trigger in claimed:
                 if trigger.kwargs is None and trigger.id not in self._unreadable:
                     self._report_unreadable(trigger)
         self._cancel(news.removed, "user")
@@ -293,6 +298,15 @@ class SupervisorCore:
         self._questions.succeed()
         self._unreadable -= self._to_release
         self._to_release.clear()
+
+    def _sendable(self, trigger: ClaimedTrigger) -> ClaimedTrigger:
+        """Return it as it is, or, where it fits no frame, as one that cannot be read: a smaller limit has been set."""
+        needed = len(trigger.kwargs or b"") + 4 * (len(trigger.name) + len(trigger.classpath)) + SPEC_ROOM_BYTES
+        limit = self._settings.runner.frame_bytes_max
+        if needed <= limit:
+            return trigger
+        error = f"its kwargs and names take a frame of up to {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"
+        return msgspec.structs.replace(trigger, kwargs=None, error=error)
 
     def _report_unreadable(self, trigger: ClaimedTrigger) -> None:
         """A trigger whose kwargs no key decrypts cannot run, but all others can (I9)."""
@@ -393,6 +407,10 @@ class SupervisorCore:
         except AnswerRefused as exc:
             answer = Response(request.id, error=str(exc))
         self._questions.succeed()
+        needed, limit = len(encode_message(answer)), self._settings.runner.frame_bytes_max
+        if needed > limit:
+            error = f"the answer takes a frame of {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"
+            answer = Response(request.id, error=error)
         return answer
 
     # --- the runner -------------------------------------------------------------------------------
