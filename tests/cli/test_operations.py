@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from tests.supervisor.tasks_harness import WAIT, Tasks
 from headgate.cli.values import masked
 from headgate.protocol.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import decode_value, encode_value
+from headgate.scheduling.names import TryName
 from headgate.store.engine import open_engine
 from headgate.store.secrets import Secrets
 from headgate.store.store import Store
+from headgate.supervisor.task_log_files import file_of
 
 Query = Callable[..., list[dict[str, Any]]]
 CHAIN = (TaskSpec("a", "Op"), TaskSpec("b", "Op", upstream=("a",)), TaskSpec("c", "Op", upstream=("b",)))
@@ -393,6 +396,23 @@ def test_a_clean_counts_first_and_deletes_then(call_database: Any, aged: Tasks) 
     assert call_database("runs", "list", "--json").rows() == []
     assert call_database("db", "clean", "--older-than", "1d").out == "nothing is old enough to be deleted\n"
     assert call_database("dags", "list", "--json").rows()[0]["last_run"] is None
+
+
+def test_logs_are_cleaned_only_when_asked_to_and_only_of_runs_that_are_gone(
+    call_database: Any, aged: Tasks, home: Path
+) -> None:
+    paths = [file_of(home / "logs", TryName("etl", run_id, "a", 1), 1) for run_id in ("r1", "gone long ago")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}\n")
+        os.utime(path, (0, 0))
+    clean = ("db", "clean", "--older-than", "1d", "--json")
+    tried = {row["table"]: row["can_be_deleted"] for row in call_database(*clean, "--logs", "--dry-run").rows()}
+    assert tried["log files"] == 1, "the run r1 is still there"
+    assert "log files" not in {row["table"] for row in call_database(*clean).rows()}
+    assert all(path.exists() for path in paths)
+    assert call_database(*clean, "--logs").rows() == [{"table": "log files", "deleted": 2}]
+    assert not any(path.exists() for path in paths)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -41,14 +42,18 @@ def clean(
         int, typer.Option(min=1, max=CLEAN_BATCH_MAX, metavar="N", help="Rows looked at in one transaction.")
     ] = 1000,
     dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Old dead letters, too.")] = False,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="The logs of tasks, too, whose runs are not in this database any more.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete what is old and needed by nobody: ended runs, ended triggers, their events. Supervisors may go on running.
 
     Of an open trigger its newest event stays, and so do all events with a key: by these a message that is delivered
-    again is recognised.
+    again is recognised. Logs are those in this machine's log_folder.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, Kind
+    from headgate.supervisor.task_log_cleaning import clean_logs
 
     seconds = span_s(older_than, "--older-than")
     if seconds < CLEAN_AGE_MIN_S:
@@ -56,10 +61,16 @@ def clean(
         raise CommandError(f"--older-than must be at least {least}: what is younger may still be needed", exit_code=2)
     kinds: list[Kind] = [kind for kind in KINDS if dead_letters or kind != "dead_letters"]
     deleted: dict[str, int] = {}
-    with invocation(ctx).store() as store:
+    call = invocation(ctx)
+    with call.store() as store:
         for _, cleaned in store.cleaning.clean(seconds, kinds=kinds, rows_max=batch, is_tried_only=dry_run):
             for table, rows in cleaned.rows.items():
                 deleted[table] = deleted.get(table, 0) + rows
+        if logs:
+            # After the runs: what was deleted now is among those that are gone.
+            folder, before_s = call.settings().log_folder, time.time() - seconds
+            for run in clean_logs(folder, before_s, store.cleaning.run_ids(), is_tried_only=dry_run):
+                deleted["log files"] = deleted.get("log files", 0) + run.files
     if not deleted and not as_json:
         print("nothing is old enough to be deleted")
         return

@@ -122,6 +122,16 @@ def _old_letters(before: datetime) -> ColumnElement[bool]:
     return dead_letter.c.stored_at < before
 
 
+def run_ids(connection: Connection) -> dict[str, list[str]]:
+    """Return the run_ids of all DAGs that there are, also of those that no file has any more."""
+    found: dict[str, list[str]] = {}
+    for name, run_id in connection.execute(select(dag.c.name, dag_run.c.run_id).outerjoin_from(dag, dag_run)):
+        runs = found.setdefault(name, [])
+        if run_id is not None:
+            runs.append(run_id)
+    return found
+
+
 # --- deleting ------------------------------------------------------------------------------------
 
 

@@ -33,20 +33,15 @@ from headgate.protocol.messages import (
     FinishedTrigger,
     FromRunner,
     Hello,
-    LastEvent,
-    Reply,
     Request,
-    Response,
     StateChanges,
     StateSync,
-    StoredEvent,
     Welcome,
 )
-from headgate.protocol.wire import encode_message
 from headgate.store.errors import LeaseLost
 from headgate.store.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
-from headgate.supervisor.answers import Answering, AnswerRefused
+from headgate.supervisor.answers import Answering
 from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
@@ -54,6 +49,7 @@ from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.duties import SaysToTasks, TaskDuty
 from headgate.supervisor.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
 from headgate.supervisor.leases import Identity, Leases, LeaseStore
+from headgate.supervisor.trigger_questions import LastEvents, TriggerQuestions
 
 log = structlog.get_logger(__name__)
 
@@ -66,12 +62,8 @@ SPEC_ROOM_BYTES = (
 DRAIN_MARGIN_S = 5.0  # how long after its deadline a draining runner may still exist
 
 
-class CoreStore(EventStore, LeaseStore, Protocol):
+class CoreStore(EventStore, LeaseStore, LastEvents, Protocol):
     """The verbs of the store that the core uses."""
-
-    def last_event(self, trigger_id: int) -> StoredEvent | None:
-        """The newest stored event of a trigger."""
-        ...
 
 
 class RunnerState(enum.Enum):
@@ -102,7 +94,6 @@ class SupervisorCore:
         task_logs: SaysToTasks | None = None,
     ) -> None:
         self._store = store
-        self._answers = answers
         self._task_logs = task_logs
         self._settings = settings
         self._tasks = tasks
@@ -139,10 +130,12 @@ class SupervisorCore:
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
         self._unsaid: StateSync | None = None  # the answer to a round, which waits for the lease to be renewed
-        # For what is asked of the database beside the intake and the leases: one that does not answer holds up
-        # the loop at each question, so it is not asked again at once.
-        self._questions = self._database_backoff()
-        self._ask_at = 0.0
+        self._questions = TriggerQuestions(
+            store, answers, frame_bytes_max=settings.runner.frame_bytes_max, backoff=self._database_backoff()
+        )
+        # A database that does not answer holds up the loop at each release, so it is not asked again at once.
+        self._releases = self._database_backoff()
+        self._release_at = 0.0
 
     def _database_backoff(self) -> Backoff:
         return Backoff(self._settings.database_retry_wait_s, self._settings.database_retry_wait_max_s)
@@ -167,7 +160,7 @@ class SupervisorCore:
                     self._recycle(message.stuck, now)
             case Request():
                 if incarnation == self.incarnation:
-                    self._out.append(Send(self._answer(message, now)))
+                    self._out.append(Send(self._questions.answer(message, now)))
             case _:
                 assert_never(message)
 
@@ -288,14 +281,14 @@ class SupervisorCore:
             self._out.append(Send(StateSync(to_cancel=tuple(cancels))))
 
     def _release_removed(self, now: float) -> None:
-        if not self._to_release or not self.leases.is_held or now < self._ask_at:
+        if not self._to_release or not self.leases.is_held or now < self._release_at:
             return
         try:
             self._store.release_triggers(self.leases.epoch, sorted(self._to_release))
         except DATABASE_UNUSABLE:
-            self._ask_at = now + self._questions.fail()
+            self._release_at = now + self._releases.fail()
             return  # they stay in the set, and a later step tries again
-        self._questions.succeed()
+        self._releases.succeed()
         self._unreadable -= self._to_release
         self._to_release.clear()
 
@@ -389,29 +382,6 @@ class SupervisorCore:
                 failures=stored.failure_counts.get(finished.trigger_id),
                 retry_in_s=round(wait_s, 3),
             )
-
-    def _answer(self, request: Request, now: float) -> Response | Reply:
-        if now < self._ask_at:
-            return Response(request.id, error="the database did not answer a moment ago; try again later")
-        answer: Response | Reply
-        try:
-            if isinstance(request.question, LastEvent):
-                answer = Response(request.id, answer=self._store.last_event(request.question.trigger_id))
-            elif self._answers is None:
-                raise AnswerRefused("this supervisor answers no such questions")
-            else:
-                answer = Reply(request.id, self._answers.answer(request.question, dag_run_id=None))
-        except DATABASE_UNUSABLE as exc:
-            self._ask_at = now + self._questions.fail()
-            return Response(request.id, error=str(exc))
-        except AnswerRefused as exc:
-            answer = Response(request.id, error=str(exc))
-        self._questions.succeed()
-        needed, limit = len(encode_message(answer)), self._settings.runner.frame_bytes_max
-        if needed > limit:
-            error = f"the answer takes a frame of {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"
-            answer = Response(request.id, error=error)
-        return answer
 
     # --- the runner -------------------------------------------------------------------------------
 

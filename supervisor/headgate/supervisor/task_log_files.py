@@ -78,9 +78,19 @@ def tries(folder: Path, dag_id: str, run_id: str, task_id: str) -> list[int]:
     return sorted(_numbers_in(folder_of_task(folder, dag_id, run_id, task_id)))
 
 
+def is_try_folder(name: str) -> bool:
+    """Whether a folder of a task may be that of a try."""
+    return name.isascii() and name.isdecimal()
+
+
+def is_log_file(name: str) -> bool:
+    """Whether a file in the folder of a try is part of its log."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
 def _numbers_in(folder: Path) -> set[int]:
     try:
-        return {int(name) for name in os.listdir(folder) if name.isascii() and name.isdecimal()}
+        return {int(name) for name in os.listdir(folder) if is_try_folder(name)}
     except (FileNotFoundError, NotADirectoryError):
         return set()
 

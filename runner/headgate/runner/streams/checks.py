@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from typing import Any
 
 import trio
@@ -26,6 +26,25 @@ def iterator(stream: Any, name: str) -> AsyncIterator[Any]:
         discard_coroutine(stream)
         raise TypeError(f"{name} must be an async generator (async def with yield), it returned {stream!r}")
     found: AsyncIterator[Any] = aiter(stream)
+    return found
+
+
+def pair(item: Any, producer: object) -> tuple[Any, Any]:
+    """Return the raw event and the broker payload that ``open_stream`` yielded; raises `TypeError` for all else."""
+    if not isinstance(item, tuple) or len(item) != 2:
+        name = type(producer).__name__
+        raise TypeError(f"{name}.open_stream must yield (raw_event, broker_payload), not {shape(item)}")
+    return item
+
+
+def hashable(lane: Any, producer: object) -> Hashable:
+    """Return what ``get_advance_lane`` returned; raises `TypeError` where that has no hash."""
+    try:
+        hash(lane)
+    except TypeError as error:
+        name = type(producer).__name__
+        raise TypeError(f"{name}.get_advance_lane must return something with a hash: {error}") from error
+    found: Hashable = lane
     return found
 
 

@@ -399,16 +399,8 @@ class Group:
         assert self._ledger is not None
         producer = self._producer
         assert producer is not None
-        if not isinstance(item, tuple) or len(item) != 2:
-            name = type(producer).__name__
-            raise TypeError(f"{name}.open_stream must yield (raw_event, broker_payload), not {checks.shape(item)}")
-        raw_event, broker_payload = item
-        lane = producer.get_advance_lane(broker_payload)
-        try:
-            hash(lane)
-        except TypeError as error:
-            name = type(producer).__name__
-            raise TypeError(f"{name}.get_advance_lane must return something with a hash: {error}") from error
+        raw_event, broker_payload = checks.pair(item, producer)
+        lane = checks.hashable(producer.get_advance_lane(broker_payload), producer)
         key = producer.event_key(broker_payload)
         if key is not None:
             checks.check_key(key, producer)
