@@ -51,7 +51,11 @@ def old(open_store: OpenStore, clock: Clock) -> Store:
     return open_store(clock=clock)
 
 
-def clean(store: Store, days: float, *, kinds: tuple[Kind, ...] = KINDS, **options: Any) -> dict[str, int]:
+# What is deleted unless somebody asks for more, and dead letters.
+UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "keyed_events")
+
+
+def clean(store: Store, days: float, *, kinds: tuple[Kind, ...] = UNASKED, **options: Any) -> dict[str, int]:
     deleted: Counter[str] = Counter()
     for _, cleaned in store.cleaning.clean(days * DAY_S, kinds=kinds, **options):
         deleted.update(cleaned.rows)
@@ -163,6 +167,21 @@ def test_of_an_open_trigger_the_newest_event_and_all_keys_stay(old: Store, clock
     assert newest.payload == b"4"
     again = old.store_slice(tasks.epoch, events=[fired(keyed, 9, key="k0", run="later")])
     assert (again.stored, again.redelivered) == (0, 1)
+
+
+def test_keys_go_only_when_they_are_named_and_never_the_newest(old: Store, clock: Clock, query: Query) -> None:
+    tasks = Tasks(old, query)
+    keyed, plain = claim_watcher(old, tasks.epoch, "keyed"), claim_watcher(old, tasks.epoch, "plain")
+    old.store_slice(tasks.epoch, events=[fired(plain, index) for index in range(3)])
+    old.store_slice(tasks.epoch, events=[fired(keyed, index, key=f"k{index}") for index in range(5)])
+    old.store_slice(tasks.epoch, events=[fired(keyed, 5, key="k0", run="again")])  # of which a redelivery is counted
+    clock.now += timedelta(days=31)
+    assert clean(old, 32, kinds=("keyed_events",)) == {}
+    assert clean(old, 30, kinds=("keyed_events",)) == {"redelivery": 1, "trigger_event": 4}
+    rows = query("SELECT key FROM trigger_event WHERE trigger_id = :keyed", keyed=keyed)
+    assert [row["key"] for row in rows] == ["k4"]
+    assert len(query("SELECT * FROM trigger_event WHERE trigger_id = :plain", plain=plain)) == 3
+    assert old.last_event(keyed) is not None
 
 
 def test_what_a_dag_still_has_to_run_for_stays(old: Store, clock: Clock, query: Query) -> None:

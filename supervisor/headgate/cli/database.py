@@ -42,6 +42,13 @@ def clean(
         int, typer.Option(min=1, max=CLEAN_BATCH_MAX, metavar="N", help="Rows looked at in one transaction.")
     ] = 1000,
     dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Old dead letters, too.")] = False,
+    keyed_events: Annotated[
+        bool,
+        typer.Option(
+            "--keyed-events",
+            help="Events with a key, too: only where no broker can deliver messages again that are as old as this.",
+        ),
+    ] = False,
     logs: Annotated[
         bool, typer.Option("--logs", help="The logs of tasks, too, whose runs are not in this database any more.")
     ] = False,
@@ -49,8 +56,8 @@ def clean(
 ) -> None:
     """Delete what is old and needed by nobody: ended runs, ended triggers, their events. Supervisors may go on running.
 
-    Of an open trigger its newest event stays, and so do all events with a key: by these a message that is delivered
-    again is recognised. Logs are those in this machine's log_folder.
+    Of an open trigger its newest event stays, and so do all events with a key, unless --keyed-events says otherwise: by
+    these a message that is delivered again is recognised. Logs are those in this machine's log_folder.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, Kind
     from headgate.supervisor.task_log_cleaning import clean_logs
@@ -59,7 +66,8 @@ def clean(
     if seconds < CLEAN_AGE_MIN_S:
         least = f"{CLEAN_AGE_MIN_S / 3600:.0f}h"
         raise CommandError(f"--older-than must be at least {least}: what is younger may still be needed", exit_code=2)
-    kinds: list[Kind] = [kind for kind in KINDS if dead_letters or kind != "dead_letters"]
+    asked_for = {"dead_letters": dead_letters, "keyed_events": keyed_events}
+    kinds: list[Kind] = [kind for kind in KINDS if asked_for.get(kind, True)]
     deleted: dict[str, int] = {}
     call = invocation(ctx)
     with call.store() as store:

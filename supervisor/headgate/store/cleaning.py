@@ -8,7 +8,7 @@ that as well.
 What is never deleted here, however old it is:
 
 - of an open trigger its newest event, since `last_event` gives it to the next run, and every event with a key, since
-  that key is how a message is known that is delivered again (I2);
+  that key is how a message is known that is delivered again (I2); those only where ``keyed_events`` are asked for;
 - an event that resumed a task, or that a run was made for, while the task and the run are there;
 - an event that a DAG still has to have a run for;
 - a trigger that is present, open, waited for, or still in the hands of a supervisor that is not known to be gone.
@@ -46,9 +46,11 @@ CLEAN_ROWS_MAX = 1000
 # again, until it is fenced, and the event must be there to be recognised. That is half a minute; this is far more.
 CLEAN_AGE_MIN_S = 3600.0
 
-Kind = Literal["runs", "events", "triggers", "dags", "triggerers", "dead_letters"]
+Kind = Literal["runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters"]
 # In this order: what comes later may be referred to by what comes before.
-KINDS: tuple[Kind, ...] = ("runs", "events", "triggers", "dags", "triggerers", "dead_letters")
+KINDS: tuple[Kind, ...] = ("runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters")
+# What somebody may still need, and only the user can know whether anybody does.
+ASKED_FOR: frozenset[Kind] = frozenset({"keyed_events", "dead_letters"})
 
 
 class Cleaned(msgspec.Struct, frozen=True):
@@ -87,14 +89,21 @@ def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
     )
 
 
-def _old_events(before: datetime) -> ColumnElement[bool]:
+def _has_newer() -> ColumnElement[bool]:
     newer = trigger_event.alias()
-    has_newer = exists().where(newer.c.trigger_id == trigger_event.c.trigger_id, newer.c.id > trigger_event.c.id)
+    return exists().where(newer.c.trigger_id == trigger_event.c.trigger_id, newer.c.id > trigger_event.c.id)
+
+
+def _old_keyed_events(before: datetime) -> ColumnElement[bool]:
+    return and_(trigger_event.c.stored_at < before, trigger_event.c.key.is_not(None), _event_is_free(), _has_newer())
+
+
+def _old_events(before: datetime) -> ColumnElement[bool]:
     is_closed = exists().where(trigger.c.id == trigger_event.c.trigger_id, _trigger_is_closed(before))
     return and_(
         trigger_event.c.stored_at < before,
         _event_is_free(),
-        or_(is_closed, and_(trigger_event.c.key.is_(None), has_newer)),
+        or_(is_closed, and_(trigger_event.c.key.is_(None), _has_newer())),
     )
 
 
@@ -236,6 +245,7 @@ class _Rows(NamedTuple):
 _KINDS: dict[Kind, _Rows] = {
     "runs": _Rows(dag_run, dag_run.c.created_date, _ended_runs, _remove_runs),
     "events": _Rows(trigger_event, trigger_event.c.stored_at, _old_events, _remove_events),
+    "keyed_events": _Rows(trigger_event, trigger_event.c.stored_at, _old_keyed_events, _remove_events),
     "triggers": _Rows(trigger, trigger.c.created_date, _old_triggers, _remove_triggers),
     "dags": _Rows(dag, dag.c.created_date, _old_dags, _remove_dags),
     "triggerers": _Rows(triggerer, triggerer.c.started_at, _old_triggerers, _remove_triggerers),

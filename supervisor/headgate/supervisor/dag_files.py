@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 FILES_MAX = 10_000  # DAG files of one folder; what is beyond it is not looked at, and said to be so
 DEPTH_MAX = 16  # folders within folders
+SAID_MAX = 1000  # warnings that are remembered, so that each is given once and not at every look
 
 Signature = tuple[int, int, int]  # time of change in ns, size, inode
 
@@ -198,5 +199,7 @@ class DagFiles:
     def _say_once(self, event: str, **fields: object) -> None:
         key = f"{event} {fields}"
         if key not in self._has_said:
+            if len(self._has_said) >= SAID_MAX:
+                self._has_said.clear()  # and all is said again
             self._has_said.add(key)
             log.warning(event, **fields)
