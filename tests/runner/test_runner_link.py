@@ -116,7 +116,7 @@ async def test_waiting_until_all_is_told_ends_with_the_answer_and_does_not_spin(
             told.append(trio.current_time())
 
         nursery.start_soon(obey)
-        nursery.start_soon(link.send_rounds, outbox, SETTINGS, Lease(valid_s=5.0, ask=outbox.call_for_round))
+        nursery.start_soon(link.send_rounds, outbox, SETTINGS, Lease(ask=outbox.call_for_round))
         nursery.start_soon(wait)
         for number in (1, 2):
             await wait_all_tasks_blocked()

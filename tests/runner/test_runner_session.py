@@ -55,6 +55,7 @@ from headgate.runner.streams.lease import Lease
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, LastEventUnknown, TaskSuccessEvent, TriggerEvent
 
 INCARNATION = 3
+LEASE_S = 7.0
 SETTINGS = RunnerSettings(heartbeat_s=5.0, cancel_grace_s=10.0, hook_timeout_s=5.0, rejoin_wait_s=0.0)
 
 AUTHORS = types.ModuleType("authors_of_test_runner_session")
@@ -114,7 +115,8 @@ class Supervisor:
     async def answer(self, changes: StateChanges) -> None:
         """Everything of this frame is stored."""
         refused = tuple(Refusal(one.seq, one.trigger_id, one.reason, False) for one in changes.refused)
-        await self.say(StateSync(changes.round, tuple(one.seq for one in changes.events if one.seq), refused))
+        persisted = tuple(one.seq for one in changes.events if one.seq)
+        await self.say(StateSync(changes.round, persisted, refused, lease_s=LEASE_S))
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Answer rounds until the condition holds."""
@@ -431,12 +433,11 @@ async def test_i10_what_fired_nothing_is_advanced_only_as_long_as_rounds_are_ans
         broker.publish.send_nowait(1)
         await wait_all_tasks_blocked()
         assert broker.outcomes == {1: [AdvanceOutcome(acked=1)]}
-        await trio.sleep(SETTINGS.heartbeat_s)
         heartbeat = await supervisor.hear_round()
+        await trio.sleep(LEASE_S)
         broker.publish.send_nowait(2)
         await wait_all_tasks_blocked()
         assert 2 not in broker.outcomes
-        await trio.sleep(SETTINGS.heartbeat_s)
         await supervisor.answer(heartbeat)  # too late: nobody knows what has happened since it was sent
         await wait_all_tasks_blocked()
         assert 2 not in broker.outcomes
@@ -462,7 +463,7 @@ async def test_i10_nothing_is_advanced_after_the_lease_was_lost(autojump_clock: 
 
 async def test_a_round_for_the_lease_goes_before_the_events_that_wait_and_not_twice(autojump_clock: MockClock) -> None:
     outbox = Outbox(events_max=10, round_events_max=10)
-    lease = Lease(valid_s=5.0, ask=outbox.call_for_round)
+    lease = Lease(ask=outbox.call_for_round)
     ours, theirs = memory_stream_pair()
     link = Link(theirs, Connection(Role.RUNNER, incarnation=INCARNATION))
     supervisor = Supervisor(ours, SETTINGS)

@@ -56,7 +56,7 @@ from headgate.supervisor.core import (
     SupervisorCore,
 )
 from headgate.supervisor.core_settings import CoreSettings
-from headgate.supervisor.leases import FAIR_WAIT_S, Identity, LeaseTimes
+from headgate.supervisor.leases import ADVANCE_SHARE, FAIR_WAIT_S, Identity, LeaseTimes
 
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 SETTINGS = CoreSettings(
@@ -169,7 +169,12 @@ class Supervised:
         return [spec for sync in self.sent(StateSync) for spec in sync.to_create]
 
     def answers(self) -> list[StateSync]:
-        return [sync for sync in self.sent(StateSync) if sync.round]
+        """Take all `StateSync` messages; return the answers, without what they say of the lease."""
+        return [msgspec.structs.replace(sync, lease_s=0.0) for sync in self.sent(StateSync) if sync.round]
+
+    def leases(self) -> list[float]:
+        """Take all `StateSync` messages; return for how long the answers say that the lease lasts."""
+        return [sync.lease_s for sync in self.sent(StateSync) if sync.round]
 
 
 def fired(spec: TriggerSpec, index: int, *, key: str | None = None) -> FiredEvent:
@@ -656,35 +661,32 @@ def cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(world.store, verb, away)
 
 
-def test_a_round_is_answered_only_while_the_lease_is_sure_to_last(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LASTS_S = SETTINGS.lease.silence_max_s * ADVANCE_SHARE
+
+
+def test_an_answer_says_how_long_the_lease_is_sure_to_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = world.supervisor()
     supervisor.start_runner()
-    lasts_s = SETTINGS.lease.silence_max_s - SETTINGS.runner.heartbeat_s
+    supervisor.heartbeat()
+    assert supervisor.leases() == [LASTS_S]
     with monkeypatch.context() as patch:
         cut_off(world, patch)
-        world.now += lasts_s
-        supervisor.heartbeat()
-        assert [sync.round for sync in supervisor.answers()] == [1]
-        world.now += 0.5
-        supervisor.heartbeat()
-        assert supervisor.answers() == []
-        supervisor.pass_time(SETTINGS.runner_silence_max_s + 5.0)
-        assert supervisor.answers() == []
-        assert supervisor.take(Kill) == [], "the runner waits for its answer: the silence is ours"
+        for seconds, lasts_s in ((10.0, LASTS_S - 10.0), (LASTS_S - 10.5, 0.5), (0.5, 0.0), (100.0, 0.0)):
+            world.now += seconds
+            supervisor.heartbeat()
+            assert supervisor.leases() == [pytest.approx(lasts_s)]
     supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
-    assert [sync.round for sync in supervisor.answers()] == [2]
+    supervisor.heartbeat()
+    assert supervisor.leases()[0] > LASTS_S - SETTINGS.database_retry_wait_max_s - 1.0
 
 
-def test_what_was_stored_is_confirmed_when_the_lease_has_been_renewed(
+def test_what_is_stored_is_confirmed_whether_the_lease_lasts_or_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_watchers(world, 1)
     supervisor = world.supervisor()
     supervisor.start_runner()
     (spec,) = supervisor.created()
-    heartbeat = world.store.heartbeat
 
     def away(epoch: int) -> None:
         raise DatabaseAway("db", "no answer")
@@ -692,27 +694,20 @@ def test_what_was_stored_is_confirmed_when_the_lease_has_been_renewed(
     monkeypatch.setattr(world.store, "heartbeat", away)
     world.now += SETTINGS.lease.silence_max_s - 1.0
     supervisor.round(fired(spec, 0))
-    assert stored(world) == [(spec.trigger_id, 0)]
-    assert supervisor.answers() == []
-    monkeypatch.setattr(world.store, "heartbeat", heartbeat)
-    supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
-    assert supervisor.answers() == [StateSync(1, persisted=(1,))]
+    (answer,) = [sync for sync in supervisor.sent(StateSync) if sync.round]
+    assert (answer.persisted, answer.lease_s) == ((1,), 0.0)
 
 
-def test_an_answer_that_waits_for_the_lease_is_for_no_later_incarnation(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_healthy_runner_outlives_any_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = world.supervisor()
     supervisor.start_runner()
     with monkeypatch.context() as patch:
         cut_off(world, patch)
-        world.now += SETTINGS.lease.silence_max_s
-        supervisor.heartbeat()
-        supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
-        supervisor.pass_time(SETTINGS.respawn_wait_s + 0.1)
-    supervisor.start_runner()
-    supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
-    assert supervisor.answers() == []
+        supervisor.pass_time_with_heartbeats(100)
+    supervisor.pass_time_with_heartbeats(60)
+    assert supervisor.take(DumpStacks) == []
+    assert supervisor.take(Kill) == []
+    assert supervisor.core.incarnation == 1
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
@@ -729,7 +724,7 @@ def test_a_lost_lease_is_told_before_anything_else_is_answered(world: World, *, 
     first, *rest = supervisor.sent(StateSync)
     assert tells_lost_lease(first)
     assert [cancel.trigger_id for cancel in first.to_cancel] == [spec.trigger_id]
-    assert all(not sync.persisted for sync in rest)
+    assert all(not sync.persisted and not sync.lease_s for sync in rest)
 
 
 def test_a_drain_does_not_wait_for_ever_for_the_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,8 +223,8 @@ class StateSync(_Wire, frozen=True, tag="sync"):
     ``round`` is the round it answers, 0 where it was not asked for. ``persisted`` are seqs whose events
     are durable: this, and only this, lets the runner advance the broker (I1). ``more``: too long for one
     frame, this goes on in the next `StateSync`, which has the same ``round``; the round is answered, and
-    shared streams start, when it is complete. A round is answered only while the lease is held for
-    ``RunnerSettings.heartbeat_s`` seconds more; how one that is lost is told, see `tells_lost_lease`.
+    shared streams start, when it is complete. ``lease_s``, of an answer: for so many seconds from the moment the
+    round was sent brokers may be advanced (I10); how a lease that is lost is told, see `tells_lost_lease`.
     """
 
     round: int = 0
@@ -233,6 +233,7 @@ class StateSync(_Wire, frozen=True, tag="sync"):
     to_create: tuple[TriggerSpec, ...] = ()
     to_cancel: tuple[CancelTrigger, ...] = ()
     more: bool = False
+    lease_s: float = 0.0
 
 
 class Response(_Wire, frozen=True, tag="response"):

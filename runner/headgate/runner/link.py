@@ -94,8 +94,8 @@ class Link:
     async def send_rounds(self, outbox: Outbox, settings: RunnerSettings, lease: Lease) -> None:
         """Send the outbox round by round, as soon as there is something, and a heartbeat when there is nothing.
 
-        A heartbeat goes first where an advance waits for the lease: its answer waits for no transaction, so it comes
-        while it is worth something. But not two of them in a row.
+        A heartbeat goes first where an advance waits for the lease: it has nothing to be stored, so its answer comes
+        soonest. But not two of them in a row.
         """
         is_heartbeat = False
         while True:

@@ -102,7 +102,7 @@ class Session:
         self._settings = settings
         self._exit_process = exit_process
         self._outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
-        self._lease = Lease(valid_s=settings.heartbeat_s, ask=self._outbox.call_for_round)
+        self._lease = Lease(ask=self._outbox.call_for_round)
         self._is_assembling = False
         self._exit_code = EXIT_DRAINED
         self._streams: SharedStreamManager
@@ -203,7 +203,7 @@ class Session:
         self._link.note_answer(sync)
         if sync.round and not sync.more:
             self._outbox.note_stored()
-            self._lease.renew(self._link.round_sent_at)
+            self._lease.renew(self._link.round_sent_at, sync.lease_s)
 
     async def _drain_within(self, deadline_s: float, whole: trio.CancelScope) -> None:
         log.info("draining", deadline_s=deadline_s, triggers=len(self._host))

@@ -49,8 +49,8 @@ CLEAN_AGE_MIN_S = 3600.0
 Kind = Literal["runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters"]
 # In this order: what comes later may be referred to by what comes before.
 KINDS: tuple[Kind, ...] = ("runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters")
-# What somebody may still need, and only the user can know whether anybody does.
-ASKED_FOR: frozenset[Kind] = frozenset({"keyed_events", "dead_letters"})
+# The others somebody may still need, and only the user can know whether anybody does.
+UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_events", "dead_letters"))
 
 
 class Cleaned(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from headgate.store import cleaning, leases
-from headgate.store.cleaning import ASKED_FOR, CLEAN_ROWS_MAX, KINDS, Cleaned, Kind
+from headgate.store.cleaning import CLEAN_ROWS_MAX, UNASKED, Cleaned, Kind
 from headgate.store.leases import Clock
 from headgate.store.task_verbs import Transaction
 
@@ -32,7 +32,7 @@ class CleaningVerbs:
         self,
         older_than_s: float,
         *,
-        kinds: Sequence[Kind] = tuple(kind for kind in KINDS if kind not in ASKED_FOR),
+        kinds: Sequence[Kind] = UNASKED,
         rows_max: int = CLEAN_ROWS_MAX,
         is_tried_only: bool = False,
     ) -> Iterator[tuple[Kind, Cleaned]]:

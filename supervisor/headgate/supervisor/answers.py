@@ -31,7 +31,7 @@ from headgate.protocol.questions import (
     TaskStates,
 )
 from headgate.store.dags import RunStanding
-from headgate.store.errors import BadKey, BadName, NoSuchRow, ValueRefused
+from headgate.store.errors import BadKey, BadName, NoSuchRow, SpecUnreadable, ValueRefused
 from headgate.store.watchers import NAME_CHARS_MAX, check_name
 
 VARIABLE_PREFIX: Final = "HEADGATE_VAR_"
@@ -123,7 +123,7 @@ class Answers:
         """
         try:
             answered = self._look_up(question, dag_run_id)
-        except (BadName, BadKey, NoSuchRow, ValueRefused) as error:
+        except (BadName, BadKey, NoSuchRow, SpecUnreadable, ValueRefused) as error:
             raise AnswerRefused(str(error)[:ERROR_CHARS_MAX]) from error
         try:
             answer_bytes = len(msgspec.msgpack.encode(answered))

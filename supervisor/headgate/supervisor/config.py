@@ -115,7 +115,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # --- the lease ---
     heartbeat_s: Annotated[_Seconds, _why("How often a supervisor renews its lease in the database.")] = 5.0
     lease_silence_max_s: Annotated[
-        _Seconds, _why("A supervisor silent for longer than this loses its triggers to the others.")
+        _Seconds,
+        _why("A supervisor silent for longer than this loses its triggers to the others; to be the same for all."),
     ] = 30.0
     poll_interval_s: Annotated[
         _Seconds,
@@ -204,8 +205,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def runner_settings(self) -> RunnerSettings:
         """Return the part of the settings that travels to the runner in `Welcome`."""
         return RunnerSettings(
-            # Its rounds keep its right to advance brokers, so they must come while the lease is still fresh.
-            heartbeat_s=min(self.runner_heartbeat_s, (self.lease_silence_max_s - self.heartbeat_s) / 2),
+            heartbeat_s=self.runner_heartbeat_s,
             frame_bytes_max=self.frame_bytes_max,
             event_bytes_max=self.event_bytes_max,
             round_events_max=self.round_events_max,

@@ -129,7 +129,6 @@ class SupervisorCore:
         self._exit: Exit | None = None  # what to leave with, once the runner is gone
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
-        self._unsaid: StateSync | None = None  # the answer to a round, which waits for the lease to be renewed
         self._questions = TriggerQuestions(
             store, answers, frame_bytes_max=settings.runner.frame_bytes_max, backoff=self._database_backoff()
         )
@@ -177,7 +176,7 @@ class SupervisorCore:
             return
         expected = self.state is RunnerState.DRAINING
         self.state = RunnerState.ABSENT
-        self._kill_at = self._unsaid = None
+        self._kill_at = None
         if now - self._spawned_at >= self._settings.respawn_healthy_s:
             self._respawn.succeed()
         wait_s = 0.0 if expected else self._respawn.fail()
@@ -204,7 +203,6 @@ class SupervisorCore:
         try:
             if not self._is_fenced:
                 self._keep_lease(now)
-                self._answer_round(now)
                 self._store_slice(now)
                 self._look_after_tasks(now)
         except LeaseLost as exc:
@@ -317,9 +315,6 @@ class SupervisorCore:
         cancels = self.assignments.cancel_all("reassigned")
         if self.state in (RunnerState.RUNNING, RunnerState.DRAINING):
             self._out.append(Send(StateSync(to_cancel=cancels)))  # which also says that the lease is lost
-        if self._unsaid is not None:
-            self._out.append(Send(self._unsaid))  # what it confirms was stored while the lease was held
-            self._unsaid = None
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)
 
     # --- tasks ------------------------------------------------------------------------------------
@@ -347,18 +342,12 @@ class SupervisorCore:
         if stored is None:
             return
         if stored.answer is not None and self._is_listening(stored):
-            self._unsaid = stored.answer
-            self._answer_round(now)
+            # The round was sent before `now`: on this answer brokers are advanced while the lease lasts (I10).
+            self._out.append(Send(msgspec.structs.replace(stored.answer, lease_s=self.leases.lasts_s(now))))
         for finished in stored.finished:
             self._end_run(finished, stored, now)
         if stored.moved_tasks and self._tasks is not None:
             self._tasks.notice()
-
-    def _answer_round(self, now: float) -> None:
-        """Say the answer to a round if the lease is sure to be held for a while: brokers are advanced on it (I10)."""
-        if self._unsaid is not None and self.leases.is_fresh(now, self._settings.runner.heartbeat_s):
-            self._out.append(Send(self._unsaid))
-            self._unsaid = None
 
     def _is_listening(self, stored: Stored) -> bool:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""
@@ -437,7 +426,7 @@ class SupervisorCore:
 
     def _blame_silence(self, now: float) -> None:
         """A runner that owes a heartbeat and is silent is stuck: take its stacks, then its life."""
-        if self._unsaid is not None or self.intake.is_waiting_for(self.incarnation):
+        if self.intake.is_waiting_for(self.incarnation):
             self._heard_at = now  # it waits for our answer: the silence is ours
             return
         log.error("the runner is silent; dumping its stacks", silent_s=round(now - self._heard_at, 1))

@@ -28,6 +28,9 @@ log = structlog.get_logger(__name__)
 # For so long, in seconds, a supervisor takes no more than its share of what it and others could claim: then the others
 # had their chance, and are full, or slow.
 FAIR_WAIT_S = 1.0
+# Of the time until others may fence an epoch: only so long does its runner begin to advance brokers. The rest is for an
+# advance that has begun, which takes as long as its broker does.
+ADVANCE_SHARE = 0.8
 CLAIM_TRIGGERS_MAX = 1000  # claimed in one transaction: bounds its locks and the first message to the runner
 
 
@@ -146,12 +149,13 @@ class Leases:
         """Whether the last claim took all it could: the next poll may find more, at once."""
         return self._is_claiming
 
-    def is_fresh(self, now: float, for_s: float) -> bool:
-        """Whether for ``for_s`` seconds more nobody can fence this epoch, but for one who knows our process to be gone.
+    def lasts_s(self, now: float) -> float:
+        """Return for how many seconds brokers may be advanced: nobody can fence this epoch for that long, and a while.
 
-        Counted from the beginning of the last renewal, which is before the moment that the database has written down.
+        Counted from the beginning of the last renewal, which is before the moment that the database has written down;
+        by the same `silence_max_s`, which is why it must be the same for all.
         """
-        return now + for_s <= self._renewed_at + self._times.silence_max_s
+        return max(0.0, self._renewed_at + ADVANCE_SHARE * self._times.silence_max_s - now)
 
     def wake_at(self) -> float:
         """When the next duty is due."""

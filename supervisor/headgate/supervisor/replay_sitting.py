@@ -443,7 +443,7 @@ def _core(store: ReplayStore, settings: RunnerSettings | None, drain_s: float | 
         Identity(hostname="replay", pid=0, machine="replay", process_started=0.0),
         CoreSettings(
             runner=settings,
-            lease=LeaseTimes(heartbeat_s=never_s, silence_max_s=4 * never_s, poll_interval_s=POLL_INTERVAL_S),
+            lease=LeaseTimes(heartbeat_s=never_s, silence_max_s=never_s, poll_interval_s=POLL_INTERVAL_S),
             capacity=TRIGGER_ID_MAX,
             runner_silence_max_s=4 * FENCED_JUMP_S,
             respawn_wait_s=RESPAWN_WAIT_S,

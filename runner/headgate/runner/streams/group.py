@@ -436,11 +436,11 @@ class Group:
         self._pump_is_done.set()
 
     async def _advance_until_end(self, ledger: Ledger) -> None:
-        """Return after the poll is over and nothing resolved is left, or after an advance failed."""
+        """Return after the poll is over and nothing resolved is left, or when nothing more may be advanced."""
         lease = self._settings.lease
         while True:
-            if lease is not None and ledger.is_ready:
-                await lease.wait()
+            if lease is not None and ledger.is_ready and not await lease.wait():
+                return  # what is resolved is redelivered to whoever has the lease now
             # No await from here to the advance, so that it begins while the lease is held (I10).
             batch = ledger.take_batch(ADVANCE_BATCH_EVENTS_MAX)
             if batch:

@@ -1,12 +1,14 @@
-"""How long brokers may be advanced: until the lease of this runner's supervisor may have run out (I10).
+"""How long brokers may be advanced: until the lease of this runner's supervisor may be another's (I10).
 
-The supervisor answers a round only while nobody can have taken its triggers over, and for ``valid_s`` seconds more
-nobody can (`headgate.supervisor.leases.Leases.is_fresh`). So what an answer is worth counts from the moment the *round*
-was sent, whatever time either process stood still meanwhile. An advance that begins later waits for another answer.
+The answer to a round says for how many seconds the lease was sure to last when the supervisor had read the round. They
+count from when the round was *sent*, which was before, however long either process stood still meanwhile. An advance
+that would begin later waits for another answer.
 
 Events that were fired need a confirmation anyway. This is for the messages that fired none: without it the runner of a
 supervisor that was cut off from the database would go on to commit what its own filters skip, while subscribers of
-whoever took over may still work on the same messages.
+whoever took over may still work on the same messages. An advance that has begun is not cut off; for that the supervisor
+keeps a margin (`headgate.supervisor.leases.ADVANCE_SHARE`). The clock is one that stands still while the machine is
+suspended.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ import trio
 class Lease:
     """The right to advance. ``ask`` is called when somebody waits for it: a round should be sent."""
 
-    def __init__(self, *, valid_s: float, ask: Callable[[], object]) -> None:
-        self._valid_s = valid_s
+    def __init__(self, *, ask: Callable[[], object]) -> None:
         self._ask = ask
         self._until = -math.inf
         self._is_given_up = False
@@ -37,20 +38,28 @@ class Lease:
         """Whether an advance waits for it."""
         return bool(self._waiting) and not self._is_given_up
 
-    def renew(self, sent_at: float) -> None:
-        """A round that was sent at ``sent_at`` has been answered."""
+    def renew(self, sent_at: float, lasts_s: float) -> None:
+        """A round that was sent at ``sent_at`` has been answered: from then on the lease lasts for ``lasts_s``."""
         if not self._is_given_up:
-            self._until = sent_at + self._valid_s
+            self._until = max(self._until, sent_at + lasts_s)
+        if self.is_held:
             self._waiting.unpark_all()
 
     def give_up(self) -> None:
         """The supervisor has lost its lease: nothing is advanced by this process any more."""
         self._is_given_up = True
         self._until = -math.inf
+        self._waiting.unpark_all()
 
-    async def wait(self) -> None:
-        """Return when an advance may begin: at once, in this very step, where it may now."""
+    async def wait(self) -> bool:
+        """Wait until an advance may begin, and return in that very step; False where none ever may again.
+
+        A round is asked for once: if its answer does not help, that of the next heartbeat may.
+        """
+        if not self.is_held and not self._is_given_up:
+            self._ask()
         while not self.is_held:
-            if not self._is_given_up:
-                self._ask()
+            if self._is_given_up:
+                return False
             await self._waiting.park()
+        return True
