@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -398,21 +397,40 @@ def test_a_clean_counts_first_and_deletes_then(call_database: Any, aged: Tasks) 
     assert call_database("dags", "list", "--json").rows()[0]["last_run"] is None
 
 
-def test_logs_are_cleaned_only_when_asked_to_and_only_of_runs_that_are_gone(
-    call_database: Any, aged: Tasks, home: Path
+@pytest.mark.parametrize("batch", ["1", "1000"])
+def test_logs_are_cleaned_only_when_asked_to_and_only_of_runs_that_are_deleted(
+    call_database: Any, aged: Tasks, home: Path, query: Query, batch: str
 ) -> None:
-    paths = [file_of(home / "logs", TryName("etl", run_id, "a", 1), 1) for run_id in ("r1", "gone long ago")]
-    for path in paths:
+    ended = aged.store.tasks.create_run("etl", "ended")
+    young = aged.store.tasks.create_run("etl", "young")
+    assert young is not None
+    assert ended is not None
+    aged.store.tasks.cancel_run(ended)
+    then = "2026-01-01 00:00:00.000000"
+    query("UPDATE dag_run SET created_date = :then, ended_at = :then WHERE id = :run", then=then, run=ended)
+    paths = {
+        run_id: file_of(home / "logs", TryName("etl", run_id, "a", 1), 1)
+        for run_id in ("r1", "ended", "young", "of another database")
+    }
+    for path in paths.values():
         path.parent.mkdir(parents=True)
         path.write_text("{}\n")
-        os.utime(path, (0, 0))
-    clean = ("db", "clean", "--older-than", "1d", "--json")
-    tried = {row["table"]: row["can_be_deleted"] for row in call_database(*clean, "--logs", "--dry-run").rows()}
-    assert tried["log files"] == 1, "the run r1 is still there"
-    assert "log files" not in {row["table"] for row in call_database(*clean).rows()}
-    assert all(path.exists() for path in paths)
-    assert call_database(*clean, "--logs").rows() == [{"table": "log files", "deleted": 2}]
-    assert not any(path.exists() for path in paths)
+    clean = ("db", "clean", "--older-than", "1d", "--logs", "--batch", batch, "--json")
+    tried = {row["table"]: row["can_be_deleted"] for row in call_database(*clean, "--dry-run").rows()}
+    assert tried["log files"] == 2
+    assert all(path.exists() for path in paths.values())
+    done = {row["table"]: row["deleted"] for row in call_database(*clean).rows()}
+    assert (done["dag_run"], done["log files"]) == (2, 2)
+    assert {run_id for run_id, path in paths.items() if path.exists()} == {"young", "of another database"}
+
+
+def test_logs_stay_where_nobody_asked(call_database: Any, aged: Tasks, home: Path) -> None:
+    path = file_of(home / "logs", TryName("etl", "r1", "a", 1), 1)
+    path.parent.mkdir(parents=True)
+    path.write_text("{}\n")
+    done = call_database("db", "clean", "--older-than", "1d", "--json").rows()
+    assert {row["table"] for row in done} == {"task_instance", "dag_run"}
+    assert path.exists()
 
 
 @pytest.mark.parametrize(

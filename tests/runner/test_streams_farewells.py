@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 import trio
 from tests.runner.fake_broker import Broker, subscribe
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.runner.streams import Subscription
+from headgate.triggers.base import BaseEventTrigger, TriggerEvent
 from headgate.triggers.shared_stream import AckTimeout, PollTerminated, SharedStreamManager
 
 
@@ -98,3 +102,27 @@ async def test_who_waits_for_the_store_is_not_to_blame(autojump_clock: MockClock
         subscription.waits_for_store = False
         await trio.sleep(11.0)
         assert [name for _, name in failures] == ["PollTerminated", "AckTimeout"]
+
+
+async def test_on_the_fast_path_a_filter_may_take_its_time(autojump_clock: MockClock) -> None:
+    class Fast(BaseEventTrigger):
+        def serialize(self) -> tuple[str, dict[str, Any]]:
+            return "tests.Fast", {}
+
+        def run(self) -> AsyncIterator[TriggerEvent]:
+            raise NotImplementedError
+
+        @classmethod
+        async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[str]:
+            yield "a"
+            yield "b"
+            raise ConnectionError("the feed is gone")
+
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscription = streams.subscribe(trigger_id=1, trigger=Fast(), key="k")
+        failures: list[str] = []
+        subscription.on_failed = lambda error: failures.append(type(error).__name__)
+        assert await anext(subscription) == "a"
+        await trio.sleep(100.0)
+        assert failures == ["PollTerminated"]
+        assert await anext(subscription) == "b"

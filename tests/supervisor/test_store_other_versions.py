@@ -62,6 +62,37 @@ def test_its_runs_go_on_when_its_file_has_been_parsed(run: Newer) -> None:
     assert run.store.scheduling.plan(run.epoch).scheduled == 1
 
 
+def test_whoever_can_read_it_goes_on_with_its_runs_meanwhile(open_store: OpenStore, query: Query) -> None:
+    clock = Clock()
+    run = Newer(open_store(clock=clock), query)
+    run.save(CronSchedule("0 0 * * *"))
+    (before,) = query("SELECT spec, spec_hash, next_run_at FROM dag")
+    clock.advance(DAY_S)
+    run.store_by_newer_version()
+    for _ in range(3):
+        run.store.scheduling.plan(run.epoch)
+        run.store.scheduling.create_due_runs(run.epoch)
+    (row,) = query("SELECT next_run_at FROM dag")
+    assert row["next_run_at"] == before["next_run_at"]
+    # The newer supervisor, which reads what it has stored: here this very version, with the spec that it knows.
+    statement = "UPDATE dag SET spec = :spec, spec_hash = :hash"
+    query(statement, spec=before["spec"], hash=before["spec_hash"])
+    newer = open_store(clock=clock)
+    assert newer.scheduling.plan(run.epoch).scheduled == 1
+    assert len(newer.scheduling.create_due_runs(run.epoch).made) == 1
+
+
+def test_many_of_them_starve_nobody(run: Newer) -> None:
+    for number in range(3):
+        run.store.tasks.create_run("etl", f"more{number}")
+    run.store_by_newer_version()
+    run.store.tasks.save_file(run.epoch, "other.py", [DagSpec("other", tasks=(TaskSpec("a", "Op"),))])
+    run.store.tasks.create_run("other", "r1")
+    first, second = (run.store.scheduling.plan(run.epoch, limit=1) for _ in range(2))
+    assert (first.scheduled, first.has_more) == (0, True)
+    assert second.scheduled == 1
+
+
 def test_a_retry_of_one_of_its_tasks_is_not_held_up(open_store: OpenStore, query: Query) -> None:
     clock = Clock()
     run = Newer(open_store(clock=clock), query, retries=1, retry_delay_s=1.0)
@@ -82,7 +113,7 @@ def test_it_has_no_run_by_the_clock_until_it_has_been_parsed(open_store: OpenSto
     new = run.store.scheduling.create_due_runs(run.epoch)
     assert not new.made
     assert "moon" in new.broken["etl"]
-    assert not run.store.scheduling.create_due_runs(run.epoch).broken
+    assert not run.store.scheduling.create_due_runs(run.epoch).broken  # not again and again
     run.save(CronSchedule("0 0 * * *"))
     clock.advance(DAY_S)
     assert len(run.store.scheduling.create_due_runs(run.epoch).made) == 1

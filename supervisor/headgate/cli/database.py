@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -49,18 +48,17 @@ def clean(
             help="Events with a key, too: only where no broker can deliver messages again that are as old as this.",
         ),
     ] = False,
-    logs: Annotated[
-        bool, typer.Option("--logs", help="The logs of tasks, too, whose runs are not in this database any more.")
-    ] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="The logs of the runs that are deleted, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete what is old and needed by nobody: ended runs, ended triggers, their events. Supervisors may go on running.
 
     Of an open trigger its newest event stays, and so do all events with a key, unless --keyed-events says otherwise: by
-    these a message that is delivered again is recognised. Logs are those in this machine's log_folder.
+    these a message that is delivered again is recognised. Logs are deleted where
+    this machine's log_folder has them.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, Kind
-    from headgate.supervisor.task_log_cleaning import clean_logs
+    from headgate.supervisor.task_log_cleaning import delete_logs
 
     seconds = span_s(older_than, "--older-than")
     if seconds < CLEAN_AGE_MIN_S:
@@ -70,15 +68,14 @@ def clean(
     kinds: list[Kind] = [kind for kind in KINDS if asked_for.get(kind, True)]
     deleted: dict[str, int] = {}
     call = invocation(ctx)
+    folder = call.settings().log_folder
     with call.store() as store:
         for _, cleaned in store.cleaning.clean(seconds, kinds=kinds, rows_max=batch, is_tried_only=dry_run):
             for table, rows in cleaned.rows.items():
                 deleted[table] = deleted.get(table, 0) + rows
-        if logs:
-            # After the runs: what was deleted now is among those that are gone.
-            folder, before_s = call.settings().log_folder, time.time() - seconds
-            for run in clean_logs(folder, before_s, store.cleaning.run_ids(), is_tried_only=dry_run):
-                deleted["log files"] = deleted.get("log files", 0) + run.files
+            for dag, run in cleaned.runs if logs else ():
+                files = delete_logs(folder, dag, run, is_tried_only=dry_run)
+                deleted["log files"] = deleted.get("log files", 0) + files
     if not deleted and not as_json:
         print("nothing is old enough to be deleted")
         return

@@ -54,10 +54,14 @@ UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_
 
 
 class Cleaned(msgspec.Struct, frozen=True):
-    """What one batch came to: rows deleted by table. ``next_id``: where the next batch begins, None after the last."""
+    """What one batch came to: rows deleted by table, and which runs, as (dag_id, run_id), are among them.
+
+    ``next_id``: where the next batch begins, None after the last.
+    """
 
     rows: dict[str, int]
     next_id: int | None
+    runs: tuple[tuple[str, str], ...] = ()
 
 
 # --- what may go ---------------------------------------------------------------------------------
@@ -131,16 +135,6 @@ def _old_letters(before: datetime) -> ColumnElement[bool]:
     return dead_letter.c.stored_at < before
 
 
-def run_ids(connection: Connection) -> dict[str, list[str]]:
-    """Return the run_ids of all DAGs that there are, also of those that no file has any more."""
-    found: dict[str, list[str]] = {}
-    for name, run_id in connection.execute(select(dag.c.name, dag_run.c.run_id).outerjoin_from(dag, dag_run)):
-        runs = found.setdefault(name, [])
-        if run_id is not None:
-            runs.append(run_id)
-    return found
-
-
 # --- deleting ------------------------------------------------------------------------------------
 
 
@@ -163,8 +157,24 @@ def clean(connection: Connection, kind: Kind, before: datetime, *, after_id: int
     is_all_young = window[0][1] >= before
     if not ids:
         return Cleaned({}, None if is_all_young else last)
+    names = _names_of_runs(connection, ids) if kind == "runs" else {}
     removed, came_to = remove(connection, ids)
-    return Cleaned({name: n for name, n in removed.items() if n}, last if came_to == ids[-1] else came_to)
+    gone = set(names) - set(_names_of_runs(connection, list(names)))
+    return Cleaned(
+        {name: n for name, n in removed.items() if n},
+        last if came_to == ids[-1] else came_to,
+        tuple(names[run] for run in names if run in gone),
+    )
+
+
+def _names_of_runs(connection: Connection, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
+    found: dict[int, tuple[str, str]] = {}
+    for part in chunks(ids):
+        rows = connection.execute(
+            select(dag_run.c.id, dag.c.name, dag_run.c.run_id).join(dag).where(dag_run.c.id.in_(part))
+        )
+        found.update((id_, (name, run_id)) for id_, name, run_id in rows)
+    return found
 
 
 def _delete(connection: Connection, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:

@@ -23,11 +23,6 @@ class CleaningVerbs:
         self._reading = reading
         self._clock = clock
 
-    def run_ids(self) -> dict[str, list[str]]:
-        """Return the run_ids that are there, by DAG; whatever else has logs is gone."""
-        with self._reading() as connection:
-            return cleaning.run_ids(connection)
-
     def clean(
         self,
         older_than_s: float,

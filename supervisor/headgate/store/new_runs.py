@@ -42,14 +42,13 @@ class NewRuns(msgspec.Struct):
 def by_clock(connection: Connection, now: datetime, graphs: Graphs, *, limit: int) -> NewRuns:
     """Make the next run of up to ``limit`` DAGs that are due, and move their dates on."""
     new = NewRuns()
-    locked = schedules.lock_due(connection, now, limit=limit)
+    locked = schedules.lock_due(connection, now, graphs.readable(), limit=limit)
     for due in locked:
         try:
             spec = graphs.get(connection, due.id, due.spec_hash).spec
         except SpecUnreadable as error:
-            schedules.set_next(connection, due.id, None)  # until its file has been parsed
             new.broken[due.name] = str(error)
-            continue
+            continue  # with its date, for whoever can read it
         # Counted again with the lock held: what another made before it let go of the DAG is seen now.
         if isinstance(spec.schedule, CronSchedule) and dags.run_count(connection, due.id) < spec.max_active_runs:
             _make_scheduled(connection, now, due, spec, spec.schedule, new)
@@ -99,7 +98,7 @@ def _schedule(connection: Connection, graphs: Graphs, one: Backlogged) -> AssetS
     try:
         schedule = graphs.get(connection, one.dag_id, one.spec_hash).spec.schedule
     except SpecUnreadable:
-        return None  # its events wait until its file has been parsed
+        return None  # its events wait for whoever can read it
     return schedule if isinstance(schedule, AssetSchedule) else None
 
 

@@ -154,7 +154,7 @@ class _Look:
         return self._locked_dags[dag_id]
 
 
-_MARKED = Prepared(
+_SELECT_MARKED = (
     select(
         *(dag_run.c.id, dag_run.c.dag_id, dag_run.c.started_at, dag_run.c.ended_at),
         *(dag.c.is_paused, dag.c.removed_at, dag.c.spec_hash, dag.c.max_active_runs),
@@ -162,15 +162,18 @@ _MARKED = Prepared(
     .join(dag)
     .where(text("dag_run.needs_look"))
     .order_by(dag_run.c.id)
-    .limit(bindparam("limit", type_=Integer()))
     .with_for_update(skip_locked=True, key_share=True, of=dag_run)
 )
+_MARKED = Prepared(_SELECT_MARKED.limit(bindparam("limit", type_=Integer())))
 _UNMARK = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=text("false")))
 
 
 def plan(connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs, *, limit: int) -> Planned:
     """Look at up to ``limit`` runs that are marked, the oldest first."""
-    rows = _MARKED.run(connection, limit=limit).fetchall()
+    if graphs.has_unreadable:
+        rows = [tuple(row) for row in connection.execute(_SELECT_MARKED.where(graphs.readable()).limit(limit))]
+    else:
+        rows = _MARKED.run(connection, limit=limit).fetchall()
     look = _Look(connection, now, secrets, graphs)
     left = 0
     unreadable: dict[str, str] = {}
@@ -179,15 +182,16 @@ def plan(connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs
         run = _Run(id_, dag_id, started_at is not None, ended_at is not None, may_begin, spec_hash, runs_max)
         try:
             is_all = look.at(run)
-        except SpecUnreadable as error:  # its runs are marked again when its file has been parsed
+        except SpecUnreadable as error:
             unreadable[error.dag] = error.reason
-            is_all = True
+            continue  # with its mark, for whoever can read it
         if is_all:
             _UNMARK.run(connection, of_id=id_)
         else:
             left += 1
         task_rows.forget_run(connection, id_)
-    has_more = len(rows) == limit or look.has_begun_runs  # which are marked, unless they came later in this look
+    # Runs that were begun are marked, unless they came later in this look; unreadable ones are left out the next time.
+    has_more = len(rows) == limit or look.has_begun_runs or bool(unreadable)
     return Planned(len(rows), look.scheduled, look.in_triggers, look.removed, look.ended, left, has_more, unreadable)
 
 

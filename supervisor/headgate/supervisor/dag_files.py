@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 FILES_MAX = 10_000  # DAG files of one folder; what is beyond it is not looked at, and said to be so
 DEPTH_MAX = 16  # folders within folders
-SAID_MAX = 1000  # warnings that are remembered, so that each is given once and not at every look
+SAID_MAX = 1000  # different warnings that are given, each once and not at every look
 
 Signature = tuple[int, int, int]  # time of change in ns, size, inode
 
@@ -198,8 +198,9 @@ class DagFiles:
 
     def _say_once(self, event: str, **fields: object) -> None:
         key = f"{event} {fields}"
-        if key not in self._has_said:
-            if len(self._has_said) >= SAID_MAX:
-                self._has_said.clear()  # and all is said again
-            self._has_said.add(key)
-            log.warning(event, **fields)
+        if key in self._has_said or len(self._has_said) > SAID_MAX:
+            return
+        self._has_said.add(key)
+        if len(self._has_said) > SAID_MAX:
+            event, fields = "there are more warnings about DAG files than are given", {"limit": SAID_MAX}
+        log.warning(event, **fields)

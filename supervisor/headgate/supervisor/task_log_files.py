@@ -63,9 +63,14 @@ def file_name_of(name: str) -> str:
     return encoded or "%-"
 
 
+def folder_of_run(folder: Path, dag_id: str, run_id: str) -> Path:
+    """Return where the logs of a run are, a folder for each task in it."""
+    return folder.joinpath(*map(file_name_of, (dag_id, run_id)))
+
+
 def folder_of_task(folder: Path, dag_id: str, run_id: str, task_id: str) -> Path:
     """Return where the logs of a task are, a folder for each try in it."""
-    return folder.joinpath(*map(file_name_of, (dag_id, run_id, task_id)))
+    return folder_of_run(folder, dag_id, run_id) / file_name_of(task_id)
 
 
 def folder_of_try(folder: Path, name: TryName) -> Path:

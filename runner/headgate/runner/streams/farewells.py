@@ -2,6 +2,7 @@
 
 A stream that fails lets its subscribers work off what they have waiting, and then raises. One that hangs in its filter
 would never hear of it, nor hold anybody up who could complain: the trigger would be there, and do nothing, for good.
+This is for ack mode: on the fast path nothing is redelivered, and no filter ever has to be done by a certain time.
 """
 
 from __future__ import annotations

@@ -251,7 +251,8 @@ class Group:
                 subscription.stop(failure)
             else:
                 subscription.terminate(failure)
-                self._settings.farewells.add(subscription, self.key)
+                if self._ledger is not None:  # what is queued is redelivered, should the subscriber be given up
+                    self._settings.farewells.add(subscription, self.key)
 
     def _fail(self, subscription: Subscription, failure: Exception) -> None:
         """Give up on one subscriber; the others do not notice, except that nothing waits for it any more."""
