@@ -424,6 +424,31 @@ def test_logs_are_cleaned_only_when_asked_to_and_only_of_runs_that_are_deleted(
     assert {run_id for run_id, path in paths.items() if path.exists()} == {"young", "of another database"}
 
 
+def test_logs_that_cannot_be_deleted_are_told_and_the_others_are(
+    call_database: Any, aged: Tasks, home: Path, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aged.store.tasks.create_run("etl", "r2")
+    query("UPDATE dag_run SET created_date = :then, ended_at = :then", then="2026-01-01 00:00:00.000000")
+    paths = [file_of(home / "logs", TryName("etl", run_id, "a", 1), 1) for run_id in ("r1", "r2")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}\n")
+    unlink = Path.unlink
+
+    def fail_once(path: Path, *, missing_ok: bool = False) -> None:
+        if path == paths[0]:
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", fail_once)
+    called = call_database("db", "clean", "--older-than", "1d", "--logs")
+    assert called.code == 1
+    assert "the logs of etl r1 stay: [Errno 13] Permission denied" in called.err
+    assert "the logs of 1 runs that were deleted could not be" in called.err
+    assert [path.exists() for path in paths] == [True, False]
+    assert call_database("runs", "list", "--json").rows() == []
+
+
 def test_logs_stay_where_nobody_asked(call_database: Any, aged: Tasks, home: Path) -> None:
     path = file_of(home / "logs", TryName("etl", "r1", "a", 1), 1)
     path.parent.mkdir(parents=True)

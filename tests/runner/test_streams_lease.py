@@ -8,6 +8,7 @@ from tests.runner.fake_broker import ACKED, Broker, ask, bind, subscribe
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.protocol.messages import CancelTrigger, StateSync, TriggerSpec, tells_lost_lease
+from headgate.runner.streams.group import LEASE_WAIT_S
 from headgate.runner.streams.lease import Lease
 from headgate.triggers.shared_stream import SharedStreamManager
 
@@ -154,3 +155,37 @@ async def test_an_answer_that_grants_less_takes_nothing_away(autojump_clock: Moc
 )
 def test_what_says_that_the_lease_is_lost(sync: StateSync, tells: bool) -> None:
     assert tells_lost_lease(sync) is tells
+
+
+async def test_a_supervisor_that_tells_nothing_sets_no_limit_until_it_does(autojump_clock: MockClock) -> None:
+    lease = Lease(ask=Asked())
+    lease.renew(trio.current_time(), None)
+    await trio.sleep(10_000.0)
+    assert lease.is_held
+    lease.renew(trio.current_time(), 5.0)
+    assert lease.is_held
+    await trio.sleep(5.0)
+    assert not lease.is_held
+
+
+async def test_a_stream_that_has_ended_waits_for_the_lease_a_moment(autojump_clock: MockClock) -> None:
+    broker = Broker()
+    lease = Lease(ask=Asked())
+    async with SharedStreamManager(lease=lease) as streams:
+        await skip_one(streams, broker)
+        await trio.sleep(100.0)
+        await streams.settled()  # nobody knows whether the lease will come
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(streams.unsubscribe, 1, "k")
+            await trio.sleep(LEASE_WAIT_S / 2)
+            lease.renew(trio.current_time(), 5.0)
+        assert broker.advanced == {"a": ACKED}
+        await trio.sleep(10.0)
+        broker.send("b")
+        subscription = subscribe(streams, broker)
+        await anext(subscription)
+        await ask(subscription)
+        begun_at = trio.current_time()
+        await streams.unsubscribe(1, "k")
+        assert trio.current_time() - begun_at == pytest.approx(LEASE_WAIT_S, abs=0.01)
+        assert "b" not in broker.advanced

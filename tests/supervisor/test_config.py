@@ -163,8 +163,8 @@ def test_a_file_that_is_no_toml_is_an_error_that_says_where(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("environ", "problem"),
     [
-        ({"HEADGATE_HEARTBEAT_S": "30"}, "heartbeat_s must be less than lease_silence_max_s"),
-        ({"HEADGATE_LEASE_SILENCE_MAX_S": "1"}, "heartbeat_s must be less than lease_silence_max_s"),
+        ({"HEADGATE_HEARTBEAT_S": "16"}, "heartbeat_s must be at most half of lease_silence_max_s"),
+        ({"HEADGATE_LEASE_SILENCE_MAX_S": "9"}, "heartbeat_s must be at most half of lease_silence_max_s"),
         ({"HEADGATE_RUNNER_SILENCE_MAX_S": "2"}, "runner_heartbeat_s must be less than runner_silence_max_s"),
         ({"HEADGATE_RETRY_WAIT_S": "400"}, "retry_wait_s must be at most retry_wait_max_s"),
         ({"HEADGATE_FRAME_BYTES_MAX": "1000000", "HEADGATE_EVENT_BYTES_MAX": "1024"}, "must be at least 1,114,112"),

@@ -213,10 +213,12 @@ def test_an_event_the_runner_refused_is_recorded_and_reported_as_not_kept(store:
 def test_a_lost_lease_confirms_nothing(store: ScriptedStore) -> None:
     intake = intake_of(store)
     intake.add(1, StateChanges(1, (event(0),)))
+    intake.add(2, StateChanges(4, (event(1),)))
+    intake.add(2, StateChanges(5, (event(2),), more=True))
     store.failures = [LeaseLost(EPOCH)]
     with pytest.raises(LeaseLost):
         intake.step(EPOCH, 0.0)
-    intake.discard()
+    assert intake.discard(2) == [4], "the only one of this runner that nothing more will come of"
     assert intake.is_empty
     assert store.stored == []
 

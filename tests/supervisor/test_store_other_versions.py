@@ -74,6 +74,8 @@ def test_whoever_can_read_it_goes_on_with_its_runs_meanwhile(open_store: OpenSto
         run.store.scheduling.create_due_runs(run.epoch)
     (row,) = query("SELECT next_run_at FROM dag")
     assert row["next_run_at"] == before["next_run_at"]
+    (row,) = query("SELECT needs_look, started_at FROM dag_run")
+    assert (bool(row["needs_look"]), row["started_at"]) == (True, None)
     # The newer supervisor, which reads what it has stored: here this very version, with the spec that it knows.
     statement = "UPDATE dag SET spec = :spec, spec_hash = :hash"
     query(statement, spec=before["spec"], hash=before["spec_hash"])
@@ -93,13 +95,19 @@ def test_many_of_them_starve_nobody(run: Newer) -> None:
     assert second.scheduled == 1
 
 
-def test_a_retry_of_one_of_its_tasks_is_not_held_up(open_store: OpenStore, query: Query) -> None:
+def test_a_retry_of_one_of_its_tasks_waits_for_whoever_can_read_it(open_store: OpenStore, query: Query) -> None:
     clock = Clock()
     run = Newer(open_store(clock=clock), query, retries=1, retry_delay_s=1.0)
     token = run.run_it()
     run.store.tasks.fail(run.epoch, run.a, token, "error")
     run.store_by_newer_version()
     clock.advance(2)
+    for _ in range(2):
+        assert run.store.tasks.retry_due(run.epoch) == []
+        due = run.store.scheduling.next_due(run.epoch)
+        assert due.in_s is None or due.in_s <= 0  # the first time nobody knows yet
+    assert due.in_s is None
+    run.save(tasks=(TaskSpec("a", "Op", retries=1, retry_delay_s=1.0),))
     assert run.store.tasks.retry_due(run.epoch) == [run.a]
     assert run.dispatch()[0].try_number == 2
 
@@ -112,11 +120,29 @@ def test_it_has_no_run_by_the_clock_until_it_has_been_parsed(open_store: OpenSto
     clock.advance(DAY_S)
     new = run.store.scheduling.create_due_runs(run.epoch)
     assert not new.made
-    assert "moon" in new.broken["etl"]
-    assert not run.store.scheduling.create_due_runs(run.epoch).broken  # not again and again
+    assert "moon" in new.unreadable["etl"]
+    assert new.more
+    again = run.store.scheduling.create_due_runs(run.epoch)  # not again and again
+    assert (again.unreadable, again.more) == ({}, False)
+    assert run.store.scheduling.next_due(run.epoch).in_s is None, "its date hides no later one"
     run.save(CronSchedule("0 0 * * *"))
     clock.advance(DAY_S)
     assert len(run.store.scheduling.create_due_runs(run.epoch).made) == 1
+
+
+def test_any_number_of_them_costs_one_look_each(run: Newer, query: Query) -> None:
+    for number in range(150):
+        run.store.tasks.save_file(run.epoch, f"{number}.py", [DagSpec(f"d{number}", tasks=(TaskSpec("a", "Op"),))])
+        run.store.tasks.create_run(f"d{number}", "r1")
+    query("UPDATE dag SET spec = :spec, spec_hash = 'newer'", spec=OF_A_NEWER_VERSION)
+    told: list[str] = []
+    looks = 0
+    while (planned := run.store.scheduling.plan(run.epoch)).has_more:
+        told += planned.unreadable
+        looks += 1
+        assert looks < 20
+    assert len(told) == len(set(told)) == 151
+    assert run.store.scheduling.plan(run.epoch).looked_at == 0
 
 
 def test_the_events_of_its_assets_wait(run: Newer) -> None:

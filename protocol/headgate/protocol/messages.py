@@ -224,7 +224,8 @@ class StateSync(_Wire, frozen=True, tag="sync"):
     are durable: this, and only this, lets the runner advance the broker (I1). ``more``: too long for one
     frame, this goes on in the next `StateSync`, which has the same ``round``; the round is answered, and
     shared streams start, when it is complete. ``lease_s``, of an answer: for so many seconds from the moment the
-    round was sent brokers may be advanced (I10); how a lease that is lost is told, see `tells_lost_lease`.
+    round was sent brokers may be advanced (I10), None where nobody sets a limit (a supervisor older than this field);
+    how a lease that is lost is told, see `tells_lost_lease`.
     """
 
     round: int = 0
@@ -233,7 +234,7 @@ class StateSync(_Wire, frozen=True, tag="sync"):
     to_create: tuple[TriggerSpec, ...] = ()
     to_cancel: tuple[CancelTrigger, ...] = ()
     more: bool = False
-    lease_s: float = 0.0
+    lease_s: float | None = None
 
 
 class Response(_Wire, frozen=True, tag="response"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -48,7 +49,9 @@ def clean(
             help="Events with a key, too: only where no broker can deliver messages again that are as old as this.",
         ),
     ] = False,
-    logs: Annotated[bool, typer.Option("--logs", help="The logs of the runs that are deleted, too.")] = False,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="The logs of the runs that are deleted, too, but of no earlier ones.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Delete what is old and needed by nobody: ended runs, ended triggers, their events. Supervisors may go on running.
@@ -67,6 +70,7 @@ def clean(
     asked_for = {"dead_letters": dead_letters, "keyed_events": keyed_events}
     kinds: list[Kind] = [kind for kind in KINDS if asked_for.get(kind, True)]
     deleted: dict[str, int] = {}
+    failures = 0
     call = invocation(ctx)
     folder = call.settings().log_folder
     with call.store() as store:
@@ -74,8 +78,13 @@ def clean(
             for table, rows in cleaned.rows.items():
                 deleted[table] = deleted.get(table, 0) + rows
             for dag, run in cleaned.runs if logs else ():
-                files = delete_logs(folder, dag, run, is_tried_only=dry_run)
-                deleted["log files"] = deleted.get("log files", 0) + files
+                try:
+                    files = delete_logs(folder, dag, run, is_tried_only=dry_run)
+                except OSError as error:  # the run is gone: nobody will come back for its logs
+                    print(f"the logs of {dag} {run} stay: {error}", file=sys.stderr)
+                    failures += 1
+                else:
+                    deleted["log files"] = deleted.get("log files", 0) + files
     if not deleted and not as_json:
         print("nothing is old enough to be deleted")
         return
@@ -84,3 +93,5 @@ def clean(
     print_rows(({columns[0]: table, columns[1]: rows} for table, rows in deleted.items()), columns, as_json=as_json)
     if dry_run and not as_json:
         print("What becomes free only when these are gone is not counted.")
+    if failures:
+        raise CommandError(f"the logs of {failures:,} runs that were deleted could not be")

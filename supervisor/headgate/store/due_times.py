@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    TextClause,
     and_,
     bindparam,
     exists,
@@ -72,38 +73,52 @@ _HAS_ROOM = (
     .correlate(dag)
     .scalar_subquery()
 ) < dag.c.max_active_runs
-_NEXT_RUN_AT = (
-    select(dag.c.next_run_at)
-    .where(dag.c.next_run_at.is_not(None), _OPEN_DAG, _HAS_ROOM)
-    .order_by(dag.c.next_run_at)
-    .limit(1)
-    .scalar_subquery()
-)
-_DUE = Prepared(
-    union_all(
-        _row("now", DatabaseNow()),
-        _row("retry", func.min(_C.retry_at)).where(_C.retry_at.is_not(None)),
-        _row("timeout", func.min(_C.trigger_timeout)).where(is_in(TaskState.DEFERRED)),
-        _row("run", _NEXT_RUN_AT),
-        _row("batch", func.min(waiting_event.c.stored_at), asset_subscription.c.batch_seconds)
-        .select_from(_WAITING)
-        .where(asset_subscription.c.batch_seconds.is_not(None), _OPEN_DAG)
-        .group_by(dag.c.id, dag.c.max_active_runs, asset_subscription.c.batch_seconds)
-        .having(_HAS_ROOM),
-        _row("deadline", func.min(_C.deadline)).where(_C.triggerer_id == bindparam("epoch")),
-        _row("marked").where(exists(select(dag_run.c.id).where(text("dag_run.needs_look")))),
-        _row("waiting").where(exists(select(waiting_event.c.dag_id).select_from(_WAITING).where(_OPEN_DAG))),
-        _row("orphans").where(exists(select(_C.id).join(triggerer, triggerer.c.id == _C.triggerer_id).where(_GONE))),
+
+
+def _due_among(among: TextClause | None) -> Prepared:
+    """Return the statement; ``among``: only the dates of such DAGs count, and of their runs."""
+    of_dags: tuple[Column, ...] = () if among is None else (among,)  # type: ignore[assignment]
+    of_tasks: tuple[Column, ...] = ()
+    if among is not None:
+        of_tasks = (_C.dag_run_id.in_(select(dag_run.c.id).join(dag).where(among)),)
+    next_run_at = (
+        select(dag.c.next_run_at)
+        .where(dag.c.next_run_at.is_not(None), _OPEN_DAG, _HAS_ROOM, *of_dags)
+        .order_by(dag.c.next_run_at)
+        .limit(1)
+        .scalar_subquery()
     )
-)
+    return Prepared(
+        union_all(
+            _row("now", DatabaseNow()),
+            _row("retry", func.min(_C.retry_at)).where(_C.retry_at.is_not(None), *of_tasks),
+            _row("timeout", func.min(_C.trigger_timeout)).where(is_in(TaskState.DEFERRED)),
+            _row("run", next_run_at),
+            _row("batch", func.min(waiting_event.c.stored_at), asset_subscription.c.batch_seconds)
+            .select_from(_WAITING)
+            .where(asset_subscription.c.batch_seconds.is_not(None), _OPEN_DAG, *of_dags)
+            .group_by(dag.c.id, dag.c.max_active_runs, asset_subscription.c.batch_seconds)
+            .having(_HAS_ROOM),
+            _row("deadline", func.min(_C.deadline)).where(_C.triggerer_id == bindparam("epoch")),
+            _row("marked").where(exists(select(dag_run.c.id).where(text("dag_run.needs_look")))),
+            _row("waiting").where(exists(select(waiting_event.c.dag_id).select_from(_WAITING).where(_OPEN_DAG))),
+            _row("orphans").where(
+                exists(select(_C.id).join(triggerer, triggerer.c.id == _C.triggerer_id).where(_GONE))
+            ),
+        )
+    )
 
 
-def next_due(connection: Connection, epoch: int, clock: Clock | None) -> Due:
-    """Say what there is to do, and when. One statement."""
+_DUE = _due_among(None)
+
+
+def next_due(connection: Connection, epoch: int, clock: Clock | None, among: TextClause | None = None) -> Due:
+    """Say what there is to do, and when. One statement. ``among``: what has a date in other DAGs is not due here."""
     now: datetime | None = None if clock is None else clock().astimezone(UTC)
     times: dict[str, list[float]] = {"timed": [], "deadline": []}
     flags = set()
-    for kind, moment, plus_s in _DUE.run(connection, epoch=epoch).fetchall():
+    due = _DUE if among is None else _due_among(among)
+    for kind, moment, plus_s in due.run(connection, epoch=epoch).fetchall():
         if kind == "now":
             now = now or read(connection, moment)
         elif kind in ("marked", "waiting", "orphans"):

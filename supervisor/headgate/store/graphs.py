@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, select, true
+from sqlalchemy import Connection, TextClause, bindparam, select, text
 
 from headgate.protocol.dags import DagSpec, decode_dag
 from headgate.protocol.errors import ProtocolError
@@ -12,7 +12,7 @@ from headgate.store.prepared import Prepared
 from headgate.store.tables import dag
 
 GRAPHS_MAX = 200  # of the DAGs looked at last: a spec of 100 tasks takes some 100 kB decoded
-UNREADABLE_MAX = 100  # remembered: each is two conditions of a statement
+UNREADABLE_MAX = 20_000  # DAGs that are remembered as such, and left out of what is asked for
 
 _SPEC = Prepared(select(dag.c.name, dag.c.spec, dag.c.spec_hash).where(dag.c.id == bindparam("of_id")))
 
@@ -26,27 +26,27 @@ def read_spec(name: str, data: bytes) -> DagSpec:
 
 
 class Graphs:
-    """The graphs of the DAGs that were looked at last."""
+    """The graphs of the DAGs that were looked at last, and which DAGs cannot be read."""
 
     def __init__(self) -> None:
         self._graphs: dict[int, tuple[str, Graph]] = {}
-        self._unreadable: dict[int, tuple[str, SpecUnreadable]] = {}
+        self._unreadable: dict[int, tuple[str, str, str]] = {}  # by id: hash of the spec, name, reason
 
-    def readable(self) -> ColumnElement[bool]:
-        """Return what holds for the rows of all DAGs but those that are known to be unreadable.
+    def readable(self, connection: Connection) -> TextClause | None:
+        """Return what holds for the rows of all DAGs but those that are known to be unreadable; None for none.
 
-        Nothing is done about these, not even what would be put right later: another supervisor may be able to read
-        them, and goes by the marks and dates of their rows.
+        Nothing is begun of these, and neither marks nor dates of theirs are touched: another supervisor may be able to
+        read them, and goes by what stands there.
         """
-        return and_(
-            true(),
-            *(or_(dag.c.id != id_, dag.c.spec_hash != hash_) for id_, (hash_, _) in self._unreadable.items()),
-        )
+        if not self._unreadable:
+            return None
+        now = Prepared(select(dag.c.id, dag.c.spec_hash).where(self._known()))
+        hashes = dict(now.run(connection).fetchall())
+        self._unreadable = {id_: told for id_, told in self._unreadable.items() if hashes.get(id_) == told[0]}
+        return text(f"NOT ({self._known()})") if self._unreadable else None
 
-    @property
-    def has_unreadable(self) -> bool:
-        """Whether any is known to be."""
-        return bool(self._unreadable)
+    def _known(self) -> TextClause:
+        return text(f"dag.id IN ({', '.join(map(str, self._unreadable))})")
 
     def get(self, connection: Connection, dag_id: int, spec_hash: str) -> Graph:
         """Return the graph of a DAG; ``spec_hash`` says whether the one that is known is still right.
@@ -55,22 +55,25 @@ class Graphs:
         """
         unreadable = self._unreadable.get(dag_id)
         if unreadable is not None and unreadable[0] == spec_hash:
-            raise unreadable[1]
+            raise SpecUnreadable(*unreadable[1:])
         known = self._graphs.pop(dag_id, None)
         if known is None or known[0] != spec_hash:
             name, spec, stored_hash = _SPEC.run(connection, of_id=dag_id).fetchone()
             try:
                 known = stored_hash, Graph(read_spec(name, bytes(spec)))
             except SpecUnreadable as error:
-                self._note_unreadable(dag_id, stored_hash, error)
+                if len(self._unreadable) < UNREADABLE_MAX:
+                    self._unreadable[dag_id] = stored_hash, error.dag, error.reason
                 raise
-            self._unreadable.pop(dag_id, None)
             if len(self._graphs) >= GRAPHS_MAX:
                 del self._graphs[next(iter(self._graphs))]  # the one that was asked for the longest time ago
         self._graphs[dag_id] = known
         return known[1]
 
-    def _note_unreadable(self, dag_id: int, spec_hash: str, error: SpecUnreadable) -> None:
-        if len(self._unreadable) >= UNREADABLE_MAX:
-            del self._unreadable[next(iter(self._unreadable))]
-        self._unreadable[dag_id] = spec_hash, error
+    def is_readable(self, connection: Connection, dag_id: int, spec_hash: str) -> bool:
+        """Whether `get` returns a graph."""
+        try:
+            self.get(connection, dag_id, spec_hash)
+        except SpecUnreadable:
+            return False
+        return True

@@ -27,12 +27,14 @@ class NewRuns(msgspec.Struct):
     """Runs that were made, as (dag_id, run_id).
 
     ``dropped``: events by DAG that wait no longer, since more waited than may. ``broken``: what is wrong with the
-    schedule of a DAG, by its name: it has no next run. ``more``: there may be more to do at once.
+    schedule of a DAG, by its name: it has no next run. ``unreadable``: why a DAG that is stored cannot be read, by its
+    name. ``more``: there may be more to do at once.
     """
 
     made: list[tuple[str, str]] = msgspec.field(default_factory=list)
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
     broken: dict[str, str] = msgspec.field(default_factory=dict)
+    unreadable: dict[str, str] = msgspec.field(default_factory=dict)
     more: bool = False
 
 
@@ -42,17 +44,18 @@ class NewRuns(msgspec.Struct):
 def by_clock(connection: Connection, now: datetime, graphs: Graphs, *, limit: int) -> NewRuns:
     """Make the next run of up to ``limit`` DAGs that are due, and move their dates on."""
     new = NewRuns()
-    locked = schedules.lock_due(connection, now, graphs.readable(), limit=limit)
+    locked = schedules.lock_due(connection, now, graphs.readable(connection), limit=limit)
     for due in locked:
         try:
             spec = graphs.get(connection, due.id, due.spec_hash).spec
         except SpecUnreadable as error:
-            new.broken[due.name] = str(error)
+            new.unreadable[due.name] = error.reason
+            new.more = True
             continue  # with its date, for whoever can read it
         # Counted again with the lock held: what another made before it let go of the DAG is seen now.
         if isinstance(spec.schedule, CronSchedule) and dags.run_count(connection, due.id) < spec.max_active_runs:
             _make_scheduled(connection, now, due, spec, spec.schedule, new)
-    new.more = len(locked) == limit or bool(new.made)
+    new.more = new.more or len(locked) == limit or bool(new.made)
     return new
 
 

@@ -84,6 +84,7 @@ class _Look:
         """Do what is to be done; return whether that was all, so that the mark comes off."""
         if run.is_ended:
             return True
+        graph = self._graphs.get(self._connection, run.dag_id, run.spec_hash)
         if not run.is_started and run.id not in self._begun:
             if not run.may_begin:
                 return True  # it is marked again when the DAG goes on
@@ -92,7 +93,6 @@ class _Look:
             self._begin(run)
             if run.id not in self._begun:
                 return True  # it is marked again when another run ends
-        graph = self._graphs.get(self._connection, run.dag_id, run.spec_hash)
         rows, is_all = self._follow(run, graph)
         decisions = planning.decide(graph, {name: state for name, (_, state) in rows.items()}, may_start=run.may_begin)
         for event, names in (
@@ -162,18 +162,18 @@ _SELECT_MARKED = (
     .join(dag)
     .where(text("dag_run.needs_look"))
     .order_by(dag_run.c.id)
+    .limit(bindparam("limit", type_=Integer()))
     .with_for_update(skip_locked=True, key_share=True, of=dag_run)
 )
-_MARKED = Prepared(_SELECT_MARKED.limit(bindparam("limit", type_=Integer())))
+_MARKED = Prepared(_SELECT_MARKED)
 _UNMARK = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=text("false")))
 
 
 def plan(connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs, *, limit: int) -> Planned:
     """Look at up to ``limit`` runs that are marked, the oldest first."""
-    if graphs.has_unreadable:
-        rows = [tuple(row) for row in connection.execute(_SELECT_MARKED.where(graphs.readable()).limit(limit))]
-    else:
-        rows = _MARKED.run(connection, limit=limit).fetchall()
+    among = graphs.readable(connection)
+    marked = _MARKED if among is None else Prepared(_SELECT_MARKED.where(among))
+    rows = marked.run(connection, limit=limit).fetchall()
     look = _Look(connection, now, secrets, graphs)
     left = 0
     unreadable: dict[str, str] = {}
@@ -254,11 +254,7 @@ def retry_in_triggers(
     """Begin the next try of these in their trigger, as far as they have one; return whether any has."""
     started = False
     for task in retried:
-        try:
-            graph = graphs.get(connection, task.dag_id, task.spec_hash)
-        except SpecUnreadable:
-            continue  # a look at its run says so; the task begins on a worker
-        start = graph.start_triggers.get(task.task_id)
+        start = graphs.get(connection, task.dag_id, task.spec_hash).start_triggers.get(task.task_id)
         if start is not None:
             started = start_in_trigger(connection, now, secrets, task.id, start) or started
     return started

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy import Connection, TextClause, func, select, true, update
 
 from headgate.protocol.dags import CronSchedule, DagSpec, decode_dag
 from headgate.protocol.errors import ProtocolError
@@ -75,10 +75,11 @@ _DUE = (
 )
 
 
-def lock_due(connection: Connection, now: datetime, among: ColumnElement[bool], *, limit: int) -> list[DueDag]:
-    """Lock up to ``limit`` of these DAGs whose next run is due and return them, the longest due first.
+def lock_due(connection: Connection, now: datetime, among: TextClause | None, *, limit: int) -> list[DueDag]:
+    """Lock up to ``limit`` DAGs, or of those ``among``, whose next run is due and return them, the longest due first.
 
     A DAG that has as many runs as it may have at once is not due: its next run is made when one of them has ended.
     """
-    rows = connection.execute(_DUE.where(dag.c.next_run_at <= now, among).limit(limit)).all()
+    due = _DUE.where(dag.c.next_run_at <= now, true() if among is None else among)
+    rows = connection.execute(due.limit(limit)).all()
     return [DueDag(row.id, row.name, row.spec_hash, Interval(row.next_interval_start, row.next_run_at)) for row in rows]

@@ -73,4 +73,4 @@ class SchedulingVerbs:
     def next_due(self, epoch: int) -> Due:
         """Say what there is to do, and when, by the database's clock. One statement."""
         with self._asking() as connection:
-            return due_times.next_due(connection, epoch, self._clock)
+            return due_times.next_due(connection, epoch, self._clock, self._graphs.readable(connection))

@@ -133,7 +133,7 @@ class TaskVerbs:
         """Begin the next try of tasks whose retry delay is over; return their ids. Some begin in their trigger."""
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
-            retried = tasks.retry_due(connection, now, limit=limit)
+            retried = tasks.retry_due(connection, now, self._graphs, limit=limit)
             if planning.retry_in_triggers(connection, now, self._secrets, self._graphs, retried):
                 notices.tell(connection)
             return [task.id for task in retried]

@@ -13,13 +13,14 @@ from functools import cache
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, Integer, and_, bindparam, false, func, or_, select
+from sqlalchemy import Connection, Integer, TextClause, and_, bindparam, false, func, or_, select, true
 
 from headgate.protocol.dags import POOL_SLOTS_MAX, TaskState
 from headgate.scheduling import states
 from headgate.store import task_rows, task_values
 from headgate.store.bulk import insert_into
 from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
+from headgate.store.graphs import Graphs
 from headgate.store.prepared import Prepared
 from headgate.store.secrets import Secrets
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
@@ -96,15 +97,20 @@ def decide(connection: Connection, now: datetime, decision: Decision, ids: Itera
     return [task_id for task_id in sorted(ids) if task_rows.changed(connection, now, row, {"id": task_id})]
 
 
-_RETRY_DUE = Prepared(
-    task_rows.passing_over(
-        select(_C.id, _C.task_id, dag.c.id, dag.c.spec_hash)
-        .select_from(task_instance.join(dag_run).join(dag))
-        .where(task_rows.is_in(TaskState.UP_FOR_RETRY), _C.retry_at <= bindparam("now", type_=UtcDateTime()))
-        .order_by(_C.retry_at, _C.id)
-        .limit(bindparam("limit", type_=Integer()))
+def _retry_due_among(among: TextClause | None) -> Prepared:
+    return Prepared(
+        task_rows.passing_over(
+            select(_C.id, _C.task_id, dag.c.id, dag.c.spec_hash)
+            .select_from(task_instance.join(dag_run).join(dag))
+            .where(task_rows.is_in(TaskState.UP_FOR_RETRY), _C.retry_at <= bindparam("now", type_=UtcDateTime()))
+            .where(true() if among is None else among)
+            .order_by(_C.retry_at, _C.id)
+            .limit(bindparam("limit", type_=Integer()))
+        )
     )
-)
+
+
+_RETRY_DUE = _retry_due_among(None)
 
 
 class Retried(msgspec.Struct, frozen=True):
@@ -116,14 +122,16 @@ class Retried(msgspec.Struct, frozen=True):
     spec_hash: str
 
 
-def retry_due(connection: Connection, now: datetime, *, limit: int) -> list[Retried]:
+def retry_due(connection: Connection, now: datetime, graphs: Graphs, *, limit: int) -> list[Retried]:
     """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return them.
 
-    XComs of the earlier try are forgotten.
+    XComs of the earlier try are forgotten. Tasks of DAGs that cannot be read wait for whoever can.
     """
     (row,) = states.of("retry_due")
-    rows = _RETRY_DUE.run(connection, now=bound(connection, now), limit=limit).fetchall()
-    retried = [Retried(*row) for row in rows]
+    among = graphs.readable(connection)
+    due = _RETRY_DUE if among is None else _retry_due_among(among)
+    found = [Retried(*row) for row in due.run(connection, now=bound(connection, now), limit=limit).fetchall()]
+    retried = [task for task in found if graphs.is_readable(connection, task.dag_id, task.spec_hash)]
     for task in retried:
         task_rows.changed(connection, now, row, {"id": task.id})
         task_values.forget_xcoms(connection, task.id)

@@ -154,7 +154,7 @@ class SupervisorCore:
                 elif not message.more:
                     # Its events would be written under an epoch that is no longer ours. The answer confirms none
                     # of them; it only lets the runner go on with its end.
-                    self._out.append(Send(StateSync(round=message.round)))
+                    self._out.append(Send(StateSync(round=message.round, lease_s=0.0)))
                 if message.stuck:
                     self._recycle(message.stuck, now)
             case Request():
@@ -309,12 +309,13 @@ class SupervisorCore:
     def _lose_lease(self, error: LeaseLost, now: float) -> None:
         """Another supervisor owns the triggers now: stop them here, and write nothing more (I10)."""
         log.error("the lease is lost; stopping", error=str(error))
-        self.intake.discard()
+        unanswered = self.intake.discard(self.incarnation)
         if self._tasks is not None:
             self._tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
         if self.state in (RunnerState.RUNNING, RunnerState.DRAINING):
             self._out.append(Send(StateSync(to_cancel=cancels)))  # which also says that the lease is lost
+            self._out += [Send(StateSync(round=number, lease_s=0.0)) for number in unanswered]
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)
 
     # --- tasks ------------------------------------------------------------------------------------

@@ -215,10 +215,15 @@ class Intake:
         """Whether everything that was received is stored."""
         return not self._waiting
 
-    def discard(self) -> None:
-        """Forget what waits: the lease is lost, and nothing more may be written."""
+    def discard(self, incarnation: int) -> list[int]:
+        """Forget what waits: the lease is lost, and nothing more may be written. Return the rounds of an incarnation.
+
+        Those that have come to their end, that is: of the others a frame is still to be answered.
+        """
+        rounds = [piece.round for piece in self._waiting if piece.incarnation == incarnation and piece.ends_round]
         self._waiting.clear()
         self._tallies.clear()
+        return rounds
 
     def wake_at(self) -> float | None:
         """When the next `step` has something to do; None while nothing waits."""

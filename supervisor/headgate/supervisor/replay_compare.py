@@ -50,7 +50,7 @@ def compared_form(message: FromRunner | FromSupervisor, run_ids: Mapping[str, st
                 for refusal in message.refused
             )
             specs = tuple(_spec_form(spec, run_ids) for spec in message.to_create)
-            return msgspec.structs.replace(message, refused=refused, to_create=specs, lease_s=0.0)
+            return msgspec.structs.replace(message, refused=refused, to_create=specs, lease_s=None)
         case Response(answer=answer) if answer is not None and run_ids is not None:
             run_id = replayed_run_id(answer.trigger_run_id, run_ids)
             return msgspec.structs.replace(message, answer=msgspec.structs.replace(answer, trigger_run_id=run_id))

@@ -8,7 +8,7 @@ otherwise. Where nothing happens, nothing else is asked. Several schedulers on o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -142,8 +142,7 @@ class Scheduler:
                 self._at["plan"] = now + PASSED_OVER_WAIT_S
             elif planned.left or planned.has_more:
                 self._at["plan"] = now
-        for dag, problem in planned.unreadable.items():
-            log.error("a DAG cannot be read as it is stored; its runs wait for its file", dag=dag, problem=problem)
+        self._tell_unreadable(planned.unreadable)
         if planned.ended:  # their DAGs may have another run now
             self._at["assets"] = now
             self._at["dates"] = now
@@ -153,6 +152,10 @@ class Scheduler:
             removed=planned.removed,
             ended=planned.ended,
         )
+
+    def _tell_unreadable(self, dags: Mapping[str, str]) -> None:
+        for dag, problem in dags.items():
+            log.error("a DAG cannot be read as it is stored; nothing of it begins here", dag=dag, problem=problem)
 
     def _retry(self, epoch: int, now: float) -> SchedulerNews:
         retried = self._store.tasks.retry_due(epoch)
@@ -182,6 +185,7 @@ class Scheduler:
             self._at[duty] = now if new.made else now + PASSED_OVER_WAIT_S
         for dag, events in new.dropped.items():
             log.warning("more asset events wait for a DAG than may; the oldest make no run", dag=dag, events=events)
+        self._tell_unreadable(new.unreadable)
         for dag, problem in new.broken.items():
             log.error("a DAG has no next run", dag=dag, problem=problem)
         return SchedulerNews(made=new.made)

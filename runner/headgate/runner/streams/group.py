@@ -29,7 +29,7 @@ from headgate.runner.streams.contract import (
 )
 from headgate.runner.streams.farewells import Farewells
 from headgate.runner.streams.flow import FlowControl
-from headgate.runner.streams.holds import Hold
+from headgate.runner.streams.holds import Hold, find_hold
 from headgate.runner.streams.lease import Lease
 from headgate.runner.streams.ledger import Account, Ledger, SeqTable, Share
 from headgate.runner.streams.seats import Seats
@@ -50,6 +50,8 @@ SEAT_WAIT_S_MIN = 0.001
 # How long an ended group may go on advancing what was resolved, the call in flight included. What is not
 # advanced by then is redelivered and recognised, so this only trades shutdown time for redeliveries.
 DRAIN_TIMEOUT_S = 10.0
+# And how long it waits for the lease to be renewed: an answer takes milliseconds, or does not come.
+LEASE_WAIT_S = 1.0
 # How long an open_stream that failed may take to unwind, and how long aclose may take.
 STREAM_CLOSE_TIMEOUT_S = 5.0
 PRODUCER_CLOSE_TIMEOUT_S = 5.0
@@ -105,6 +107,7 @@ class Group:
         self._poll_scope = trio.CancelScope()
         self._close_scope = trio.CancelScope()
         self._pump_scope = trio.CancelScope()
+        self._lease_scope = trio.CancelScope()
         self._pump_is_done = trio.Event()
         self._pump_work = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
@@ -128,8 +131,10 @@ class Group:
 
     @property
     def has_work(self) -> bool:
-        """Whether something resolved is being advanced or waits for it."""
-        return self._is_advancing or (self._ledger is not None and self._ledger.is_ready)
+        """Whether something resolved is being advanced or waits for it, and not for the lease, which may never come."""
+        lease = self._settings.lease
+        may_advance = lease is None or lease.is_held
+        return self._is_advancing or (may_advance and self._ledger is not None and self._ledger.is_ready)
 
     def join(self, trigger_id: int) -> Subscription:
         """Add a subscriber; it gets what is broadcast from now on. Raises `ValueError` if it is one already."""
@@ -202,18 +207,8 @@ class Group:
         """Say why nothing is pulled at this moment; None where it is, or where the drain has stopped everything."""
         if self._has_ended or self._settings.flow.is_stopped:
             return None
-        if absent := self._settings.seats.absent(self.key):
-            return Hold(self._name, "absent subscriber", tuple(absent))
-        full = {id_: each.full_since for id_, each in self._online.items() if each.full_since is not None}
-        if full:
-            return Hold(self._name, "full queue", tuple(full), since=min(full.values()))
-        if self.outstanding < OUTSTANDING_EVENTS_MAX:
-            return None
-        owed = {id_: _account(subscription).earliest_deadline() for id_, subscription in self._online.items()}
-        oldest = min((deadline for deadline in owed.values() if deadline is not None), default=None)
-        return Hold(
-            self._name, "unresolved events", tuple(id_ for id_, at in owed.items() if at is not None and at == oldest)
-        )
+        absent = self._settings.seats.absent(self.key)
+        return find_hold(self._name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
 
     async def run(self) -> None:
         """The group's whole life. Raises nothing, whatever the producer does."""
@@ -228,10 +223,7 @@ class Group:
     # --- the end ---------------------------------------------------------------------------------
 
     def _end(self, cause: BaseException | None) -> None:
-        """End the group, in one step without an await; later calls do nothing.
-
-        ``cause`` is what the poll or an advance raised, None where the group was stopped.
-        """
+        """End the group, in one step without an await; later calls do nothing. ``cause`` None: it was stopped."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -239,6 +231,7 @@ class Group:
         if self._ledger is not None:
             self._ledger.close()
         self._pump_scope.deadline = trio.current_time() + DRAIN_TIMEOUT_S
+        self._lease_scope.deadline = trio.current_time() + LEASE_WAIT_S
         subscriptions = list(self._online.values())
         self._online.clear()
         if cause is not None:
@@ -440,8 +433,8 @@ class Group:
         """Return after the poll is over and nothing resolved is left, or when nothing more may be advanced."""
         lease = self._settings.lease
         while True:
-            if lease is not None and ledger.is_ready and not await lease.wait():
-                return  # what is resolved is redelivered to whoever has the lease now
+            if lease is not None and ledger.is_ready and not await self._wait_for(lease):
+                return  # what is resolved is redelivered, to us or to whoever has the lease now
             # No await from here to the advance, so that it begins while the lease is held (I10).
             batch = ledger.take_batch(ADVANCE_BATCH_EVENTS_MAX)
             if batch:
@@ -457,6 +450,14 @@ class Group:
                 return
             else:
                 await self._pump_work.park()
+
+    async def _wait_for(self, lease: Lease) -> bool:
+        """Wait until an advance may begin; False where none ever may. Once the group has ended, not for long."""
+        with trio.CancelScope() as self._lease_scope:
+            if self._has_ended:
+                self._lease_scope.deadline = trio.current_time() + LEASE_WAIT_S
+            return await lease.wait()
+        return False
 
     async def _advance(self, batch: list[AdvanceItem]) -> bool:
         """Hand over one batch. Where that fails the group ends, and nothing more may be advanced."""

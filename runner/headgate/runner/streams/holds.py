@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
+
+from headgate.runner.streams.subscription import Subscription
 
 HOLD_REPORT_S = 10.0  # a stream that waits for the same reason for so long is reported
 HOLD_REPORT_AGAIN_S = 300.0  # and then again this often, for as long as it lasts
@@ -26,6 +28,23 @@ class Hold:
     trigger_ids: tuple[int, ...]
     since: float | None = field(default=None, compare=False)  # by the manager's clock, where it is known: when a queue
     # was filled that nothing was pulled from since
+
+
+def find_hold(
+    name: str, absent: Sequence[int], online: Mapping[int, Subscription], *, is_at_limit: bool
+) -> Hold | None:
+    """Return who holds a stream up, None for nobody: those it waits for, full queues, or, at the limit, debtors."""
+    if absent:
+        return Hold(name, "absent subscriber", tuple(absent))
+    full = {id_: each.full_since for id_, each in online.items() if each.full_since is not None}
+    if full:
+        return Hold(name, "full queue", tuple(full), since=min(full.values()))
+    if not is_at_limit:
+        return None
+    accounts = {id_: each.account for id_, each in online.items() if each.account is not None}
+    owed = {id_: account.earliest_deadline() for id_, account in accounts.items()}
+    oldest = min((deadline for deadline in owed.values() if deadline is not None), default=None)
+    return Hold(name, "unresolved events", tuple(id_ for id_, at in owed.items() if at is not None and at == oldest))
 
 
 class HoldReports:

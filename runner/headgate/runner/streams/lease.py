@@ -8,7 +8,7 @@ Events that were fired need a confirmation anyway. This is for the messages that
 supervisor that was cut off from the database would go on to commit what its own filters skip, while subscribers of
 whoever took over may still work on the same messages. An advance that has begun is not cut off; for that the supervisor
 keeps a margin (`headgate.supervisor.leases.ADVANCE_SHARE`). The clock is one that stands still while the machine is
-suspended.
+suspended. One round is in flight at a time: while it cannot be stored, no newer answer comes, and advances wait.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ class Lease:
         """Whether an advance waits for it."""
         return bool(self._waiting) and not self._is_given_up
 
-    def renew(self, sent_at: float, lasts_s: float) -> None:
-        """A round that was sent at ``sent_at`` has been answered: from then on the lease lasts for ``lasts_s``."""
+    def renew(self, sent_at: float, lasts_s: float | None) -> None:
+        """A round that was sent at ``sent_at`` has been answered: from then on the lease lasts for ``lasts_s``.
+
+        None: there is no limit, until one is told.
+        """
         if not self._is_given_up:
-            self._until = max(self._until, sent_at + lasts_s)
+            until = math.inf if lasts_s is None else sent_at + lasts_s
+            self._until = until if self._until == math.inf else max(self._until, until)
         if self.is_held:
             self._waiting.unpark_all()
 
