@@ -38,7 +38,8 @@ from headgate.protocol.wire import MESSAGE_TYPES, Message, encode_message
 
 FROM_RUNNER, FROM_SUPERVISOR = Direction.FROM_RUNNER, Direction.FROM_SUPERVISOR
 FILE_HEADER_BYTES = 16
-GOLDEN = Path(__file__).parents[1] / "replay" / "captured" / "conversation-v1.hgframe"
+OLDER = Path(__file__).parents[1] / "replay" / "captured" / "conversation-v1.hgframe"  # without StateSync.lease_s
+GOLDEN = OLDER.with_name("conversation-v1-lease.hgframe")
 
 SPEC = TriggerSpec(9, "run-9", "orders", "triggers.Orders", b'{"password":"swordfish"}')
 CONVERSATION: list[Message] = [
@@ -88,9 +89,12 @@ def test_a_record_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> No
 
 
 def test_the_format_is_what_it_was(tmp_path: Path) -> None:
-    """A log taken in production is read by later versions: the golden file is never changed."""
+    """A log taken in production is read by later versions: the golden files are never changed."""
     assert write(tmp_path).read_bytes() == GOLDEN.read_bytes()
-    assert verify(GOLDEN).findings == ()
+    for golden in (GOLDEN, OLDER):
+        assert verify(golden).findings == ()
+        messages = [record.message() for record in read_frames(golden) if isinstance(record, Record)]
+        assert messages == [mask(message) for message in CONVERSATION]
 
 
 # --- secrets ---------------------------------------------------------------------------------------

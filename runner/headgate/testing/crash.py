@@ -216,15 +216,26 @@ class _Trial:
             raise AssertionError("the broker's publish() failed") from self._publishing_failed
 
     def _window(self, names: Sequence[str], death: Death) -> None:
-        """Publish some messages, and have somebody die while they are on their way."""
-        publisher = threading.Thread(target=self._publish, args=(names,), name="headgate crash test publisher")
+        """Publish some messages, and have somebody die while they are on their way.
+
+        Half of them wait until it is known who is to die where: the first half may all have come through by then.
+        """
+        middle, is_set_up = (len(names) + 1) // 2, threading.Event()
+
+        def publish() -> None:
+            self._publish(names[:middle])
+            is_set_up.wait()
+            self._publish(names[middle:])
+
+        publisher = threading.Thread(target=publish, name="headgate crash test publisher")
         publisher.start()
         try:
             if names:
                 self._wait_flow()
             runners = self._pair.runners()
-            self._done.append((death, self._kill(death)))
+            self._done.append((death, self._kill(death, is_set_up)))
         finally:
+            is_set_up.set()
             publisher.join()
         self._check_publisher()
         if death.victim == "supervisor":
@@ -235,17 +246,19 @@ class _Trial:
         else:
             self._look(str(death))
 
-    def _kill(self, death: Death) -> bool:
-        """Have the death happen; return whether that was at its mark, if it has one."""
+    def _kill(self, death: Death, is_set_up: threading.Event) -> bool:
+        """Have the death happen; return whether that was at its mark, if it has one. Say when it is to come."""
         pair, mark = self._pair, death.mark
         if mark is not None:
             self._deaths.ask(mark)
+            is_set_up.set()
             deadline, pause = time.monotonic() + MARK_WAIT_S, threading.Event()
             while not self._deaths.has_died(mark) and time.monotonic() < deadline:
                 pause.wait(CHUNK_PAUSE_S)
             if not self._deaths.take_back(mark):
                 return True
         else:
+            is_set_up.set()
             threading.Event().wait(death.delay_s)
         if death.victim == "runner":
             pair.kill_runner()
