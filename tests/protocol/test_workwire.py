@@ -283,6 +283,36 @@ def test_what_has_no_form_on_the_wire_is_a_local_error() -> None:
 # --- golden frames -------------------------------------------------------------------------------
 
 _XCOMS = (XCom("k", b"1"),)
+_DAG = DagSpec(
+    dag_id="d",
+    schedule=CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin"),
+    start_date_s=1.5,
+    catchup=True,
+    max_active_runs=2,
+    tasks=(
+        TaskSpec(
+            task_id="t",
+            operator="O",
+            upstream=("s",),
+            trigger_rule="all_done",
+            retries=3,
+            retry_delay_s=4.5,
+            retry_exponential_backoff=True,
+            max_retry_delay_s=5.5,
+            execution_timeout_s=6.5,
+            priority_weight=7,
+            queue="q",
+            pool="p",
+            pool_slots=8,
+            start_trigger=StartTrigger(
+                classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=9.5
+            ),
+        ),
+    ),
+    is_paused_upon_creation=True,
+    description="words",
+    tags=("x",),
+)
 # One of each, and of each part that a message can have, every field apart from its default.
 GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "WorkerHello": WorkerHello(protocol_version=1, pid=4711, headgate_version="0.1.0"),
@@ -299,38 +329,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     ),
     "FileParsed": FileParsed(
         file="/dag.py",
-        dags=(
-            DagSpec(
-                dag_id="d",
-                schedule=CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin"),
-                start_date_s=1.5,
-                catchup=True,
-                max_active_runs=2,
-                tasks=(
-                    TaskSpec(
-                        task_id="t",
-                        operator="O",
-                        upstream=("s",),
-                        trigger_rule="all_done",
-                        retries=3,
-                        retry_delay_s=4.5,
-                        retry_exponential_backoff=True,
-                        max_retry_delay_s=5.5,
-                        execution_timeout_s=6.5,
-                        priority_weight=7,
-                        queue="q",
-                        pool="p",
-                        pool_slots=8,
-                        start_trigger=StartTrigger(
-                            classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=9.5
-                        ),
-                    ),
-                ),
-                is_paused_upon_creation=True,
-                description="words",
-                tags=("x",),
-            ),
-        ),
+        dags=(_DAG,),
         error="Error",
         traceback="Traceback",
         more=True,
@@ -338,16 +337,10 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "FileParsedAssets": FileParsed(
         file="/dag.py",
         dags=(
-            DagSpec(
-                dag_id="d",
+            msgspec.structs.replace(
+                _DAG,
                 schedule=AssetSchedule(assets=("s3://x",), contract="batch", batch_count=10, batch_seconds=11.5),
-                start_date_s=1.5,
-                catchup=True,
-                max_active_runs=2,
                 tasks=(),
-                is_paused_upon_creation=True,
-                description="words",
-                tags=("x",),
             ),
         ),
         error="Error",

@@ -395,33 +395,17 @@ async def test_i1_an_event_is_advanced_only_after_its_round_was_answered(autojum
         await supervisor.drain()
 
 
-class Skipper(BaseEventTrigger):
-    """Fires nothing, whatever comes."""
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "", {}
-
-    def shared_stream_key(self) -> str:
-        return "stream"
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        raise AssertionError
-        yield
-
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
-        async for _ in shared_stream:
-            pass
-        return
-        yield
-
-
 def skipper_of(broker: Broker) -> type[BaseEventTrigger]:
-    class Reader(Skipper):
-        @classmethod
-        def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
-            return broker
+    class Skipper(watcher_of(broker)):  # type: ignore[misc]
+        """Fires nothing, whatever comes."""
 
-    return Reader
+        async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+            async for _ in shared_stream:
+                pass
+            return
+            yield
+
+    return Skipper
 
 
 async def test_i10_what_fired_nothing_is_advanced_only_as_long_as_rounds_are_answered(

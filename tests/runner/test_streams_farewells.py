@@ -32,20 +32,22 @@ class Dying(Broker):
         return "a lane"
 
 
-async def watched(streams: SharedStreamManager, broker: Broker) -> tuple[Subscription, list[tuple[float, str]]]:
-    """Subscribe; return what the subscriber is failed with, and when."""
+async def at_work(
+    streams: SharedStreamManager, broker: Broker, *payloads: str
+) -> tuple[Subscription, list[tuple[float, str]]]:
+    """Subscribe, send, and pull the first; return what the subscriber is failed with, and when."""
     failures: list[tuple[float, str]] = []
     subscription = subscribe(streams, broker)
     subscription.on_failed = lambda error: failures.append((trio.current_time(), type(error).__name__))
+    broker.send(*payloads)
+    assert await anext(subscription) == payloads[0].upper()
     return subscription, failures
 
 
 async def test_who_hangs_when_the_stream_fails_is_failed_an_ack_timeout_later(autojump_clock: MockClock) -> None:
     broker = Dying()
     async with SharedStreamManager(ack_timeout=10) as streams:
-        subscription, failures = await watched(streams, broker)
-        broker.send("a", "b")
-        assert await anext(subscription) == "A"
+        subscription, failures = await at_work(streams, broker, "a", "b")
         await trio.sleep_until(8.0)
         broker.fail()
         await wait_all_tasks_blocked()
@@ -61,9 +63,7 @@ async def test_who_hangs_when_the_stream_fails_is_failed_an_ack_timeout_later(au
 async def test_who_goes_on_pulling_has_the_time_anew_for_each_event(autojump_clock: MockClock) -> None:
     broker = Dying()
     async with SharedStreamManager(ack_timeout=10) as streams:
-        subscription, failures = await watched(streams, broker)
-        broker.send("a", "b", "c")
-        assert await anext(subscription) == "A"
+        subscription, failures = await at_work(streams, broker, "a", "b", "c")
         await wait_all_tasks_blocked()
         broker.fail()
         for expected in ("B", "C"):
@@ -79,9 +79,7 @@ async def test_who_goes_on_pulling_has_the_time_anew_for_each_event(autojump_clo
 async def test_who_has_left_is_not_failed(autojump_clock: MockClock) -> None:
     broker = Dying()
     async with SharedStreamManager(ack_timeout=10) as streams:
-        subscription, failures = await watched(streams, broker)
-        broker.send("a")
-        await anext(subscription)
+        _, failures = await at_work(streams, broker, "a")
         broker.fail()
         await trio.sleep(5.0)
         await streams.unsubscribe(1, "k")
@@ -92,9 +90,7 @@ async def test_who_has_left_is_not_failed(autojump_clock: MockClock) -> None:
 async def test_who_waits_for_the_store_is_not_to_blame(autojump_clock: MockClock) -> None:
     broker = Dying()
     async with SharedStreamManager(ack_timeout=10) as streams:
-        subscription, failures = await watched(streams, broker)
-        broker.send("a")
-        await anext(subscription)
+        subscription, failures = await at_work(streams, broker, "a")
         subscription.waits_for_store = True
         broker.fail()
         await trio.sleep(100.0)

@@ -170,14 +170,8 @@ class Session:
         self._send_parsed(parsed)
 
     def _send_parsed(self, parsed: FileParsed) -> None:
-        pieces = _pieces(parsed, self._link)
         try:
-            if len(pieces) > FILE_PIECES_MAX:
-                raise DagFileRefused(
-                    f"its {len(parsed.dags):,} DAGs take {len(pieces)} frames of {self._link.frame_bytes_max:,} bytes; "
-                    f"the limit is {FILE_PIECES_MAX}: spread them over several files"
-                )
-            for piece in pieces:
+            for piece in _pieces(parsed, self._link):
                 self._link.send(piece)
         except (DagFileRefused, LocalProtocolError) as error:
             self._link.send(FileParsed(parsed.file, error=f"what the file holds cannot be sent: {error}"))
@@ -214,7 +208,10 @@ class Session:
 
 
 def _pieces(parsed: FileParsed, link: WorkerLink) -> list[FileParsed]:
-    """Cut what a file holds into messages that fit a frame each; a DAG alone does, with any limit that is sensible."""
+    """Cut what a file holds into messages that fit a frame each; a DAG alone does, with any limit that is sensible.
+
+    Raises `DagFileRefused` where that would be more than `FILE_PIECES_MAX`.
+    """
     room = link.frame_bytes_max - FILE_ENVELOPE_BYTES
     pieces: list[FileParsed] = []
     taken = [0]
@@ -225,6 +222,11 @@ def _pieces(parsed: FileParsed, link: WorkerLink) -> list[FileParsed]:
             taken.append(index)
             size = 0
         size += needed
+    if len(taken) > FILE_PIECES_MAX:
+        raise DagFileRefused(
+            f"its {len(parsed.dags):,} DAGs take {len(taken)} frames of {link.frame_bytes_max:,} bytes; "
+            f"the limit is {FILE_PIECES_MAX}: spread them over several files"
+        )
     for start, end in zip(taken, [*taken[1:], len(parsed.dags)], strict=True):
         pieces.append(msgspec.structs.replace(parsed, dags=parsed.dags[start:end], more=end < len(parsed.dags)))
     return pieces

@@ -57,10 +57,9 @@ def clean(
     """Delete what is old and needed by nobody: ended runs, ended triggers, their events. Supervisors may go on running.
 
     Of an open trigger its newest event stays, and so do all events with a key, unless --keyed-events says otherwise: by
-    these a message that is delivered again is recognised. Logs are deleted where
-    this machine's log_folder has them.
+    these a message that is delivered again is recognised. Logs are deleted where this machine's log_folder has them.
     """
-    from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, Kind
+    from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, UNASKED, Kind
     from headgate.supervisor.task_log_cleaning import delete_logs
 
     seconds = span_s(older_than, "--older-than")
@@ -68,7 +67,7 @@ def clean(
         least = f"{CLEAN_AGE_MIN_S / 3600:.0f}h"
         raise CommandError(f"--older-than must be at least {least}: what is younger may still be needed", exit_code=2)
     asked_for = {"dead_letters": dead_letters, "keyed_events": keyed_events}
-    kinds: list[Kind] = [kind for kind in KINDS if asked_for.get(kind, True)]
+    kinds: list[Kind] = [kind for kind in KINDS if kind in UNASKED or asked_for[kind]]
     deleted: dict[str, int] = {}
     failures = 0
     call = invocation(ctx)

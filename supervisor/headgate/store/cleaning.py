@@ -56,7 +56,7 @@ UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_
 class Cleaned(msgspec.Struct, frozen=True):
     """What one batch came to: rows deleted by table, and which runs, as (dag_id, run_id), are among them.
 
-    ``next_id``: where the next batch begins, None after the last.
+    ``next_id``: beyond which the next batch begins, None after the last.
     """
 
     rows: dict[str, int]
@@ -157,34 +157,16 @@ def clean(connection: Connection, kind: Kind, before: datetime, *, after_id: int
     is_all_young = window[0][1] >= before
     if not ids:
         return Cleaned({}, None if is_all_young else last)
-    names = _names_of_runs(connection, ids) if kind == "runs" else {}
-    removed, came_to = remove(connection, ids)
-    gone = set(names) - set(_names_of_runs(connection, list(names)))
-    return Cleaned(
-        {name: n for name, n in removed.items() if n},
-        last if came_to == ids[-1] else came_to,
-        tuple(names[run] for run in names if run in gone),
-    )
-
-
-def _names_of_runs(connection: Connection, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
-    found: dict[int, tuple[str, str]] = {}
-    for part in chunks(ids):
-        rows = connection.execute(
-            select(dag_run.c.id, dag.c.name, dag_run.c.run_id).join(dag).where(dag_run.c.id.in_(part))
-        )
-        found.update((id_, (name, run_id)) for id_, name, run_id in rows)
-    return found
+    removed = remove(connection, ids)
+    rows = {name: count for name, count in removed.rows.items() if count}
+    return Cleaned(rows, last if removed.next_id == ids[-1] else removed.next_id, removed.runs)
 
 
 def _delete(connection: Connection, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:
     return sum(connection.execute(delete(table).where(column.in_(part))).rowcount for part in chunks(ids))
 
 
-Removed = tuple[dict[str, int], int]
-
-
-def _remove_runs(connection: Connection, ids: Sequence[int]) -> Removed:
+def _remove_runs(connection: Connection, ids: Sequence[int]) -> Cleaned:
     """Delete runs with all their tasks. The runs are locked already; a task that somebody is at keeps its run.
 
     As many runs as have `CLEAN_ROWS_MAX` tasks together, but one at least.
@@ -205,42 +187,48 @@ def _remove_runs(connection: Connection, ids: Sequence[int]) -> Removed:
         tasks.setdefault(run, []).append(task_id)
     whole = [run for run in chosen if len(tasks.get(run, ())) == sizes.get(run, 0)]
     task_ids = [task_id for run in whole for task_id in tasks.get(run, ())]
-    return {
+    names = select(dag.c.name, dag_run.c.run_id).join(dag).where(dag_run.c.id.in_(whole)).order_by(dag_run.c.id)
+    runs = tuple((name, run_id) for name, run_id in connection.execute(names))
+    rows = {
         "xcom": _delete(connection, xcom, xcom.c.task_instance_id, task_ids),
         "task_instance": _delete(connection, task_instance, task_instance.c.id, task_ids),
         "dag_run_event": _delete(connection, dag_run_event, dag_run_event.c.dag_run_id, whole),
         "dag_run": _delete(connection, dag_run, dag_run.c.id, whole),
-    }, chosen[-1]
+    }
+    return Cleaned(rows, chosen[-1], runs)
 
 
-def _remove_events(connection: Connection, ids: Sequence[int]) -> Removed:
-    return {
+def _remove_events(connection: Connection, ids: Sequence[int]) -> Cleaned:
+    rows = {
         "redelivery": _delete(connection, redelivery, redelivery.c.trigger_event_id, ids),
         "trigger_event": _delete(connection, trigger_event, trigger_event.c.id, ids),
-    }, ids[-1]
+    }
+    return Cleaned(rows, ids[-1])
 
 
-def _remove_triggers(connection: Connection, ids: Sequence[int]) -> Removed:
-    return {
+def _remove_triggers(connection: Connection, ids: Sequence[int]) -> Cleaned:
+    rows = {
         "asset_watcher": _delete(connection, asset_watcher, asset_watcher.c.trigger_id, ids),
         "trigger": _delete(connection, trigger, trigger.c.id, ids),
-    }, ids[-1]
+    }
+    return Cleaned(rows, ids[-1])
 
 
-def _remove_dags(connection: Connection, ids: Sequence[int]) -> Removed:
-    return {
+def _remove_dags(connection: Connection, ids: Sequence[int]) -> Cleaned:
+    rows = {
         "waiting_event": _delete(connection, waiting_event, waiting_event.c.dag_id, ids),
         "asset_subscription": _delete(connection, asset_subscription, asset_subscription.c.dag_id, ids),
         "dag": _delete(connection, dag, dag.c.id, ids),
-    }, ids[-1]
+    }
+    return Cleaned(rows, ids[-1])
 
 
-def _remove_triggerers(connection: Connection, ids: Sequence[int]) -> Removed:
-    return {"triggerer": _delete(connection, triggerer, triggerer.c.id, ids)}, ids[-1]
+def _remove_triggerers(connection: Connection, ids: Sequence[int]) -> Cleaned:
+    return Cleaned({"triggerer": _delete(connection, triggerer, triggerer.c.id, ids)}, ids[-1])
 
 
-def _remove_letters(connection: Connection, ids: Sequence[int]) -> Removed:
-    return {"dead_letter": _delete(connection, dead_letter, dead_letter.c.id, ids)}, ids[-1]
+def _remove_letters(connection: Connection, ids: Sequence[int]) -> Cleaned:
+    return Cleaned({"dead_letter": _delete(connection, dead_letter, dead_letter.c.id, ids)}, ids[-1])
 
 
 class _Rows(NamedTuple):
@@ -249,7 +237,7 @@ class _Rows(NamedTuple):
     table: Table
     born: Column[datetime]
     may_go: Callable[[datetime], ColumnElement[bool]]
-    remove: Callable[[Connection, Sequence[int]], Removed]
+    remove: Callable[[Connection, Sequence[int]], Cleaned]
 
 
 _KINDS: dict[Kind, _Rows] = {

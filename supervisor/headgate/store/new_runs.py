@@ -134,16 +134,16 @@ def by_events(
 
 
 def _make_of_events(connection: Connection, now: datetime, dag_id: int, spec: DagSpec, run: AssetRun) -> str:
-    for run_id in _names_for(run.run_id):
-        created = dags.insert_run(connection, now, dag_id, spec.tasks, NewRun(run_id, "asset"))
-        if created is not None:
-            assets.take(connection, dag_id, created, run)
-            return run_id
-    raise AssertionError("there is always another name")
+    names = _names_for(run.run_id)
+    run_id = next(names)
+    while (created := dags.insert_run(connection, now, dag_id, spec.tasks, NewRun(run_id, "asset"))) is None:
+        run_id = next(names)
+    assets.take(connection, dag_id, created, run)
+    return run_id
 
 
 def _names_for(run_id: str) -> Iterator[str]:
-    """Yield names for a run until one is free: a user may have given the first ones to runs of their own."""
+    """Yield names for a run, without end: a user may have given the first ones to runs of their own."""
     yield run_id
     for number in range(1, SAME_NAME_MAX):
         yield f"{run_id}__{number}"

@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 import msgspec
 from sqlalchemy import Connection, TextClause, func, select, true, update
 
-from headgate.protocol.dags import CronSchedule, DagSpec, decode_dag
-from headgate.protocol.errors import ProtocolError
+from headgate.protocol.dags import CronSchedule, DagSpec
 from headgate.scheduling import timetable
 from headgate.scheduling.timetable import Interval, NoMoment
+from headgate.store.errors import SpecUnreadable
+from headgate.store.graphs import read_spec
 from headgate.store.tables import dag, dag_run
 
 
@@ -44,9 +45,9 @@ def follow_schedule(connection: Connection, now: datetime, dag_id: int, spec: Da
 
 def _has_schedule_of(before: bytes, spec: DagSpec) -> bool:
     try:
-        return _schedule_of(decode_dag(before)) == _schedule_of(spec)
-    except ProtocolError:
-        return False  # another version of headgate has stored it
+        return _schedule_of(read_spec(spec.dag_id, before)) == _schedule_of(spec)
+    except SpecUnreadable:
+        return False
 
 
 def _schedule_of(spec: DagSpec) -> object:

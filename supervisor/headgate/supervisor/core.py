@@ -56,9 +56,7 @@ log = structlog.get_logger(__name__)
 DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
 # How long a trigger may go on that nothing waits for any more: most have just fired, and end by themselves in a moment.
 ENDED_GRACE_S = 5.0
-SPEC_ROOM_BYTES = (
-    256  # for what is not known of a `TriggerSpec` when its trigger is claimed: its run id and the envelope
-)
+SPEC_ROOM_BYTES = 256  # of a frame, for what is not known of a trigger when it is claimed: the id of its run
 DRAIN_MARGIN_S = 5.0  # how long after its deadline a draining runner may still exist
 
 

@@ -223,7 +223,7 @@ class Group:
     # --- the end ---------------------------------------------------------------------------------
 
     def _end(self, cause: BaseException | None) -> None:
-        """End the group, in one step without an await; later calls do nothing. ``cause`` None: it was stopped."""
+        """End in one step without an await; later calls do nothing. ``cause``: what the poll or an advance raised."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -36,7 +36,7 @@ class Lease:
     @property
     def is_wanted(self) -> bool:
         """Whether an advance waits for it."""
-        return bool(self._waiting) and not self._is_given_up
+        return bool(self._waiting)
 
     def renew(self, sent_at: float, lasts_s: float | None) -> None:
         """A round that was sent at ``sent_at`` has been answered: from then on the lease lasts for ``lasts_s``.

@@ -50,10 +50,10 @@ class SharedStreamManager:
     """Coordinates the triggers that share an upstream; ``async with`` it, leaving it is `stop_all`.
 
     ``max_subscriber_queue``: raw events a subscriber may have waiting. ``ack_timeout``: seconds by ``_now``
-    from broadcast until a subscriber that has not finished an event is failed, and from the end of a stream or its last
-    pull until one that has not come to that end is. ``cohort_grace_period``:
-    seconds from the first subscriber until the poll begins, so that others can join before the first
-    broadcast. ``rejoin_wait``: seconds a stream waits for a subscriber for which a seat is kept (`keep_seat`).
+    from broadcast until a subscriber that has not finished an event is failed, and, once a stream has failed, from its
+    end or a later pull until one that has not come to that end is. ``cohort_grace_period``: seconds from the first
+    subscriber until the poll begins, so that others can join before the first broadcast. ``rejoin_wait``: seconds a
+    stream waits for a subscriber for which a seat is kept (`keep_seat`).
     ``overflow``: what a full queue does: ``"fail"`` its subscriber, or ``"pause"`` the poll for
     all until there is room again (the ack timeout bounds how long). ``lease``: advances begin only while it is held.
 
