@@ -1,13 +1,14 @@
 """The section of ``docs/proof.md`` about the simulation: seeds judged, on which commit, and the mutants found.
 
 A million seeds take hours, so they may be judged in several runs, one after the other or on several days. A row stands
-for one run, and its commit with it; a run over the same seeds again takes the place of the earlier one.
+for one run, and its commit with it; a run over the same seeds again takes the place of the earlier one. A run that
+failed is not forgotten over that: it goes on to stand in a table of its own, which counts for nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,13 @@ MUTANTS_INTRODUCTION = """\
 Each breaks one promise by a small patch of the real code. It has to be found among so many random seeds from 0 on, or,
 where only one order of events shows it, by a scenario of its own.
 """
+
+
+FAILED_BEFORE = "### Failed before"
+FAILED_BEFORE_INTRODUCTION = """\
+Runs with seeds that failed, and whose place a later run has taken. What they found is in CHANGELOG.md.
+"""
+_HEADER = ["| seeds | failed | seeds a second | ended | commit |", "|---|---|---|---|---|"]
 
 
 class Section(NamedTuple):
@@ -65,8 +73,29 @@ class Run(NamedTuple):
         return f"| {judged} | {self.failed:,} | {self.seeds_per_s} | {self.ended} | `{self.commit}` |"
 
 
-def runs_in(text: str) -> list[Run]:
-    """Return the runs that a document tells of."""
+class Runs(NamedTuple):
+    """The runs that a document tells of: those that count, and those that failed and whose seeds were judged again."""
+
+    counted: list[Run]
+    failed_before: list[Run]
+
+    def with_run(self, new: Run) -> Runs:
+        """Return the runs in the order of their seeds, ``new`` in place of those of which it judged seeds again."""
+        again = [run for run in self.counted if run.first <= new.last and new.first <= run.last]
+        # A command writes its row anew as it goes on, so one commit has one row for a seed, here as there.
+        failed = [run for run in again if run.failed and run.commit != new.commit]
+        return Runs(
+            sorted([new, *(run for run in self.counted if run not in again)]), sorted([*self.failed_before, *failed])
+        )
+
+
+def runs_in(text: str) -> Runs:
+    """Return the runs that a section tells of."""
+    counted, _, failed_before = text.partition(FAILED_BEFORE)
+    return Runs(_rows(counted), _rows(failed_before))
+
+
+def _rows(text: str) -> list[Run]:
     return [
         Run(_number(first), _number(last), _number(failed), int(per_s), ended, commit)
         for first, last, failed, per_s, ended, commit in _ROW.findall(text)
@@ -77,27 +106,28 @@ def _number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def with_run(runs: Iterable[Run], new: Run) -> list[Run]:
-    """Return the runs in the order of their seeds, without those of which ``new`` has judged seeds again."""
-    return sorted([new, *(run for run in runs if run.last < new.first or run.first > new.last)])
-
-
-def section(runs: Sequence[Run], found: Mapping[str, tuple[int, str] | None], of: Section) -> list[str]:
+def section(runs: Runs, found: Mapping[str, tuple[int, str] | None], of: Section) -> list[str]:
     """Return the lines. ``found``: by the name of the mutant, after how many seeds and what it was, or None."""
-    seeds = sum(run.last - run.first + 1 for run in runs)
-    commits = {run.commit for run in runs}
+    counted = runs.counted
+    seeds = sum(run.last - run.first + 1 for run in counted)
+    commits = {run.commit for run in counted}
+    failed_before = (
+        [FAILED_BEFORE, "", FAILED_BEFORE_INTRODUCTION, *_HEADER, *map(str, runs.failed_before), ""]
+        if runs.failed_before
+        else []
+    )
     return [
         of.heading,
         "",
         of.introduction,
-        f"- **{seeds:,} seeds, {sum(run.failed for run in runs):,} failed**, on {len(commits)} commit"
+        f"- **{seeds:,} seeds, {sum(run.failed for run in counted):,} failed**, on {len(commits)} commit"
         + ("s" if len(commits) > 1 else ""),
         f"- **{sum(hit is not None for hit in found.values())} of {len(found)} deliberate bugs found**",
         "",
-        "| seeds | failed | seeds a second | ended | commit |",
-        "|---|---|---|---|---|",
-        *map(str, runs),
+        *_HEADER,
+        *map(str, counted),
         "",
+        *failed_before,
         "### Deliberate bugs",
         "",
         MUTANTS_INTRODUCTION,
@@ -118,4 +148,4 @@ def _mutant_row(name: str, mutant: Mutant, hit: tuple[int, str] | None) -> str:
 def write(run: Run, found: Mapping[str, tuple[int, str] | None], path: Path, of: Section = SECTIONS["pair"]) -> None:
     """Add a run to its section of the document, with what is known of the mutants now."""
     runs = runs_in(proof.section_of(path, of.name))
-    proof.write(of.name, section(with_run(runs, run), found, of), path)
+    proof.write(of.name, section(runs.with_run(run), found, of), path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests import proof
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.proof import Run, runs_in, with_run, write
+from tests.simulation.proof import FAILED_BEFORE, Run, Runs, runs_in, write
 
 FOUND: dict[str, tuple[int, str] | None] = dict.fromkeys(MUTANTS, (3, "lost"))
 
@@ -17,7 +17,7 @@ def run_of(first: int, last: int, *, failed: int = 0, commit: str = "c0ffee") ->
 
 def test_a_row_is_read_as_it_was_written() -> None:
     run = run_of(1_000_000, 1_999_999, failed=1234, commit="c0ffee, with changes")
-    assert runs_in(str(run)) == [run]
+    assert runs_in(str(run)) == Runs([run], [])
 
 
 def test_runs_over_other_seeds_add_up(tmp_path: Path) -> None:
@@ -30,8 +30,26 @@ def test_runs_over_other_seeds_add_up(tmp_path: Path) -> None:
 
 
 def test_a_run_over_the_same_seeds_takes_the_place_of_the_earlier_one() -> None:
-    earlier = [run_of(0, 999), run_of(1000, 1999)]
-    assert with_run(earlier, run_of(500, 999, commit="new")) == [run_of(500, 999, commit="new"), run_of(1000, 1999)]
+    earlier = Runs([run_of(0, 999), run_of(1000, 1999)], [])
+    new = run_of(500, 999, commit="new")
+    assert earlier.with_run(new) == Runs([new, run_of(1000, 1999)], [])
+
+
+def test_a_run_that_failed_still_stands_when_its_seeds_were_judged_again(tmp_path: Path) -> None:
+    path = tmp_path / "proof.md"
+    failed, mended = run_of(0, 999, failed=2, commit="decaf"), run_of(0, 1999)
+    write(failed, FOUND, path)
+    assert FAILED_BEFORE not in path.read_text()
+    write(mended, FOUND, path)
+    write(run_of(2000, 2999), FOUND, path)
+    text = path.read_text()
+    assert runs_in(text) == Runs([mended, run_of(2000, 2999)], [failed])
+    assert "**3,000 seeds, 0 failed**, on 1 commit\n" in text
+
+
+def test_a_row_that_grows_is_no_failure_of_before() -> None:
+    grown = run_of(0, 1999, failed=2)
+    assert Runs([run_of(0, 999, failed=2)], []).with_run(grown) == Runs([grown], [])
 
 
 def test_a_mutant_that_survives_is_named(tmp_path: Path) -> None:
