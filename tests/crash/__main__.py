@@ -16,17 +16,18 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
 from rich.console import Console
 from tests import proof
-from tests.crash import matrix, server, task_campaign, task_matrix, task_proof
+from tests.crash import matrix, task_campaign, task_matrix, task_proof
 from tests.crash import proof as crash_proof
 from tests.crash.campaign import Result, counts
 from tests.crash.databases import POSTGRES_URL, Databases
 from tests.crash.parts import Part, run_part
+from tests.crash.server import NoServer, Server, why_none
 
 from headgate.protocol.marks import MARKS
 from headgate.supervisor import logs
@@ -45,14 +46,22 @@ def main() -> int:
     # Replays let the supervisor's core speak, of what was news when it was captured.
     logs.configure(msgspec.structs.replace(Settings(), log_level="critical"))
     dialects = [given.db] if given.db else ["sqlite", "postgresql"]
-    version = _postgres_version() if "postgresql" in dialects else ""
+    postgres = _Postgres()
+    if "postgresql" in dialects:
+        try:
+            postgres = _find_postgres(console)
+        except NoServer as error:
+            console.print(f"nothing is shown on PostgreSQL: none answers at {POSTGRES_URL}, and {error}")
+            dialects.remove("postgresql")
+            if not dialects:
+                return 1
     folder = Path(tempfile.mkdtemp(prefix="headgate-crash-"))
-    databases = Databases(folder)
+    databases = Databases(folder, postgres.url)
     parts: list[Part[Any, Any]] = []
     if not given.tasks:
-        parts.append(_of_the_pair(given, dialects, version, folder, databases))
+        parts.append(_of_the_pair(given, dialects, postgres.version, folder, databases))
     if not given.pair:
-        parts.append(_of_tasks(given, dialects, version, folder, databases))
+        parts.append(_of_tasks(given, dialects, postgres.version, folder, databases))
     is_good = True
     try:
         for part in parts:
@@ -62,6 +71,8 @@ def main() -> int:
         is_good = False
     finally:
         databases.close()
+        if postgres.own is not None:
+            postgres.own.close()
     console.print(f"seed {given.seed}; written to {given.proof}")
     if any(folder.iterdir()):
         console.print(f"histories, logs and captures of what failed are in {folder}")
@@ -73,7 +84,7 @@ def main() -> int:
 def _of_the_pair(
     given: argparse.Namespace, dialects: list[str], version: str, folder: Path, databases: Databases
 ) -> Part[matrix.Plan, Result]:
-    without_server = server.why_none() if version else ""
+    without_server = why_none() if version else ""
     marks = None if given.mark is None else [mark for mark in given.mark if mark in MARKS]
     todo = matrix.plans(dialects, marks, given.kills, given.seed, repeat=given.repeat, restarts=not without_server)
     versions = crash_proof.versions(version, without_server)
@@ -129,8 +140,26 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _postgres_version() -> str:
-    with psycopg.connect(POSTGRES_URL) as connection:
+class _Postgres(NamedTuple):
+    """A server for all campaigns that need none of their own; ``own`` where it is one of ours."""
+
+    url: str = POSTGRES_URL
+    version: str = ""
+    own: Server | None = None
+
+
+def _find_postgres(console: Console) -> _Postgres:
+    """Return the server that answers, or make one. Raises `NoServer`."""
+    try:
+        return _Postgres(POSTGRES_URL, _postgres_version(POSTGRES_URL))
+    except psycopg.OperationalError:
+        own = Server()
+        console.print(f"no PostgreSQL answers at {POSTGRES_URL}: one of our own is used")
+        return _Postgres(own.url, _postgres_version(own.url), own)
+
+
+def _postgres_version(url: str) -> str:
+    with psycopg.connect(url) as connection:
         return str(connection.info.parameter_status("server_version"))
 
 

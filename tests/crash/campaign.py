@@ -35,7 +35,6 @@ Fault = Literal[
 ]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 SERVER_FAULTS: dict[Fault, RestartMode] = {"restart server": "fast", "crash server": "immediate"}  # on one of our own
-KILLS: dict[Fault, int] = {"kill runner": 1, "kill supervisor": 1, "kill both": 2}  # processes that we kill
 
 # Random kills: whom they hit, how many of them wait until events flow again, and for how long on average after that.
 TARGETS = {"runner": 75, "supervisor": 10, "both": 15}  # a supervisor takes three times as long to start as a runner
@@ -151,13 +150,11 @@ class Campaign(UnderFault):
         started_at, events_before = time.monotonic(), self.truth.events
         try:
             self._begin_flow()
-            result.kills += MARKS[mark].when != "flow"  # to bring somebody to the mark
-            held = self._reach(mark)
+            held = self._reach(mark, result)
             result.is_reached = True
             # Everything stands still, at the very point: what is acknowledged by now must be stored by now.
             self.truth.look(f"held at {mark}")
             self._do(fault, held, result)
-            result.kills += KILLS.get(fault, 0)
             self.truth.append(APPENDED_AT_ONCE)
             self._settle()
             if result.dropped:
@@ -233,14 +230,14 @@ class Campaign(UnderFault):
         self.truth.append(APPENDED_AT_ONCE)
         wait_until(lambda: self.truth.rows() > rows, "the flow of events")
 
-    def _reach(self, mark: str) -> int:
+    def _reach(self, mark: str, result: Result) -> int:
         """Arm the mark, make the pair come by, write events until it does; return the pid held there."""
         when = MARKS[mark].when
         self._control.arm(mark, skip=self._random.randrange(SKIPS_MAX) if when == "flow" else 0)
         if when == "respawn":
-            self._kill_runner()
+            result.kills += self._kill_runner()
         elif when == "start":
-            self._main.kill()
+            result.kills += self._main.kill()
             self._start()
         appended_at = 0.0
 
@@ -267,10 +264,10 @@ class Campaign(UnderFault):
     def _do(self, fault: Fault, held: int, result: Result) -> None:
         match fault:
             case "kill runner":
-                self._kill_runner()
+                result.kills += self._kill_runner()
                 self._control.release()
             case "kill supervisor" | "kill both":
-                self._main.kill(with_children=fault == "kill both")
+                result.kills += self._main.kill(with_children=fault == "kill both")
                 self._control.release()
                 self._start()
             case "stop" if held == self._main.pid:
@@ -329,12 +326,10 @@ class Campaign(UnderFault):
     def _kill_somebody(self) -> int:
         (target,) = self._random.choices(list(TARGETS), TARGETS.values())
         if target == "runner":
-            self._kill_runner()
-            return 1
-        both = target == "both"
-        self._main.kill(with_children=both)
+            return self._kill_runner()
+        killed = self._main.kill(with_children=target == "both")
         self._start()
-        return 1 + both
+        return killed
 
 
 def counts(results: list[Result]) -> dict[str, int]:

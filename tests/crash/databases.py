@@ -28,9 +28,13 @@ _END_OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datn
 
 
 class Databases:
-    """Gives each campaign a database of its own. `close` it: it drops what it made, and stops its servers."""
+    """Gives each campaign a database of its own. `close` it: it drops what it made, and stops its servers.
 
-    def __init__(self, folder: Path) -> None:
+    Those of PostgreSQL are on the server of ``postgres_url``, but for campaigns that need a server of their own.
+    """
+
+    def __init__(self, folder: Path, postgres_url: str = POSTGRES_URL) -> None:
+        self._postgres_url = postgres_url
         self._migrated = folder / "migrated.db"
         _migrate(f"sqlite:///{self._migrated}")
         self._lock = threading.Lock()
@@ -63,7 +67,7 @@ class Databases:
                 return self._free[needs_server].pop()
             number = len(self._made) + 1
             server = Server() if needs_server else None
-            self._made.append(_Database(POSTGRES_URL if server is None else server.url, number, server))
+            self._made.append(_Database(self._postgres_url if server is None else server.url, number, server))
             return self._made[-1]
 
 

@@ -85,7 +85,8 @@ class UnderFault:
         }
         self._supervisors.append(Supervisor(environment, self._folder, self._command))
 
-    def _kill_runner(self) -> None:
+    def _kill_runner(self) -> int:
+        """Kill the runner, as soon as there is one; return to how many processes that was done."""
         runner: int | None = None
 
         def is_found() -> bool:
@@ -95,7 +96,7 @@ class UnderFault:
 
         wait_until(is_found, "a runner to kill")
         assert runner is not None
-        send(runner, signal.SIGKILL)
+        return int(send(runner, signal.SIGKILL))
 
     def _stop_runner(self, pid: int) -> None:
         """A runner that stands still for longer than its limit is replaced."""

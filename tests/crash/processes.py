@@ -55,10 +55,13 @@ def children_of(pid: int) -> list[int]:
     return []
 
 
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may be gone."""
-    with contextlib.suppress(ProcessLookupError):
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal to a process that may be gone; return whether it was there."""
+    try:
         os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class Supervisor:
@@ -104,14 +107,12 @@ class Supervisor:
         runner, workers = self.runner(), self.workers()
         children = [*workers, *([] if runner is None else [runner])]
         self._process.kill()
-        if with_children:
-            for child in children:
-                send(child, signal.SIGKILL)
+        killed = 1 + sum([send(child, signal.SIGKILL) for child in children if with_children])
         self._process.wait()
         if runner is not None:
             wait_until(lambda: not is_alive(runner), "the end of a runner whose supervisor is dead", ORPHAN_S_MAX)
         wait_until(lambda: not any(map(is_alive, workers)), "the end of workers whose supervisor is dead", ORPHAN_S_MAX)
-        return 1 + len(children) * with_children
+        return killed
 
     def drain(self) -> int:
         """SIGTERM; return the exit code."""

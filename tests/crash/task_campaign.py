@@ -261,8 +261,7 @@ class TaskCampaign(UnderFault):
                 result.kills += self._kill_workers(fault)
                 self._control.release()
             case "kill runner":
-                self._kill_runner()
-                result.kills += 1
+                result.kills += self._kill_runner()
                 self._control.release()
             case "kill supervisor" | "kill all":
                 self.truth.fault(fault)

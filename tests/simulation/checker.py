@@ -16,7 +16,7 @@ looks for, by name:
 - ``failed without a cause``: a trigger failed of something no plan and no fault explains (I5, I9)
 - ``timed out late``: a filter that hung was left alone beyond the ack timeout
 - ``broke``: an exception escaped from one of the halves
-- ``stuck``: not everything is committed when time is up
+- ``stuck``: not everything is committed when time is up, or when everybody left, though somebody never wished to
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Checker:
         self._joined: defaultdict[int, dict[str, None]] = defaultdict(dict)  # by runner
         self._joined_at = 0.0
         self._runner_of: dict[int, int] = {}  # by reader
+        self._added: dict[str, None] = {}
         self._gone: set[str] = set()
         self._returned: set[str] = set()
         self._handouts: dict[int, _Handout] = {}
@@ -161,13 +162,13 @@ class Checker:
                     self._find("written without a lease", f"{record.verb} of epoch {record.epoch}")
             case records.Broke():
                 self._find("broke", f"{record.where}: {record.error}")
+            case records.Added():
+                self._added.setdefault(record.trigger)
             case records.Rested():
-                if not record.in_time:
-                    self._find("stuck", f"committed by lane: {dict(self._forgotten)}")
+                self._see_rest(record)
             case (
                 records.Framed()
                 | records.Published()
-                | records.Added()
                 | records.Faulted()
                 | records.SupervisorStarted()
                 | records.RunnerEnded()
@@ -302,6 +303,13 @@ class Checker:
 
     def _is_kept(self, place: tuple[str, str, int]) -> bool:
         return place in self._rows or place in self._letters
+
+    def _see_rest(self, record: records.Rested) -> None:
+        """Nothing may be left over, unless for want of anybody who wants it: whom the database forgot still does."""
+        there = [name for name in self._added if name not in self._gone | self._returned]
+        left_over = any(self._forgotten[lane] < len(messages) for lane, messages in enumerate(self._scenario.lanes))
+        if not record.in_time or (there and left_over):
+            self._find("stuck", f"committed by lane: {dict(self._forgotten)}, while {there} want more")
 
     # --- the wire and the database ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import trio
+from sqlalchemy import Connection, update
 from tests.simulation import database
 from tests.simulation.directed import DIRECTED
 from tests.simulation.families import FamilyName, family
@@ -26,7 +27,7 @@ from headgate.runner.streams.lease import Lease
 from headgate.runner.streams.ledger import ACKED, FAILED, OPEN, PASSED, QUEUED, Account, BroadcastEvent, Ledger, Share
 from headgate.runner.streams.manager import SharedStreamManager
 from headgate.runner.streams.subscription import Subscription
-from headgate.store import leases
+from headgate.store import leases, tables
 from headgate.store.errors import RowsRefused
 from headgate.store.events import StoredSlice
 from headgate.supervisor.assignments import Assignments, AssignmentState
@@ -339,6 +340,17 @@ def _drained_triggers_are_forgotten() -> Sequence[Patch]:
     return [(Assignments, "end_run", end_run)]
 
 
+def _signing_off_ends_the_triggers() -> Sequence[Patch]:
+    def end(connection: Connection, epoch: int, clock: Any) -> None:
+        mine = tables.trigger.c.triggerer_id == epoch
+        now = leases.read_clock(connection, clock)
+        connection.execute(update(tables.trigger).where(mine).values(finished_at=now))
+        original(connection, epoch, clock)
+
+    original = leases.end
+    return [(leases, "end", end)]
+
+
 def _late_failure_postpones_a_start() -> Sequence[Patch]:
     original = Assignments.end_run
 
@@ -386,6 +398,7 @@ MUTANTS: dict[str, Mutant] = {
     "drained-triggers-are-forgotten": Mutant(
         "a recycled runner costs no trigger", _drained_triggers_are_forgotten, 400
     ),
+    "signing-off-ends-the-triggers": Mutant("a drain costs no trigger", _signing_off_ends_the_triggers, 50),
     "late-failure-postpones-a-start": Mutant(
         "triggers of a stream begin together", _late_failure_postpones_a_start, directed="late failure"
     ),

@@ -72,6 +72,11 @@ class Run(NamedTuple):
         judged = f"{self.first:,} to {self.last:,}"
         return f"| {judged} | {self.failed:,} | {self.seeds_per_s} | {self.ended} | `{self.commit}` |"
 
+    def goes_on_from(self, other: Run) -> bool:
+        """Whether this is the row of ``other``, which its command writes anew as it goes on: with all its failures."""
+        same = (other.first, other.commit) == (self.first, self.commit)
+        return same and other.last <= self.last and other.failed <= self.failed
+
 
 class Runs(NamedTuple):
     """The runs that a document tells of: those that count, and those that failed and whose seeds were judged again."""
@@ -82,8 +87,7 @@ class Runs(NamedTuple):
     def with_run(self, new: Run) -> Runs:
         """Return the runs in the order of their seeds, ``new`` in place of those of which it judged seeds again."""
         again = [run for run in self.counted if run.first <= new.last and new.first <= run.last]
-        # A command writes its row anew as it goes on, so one commit has one row for a seed, here as there.
-        failed = [run for run in again if run.failed and run.commit != new.commit]
+        failed = [run for run in again if run.failed and not new.goes_on_from(run)]
         return Runs(
             sorted([new, *(run for run in self.counted if run not in again)]), sorted([*self.failed_before, *failed])
         )

@@ -264,7 +264,7 @@ class Buried(_Record, frozen=True, gc=False):
 
 
 class Rested(_Record, frozen=True, gc=False):
-    """The end: everything published is committed (``in_time``), or the time to come to rest is over."""
+    """The end: everything is committed or nobody is left in the database (``in_time``), or the time for it is over."""
 
     in_time: bool
 

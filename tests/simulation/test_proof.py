@@ -52,6 +52,11 @@ def test_a_row_that_grows_is_no_failure_of_before() -> None:
     assert Runs([run_of(0, 999, failed=2)], []).with_run(grown) == Runs([grown], [])
 
 
+def test_a_failure_that_does_not_happen_again_on_the_same_commit_still_stands() -> None:
+    failed, passed = run_of(0, 999, failed=2), run_of(0, 999)
+    assert Runs([failed], []).with_run(passed) == Runs([passed], [failed])
+
+
 def test_a_mutant_that_survives_is_named(tmp_path: Path) -> None:
     path = tmp_path / "proof.md"
     name = next(iter(MUTANTS))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,22 @@ class FiresNonsense(_Kwargs):
         yield TriggerEvent("fine")
 
 
+class Secretive(BaseTrigger):
+    """Forgets two of its arguments; of the third it makes something that no database could keep."""
+
+    def __init__(self, pattern: str = "*", timeout_s: float = 5.0, on_event: Any = None) -> None:
+        self._pattern = iter([pattern])
+        self._timeout_s = timeout_s
+        self.on_event = on_event
+        self._text = pattern
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.Secretive", {"pattern": self._text}
+
+    async def run(self) -> AsyncGenerator[TriggerEvent, None]:
+        yield TriggerEvent(next(self._pattern))
+
+
 class Forgetful(BaseTrigger):
     """Leaves an argument out of what it says of itself."""
 
@@ -291,6 +307,20 @@ def test_an_argument_that_serialize_leaves_out_is_named() -> None:
     assert Forgetful("u").timeout_s == 5
     with pytest.raises(RoundTripFailed, match=r"Forgetful\.timeout_s .* 30 becomes 5\.0"):
         run_trigger(Forgetful("u", timeout_s=30))
+
+
+def test_an_argument_that_is_kept_in_private_and_left_out_is_named() -> None:
+    with pytest.raises(RoundTripFailed, match=r"Secretive\._timeout_s .* 30\.0 becomes 5\.0; does serialize"):
+        run_trigger(Secretive(timeout_s=30.0))
+
+
+def test_an_argument_without_a_form_that_is_left_out_is_named() -> None:
+    with pytest.raises(RoundTripFailed, match=r"Secretive\.on_event .* becomes None; does serialize"):
+        run_trigger(Secretive(on_event=print))
+
+
+def test_what_is_made_of_an_argument_that_is_stored_is_the_authors_affair() -> None:
+    assert run_trigger(Secretive(pattern="*.csv")) == [TriggerEvent("*.csv")]
 
 
 def test_an_argument_by_a_wrong_name_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from headgate.protocol.errors import ProtocolError
@@ -48,7 +49,7 @@ def check_round_trip(trigger: BaseTrigger) -> TriggerSpec:
         raise RoundTripFailed(f"{name} says it is a {spec.classpath}, and that one says it is a {classpath}")
     _compare_kwargs(name, decode_value(spec.kwargs), kwargs_again)
     if type(again) is type(trigger):
-        _compare_attributes(name, vars(trigger), vars(again))
+        _compare_attributes(trigger, again, kwargs_again)
     return spec
 
 
@@ -59,12 +60,23 @@ def _compare_kwargs(name: str, before: dict[str, Any], after: dict[str, Any]) ->
             raise RoundTripFailed(f"kwargs[{key!r}] of {name} does not survive the round trip: {was} becomes {is_}")
 
 
-def _compare_attributes(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Find what `serialize` leaves out. What has no form on the wire, or is private, is the author's affair."""
+def _compare_attributes(trigger: BaseTrigger, again: BaseTrigger, kwargs: dict[str, Any]) -> None:
+    """Find what `serialize` leaves out: by attributes, where nothing but their names tells of which arguments they are.
+
+    Private ones that are called like no argument are the author's affair. So is what has no form on the wire, as long
+    as `serialize` names the argument that it was made of.
+    """
+    name, before, after = type(trigger).__name__, vars(trigger), vars(again)
+    arguments = inspect.signature(type(trigger)).parameters.keys()
     for key in before:
-        if key.startswith("_") or not _is_value(before[key]):
+        argument = key.removeprefix("_")
+        if argument not in arguments and key.startswith("_"):
             continue
-        if key not in after or not _are_equal(before[key], after[key]):
+        if _is_value(before[key]):
+            is_kept = key in after and _are_equal(before[key], after[key])
+        else:
+            is_kept = argument not in arguments or argument in kwargs or before[key] is after.get(key)
+        if not is_kept:
             was, is_ = _shown(before, key), _shown(after, key)
             raise RoundTripFailed(
                 f"{name}.{key} does not survive the round trip: {was} becomes {is_}; does serialize() leave it out?"

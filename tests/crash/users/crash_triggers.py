@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Sequence
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from headgate.brokers import filelog_storage as storage
 from headgate.brokers.filelog import FileLogPosition, FileLogProducer, FileLogTrigger
 from headgate.brokers.filelog_partition import Partition
 from headgate.testing.history import Advanced, AdvancedItem, HandedOut, Record, encode
+from headgate.triggers.base import TriggerEvent
 from headgate.triggers.shared_stream import AdvanceItem
+
+FAILS_ONE_IN = 50  # lines: enough that kills meet streams that rewind, and few enough that events flow
+
+
+class FilterFailed(Exception):
+    """What the trigger raises now and then."""
 
 
 def event_of(position: FileLogPosition) -> str:
@@ -53,11 +61,30 @@ class JournallingProducer(FileLogProducer):
 
 
 class CrashTrigger(FileLogTrigger):
-    """Fires every line of the log."""
+    """Fires every line of the log; of some, the first subscriber that gets them fails instead.
+
+    That the producer rewinds is what keeps such a line: a commit of a later one must not pass it.
+    """
 
     def __init__(self, *, journal: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.journal = journal
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
+        async for line in shared_stream:
+            if self._is_to_fail(line["id"]):
+                raise FilterFailed(line["id"])
+            yield TriggerEvent(line)
+
+    def _is_to_fail(self, event: str) -> bool:
+        if zlib.crc32(event.encode()) % FAILS_ONE_IN:
+            return False
+        try:
+            # A file survives whoever fails, so that it is one failure a line, whatever is killed.
+            open(os.path.join(self.journal, f"{event}.failed"), "x").close()
+        except FileExistsError:
+            return False
+        return True
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         classpath, kwargs = super().serialize()
