@@ -72,8 +72,24 @@ async def test_who_goes_on_pulling_has_the_time_anew_for_each_event(autojump_clo
         await trio.sleep(8.0)
         with pytest.raises(PollTerminated):
             await anext(subscription)
+        await trio.sleep(8.0)  # it may clean up
+        await streams.unsubscribe(1, "k")
         await trio.sleep(100.0)
         assert [name for _, name in failures] == ["PollTerminated"]
+
+
+async def test_who_has_heard_of_the_end_and_pulls_again_for_ever_is_failed(autojump_clock: MockClock) -> None:
+    broker = Dying()
+    async with SharedStreamManager(ack_timeout=10) as streams:
+        subscription, failures = await at_work(streams, broker, "a")
+        broker.fail()
+        for _ in range(9):
+            with pytest.raises(PollTerminated):
+                await anext(subscription)
+            await trio.sleep(1.0)
+        assert [name for _, name in failures] == ["PollTerminated"]
+        await trio.sleep(2.1)
+        assert [name for _, name in failures] == ["PollTerminated", "AckTimeout"]
 
 
 async def test_who_has_left_is_not_failed(autojump_clock: MockClock) -> None:
@@ -100,20 +116,23 @@ async def test_who_waits_for_the_store_is_not_to_blame(autojump_clock: MockClock
         assert [name for _, name in failures] == ["PollTerminated", "AckTimeout"]
 
 
+class Fast(BaseEventTrigger):
+    """A trigger of the fast path, whose stream fails after two events."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.Fast", {}
+
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        raise NotImplementedError
+
+    @classmethod
+    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[str]:
+        yield "a"
+        yield "b"
+        raise ConnectionError("the feed is gone")
+
+
 async def test_on_the_fast_path_a_filter_may_take_its_time(autojump_clock: MockClock) -> None:
-    class Fast(BaseEventTrigger):
-        def serialize(self) -> tuple[str, dict[str, Any]]:
-            return "tests.Fast", {}
-
-        def run(self) -> AsyncIterator[TriggerEvent]:
-            raise NotImplementedError
-
-        @classmethod
-        async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[str]:
-            yield "a"
-            yield "b"
-            raise ConnectionError("the feed is gone")
-
     async with SharedStreamManager(ack_timeout=10) as streams:
         subscription = streams.subscribe(trigger_id=1, trigger=Fast(), key="k")
         failures: list[str] = []
@@ -122,3 +141,25 @@ async def test_on_the_fast_path_a_filter_may_take_its_time(autojump_clock: MockC
         await trio.sleep(100.0)
         assert failures == ["PollTerminated"]
         assert await anext(subscription) == "b"
+
+
+async def test_on_the_fast_path_a_filter_is_failed_while_the_next_stream_waits_for_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with SharedStreamManager(ack_timeout=10, rejoin_wait=60) as streams:
+        subscription = streams.subscribe(trigger_id=1, trigger=Fast(), key="k")
+        failures: list[str] = []
+        subscription.on_failed = lambda error: failures.append(type(error).__name__)
+        assert await anext(subscription) == "a"
+        await trio.sleep(100.0)
+        streams.keep_seat(trigger_id=1, key="k")
+        other = streams.subscribe(trigger_id=2, trigger=Fast(), key="k")
+        with trio.move_on_after(5.0):
+            await anext(other)
+        assert failures == ["PollTerminated"]
+        assert streams.statistics().queued_events == 0
+        with trio.move_on_after(6.0):
+            await anext(other)
+        assert failures == ["PollTerminated", "AckTimeout"]
+        streams.give_up_seat(1)  # it has ended, and will not come back
+        assert await anext(other) == "a"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import pytest
 from tests.supervisor.tasks_harness import WAIT, S, Tasks
 from tests.supervisor.test_store_leases import QUEUES
 
 from headgate.protocol.dags import TaskSpec
+from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
+from headgate.supervisor import leases as leases_module
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.leases import FAIR_WAIT_S, Identity, Leases, LeaseTimes
 
@@ -74,6 +78,54 @@ def test_what_others_leave_is_claimed_after_a_moment(store: Store) -> None:
     assert idle.look(5.5) == 5
     assert busy.look(5.5) == 1
     assert idle.run(5.5 + FAIR_WAIT_S + 0.1) == 3
+
+
+def test_nothing_starts_while_others_are_left_some_of_what_belongs_together(store: Store) -> None:
+    """What a neighbour that is leaving had may be the other half of a stream."""
+    supervisor, neighbour = Supervisor(store, 1), Supervisor(store, 2)
+    for now in (0.0, 5.0):
+        supervisor.run(now)
+        neighbour.run(now)
+    add(store, 4)
+    assert supervisor.look(5.5) == 2
+    assert supervisor.leases.is_claiming
+    assert supervisor.run(5.5 + FAIR_WAIT_S + 0.1) == 2
+    assert not supervisor.leases.is_claiming
+
+
+def test_one_trigger_alone_is_waited_for_by_nobody(store: Store) -> None:
+    supervisor, neighbour = Supervisor(store, 1), Supervisor(store, 2)
+    for now in (0.0, 5.0):
+        supervisor.run(now)
+        neighbour.run(now)
+    add(store, 1)
+    assert supervisor.look(5.5) == 1
+    assert not supervisor.leases.is_claiming
+
+
+def test_nothing_starts_while_nobody_knows_whether_the_claim_was_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_module, "CLAIM_TRIGGERS_MAX", 3)
+    add(store, 4)
+    supervisor = Supervisor(store, 1)
+    claim_triggers = store.claim_triggers
+
+    def claim_whose_answer_is_lost(*args: Any, **kwargs: Any) -> NoReturn:
+        claim_triggers(*args, **kwargs)
+        raise DatabaseAway("postgresql", "the answer is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "claim_triggers", claim_whose_answer_is_lost)
+        assert supervisor.run(0.0) == 0
+    now = 0.0
+    while not supervisor.owned:
+        now = max(now, supervisor.leases.wake_at())
+        supervisor.owned += [trigger.id for trigger in supervisor.leases.step(now, owned=0, claiming=True).claimed]
+    assert len(supervisor.owned) == 3
+    assert supervisor.leases.is_claiming, "the fourth may share a stream with them"
+    assert supervisor.run(now) == 1
+    assert not supervisor.leases.is_claiming
 
 
 def test_who_serves_other_queues_has_no_share(store: Store) -> None:

@@ -16,6 +16,7 @@ from headgate.protocol.messages import (
     RunnerSettings,
     StateChanges,
     StateSync,
+    TriggerSpec,
     Welcome,
 )
 from headgate.protocol.session import Role
@@ -83,5 +84,22 @@ def test_a_message_longer_than_the_socket_takes_is_sent_bit_by_bit(peer: Peer) -
 
 def test_a_runner_that_reads_nothing_is_a_broken_peer(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 100_000)
+    longest = StateSync(1, persisted=tuple(range(10**9, 10**9 + 200_000)))
+    peer.link.send(longest)
     with pytest.raises(RemoteProtocolError, match="reads nothing"):
-        peer.link.send(StateSync(1, persisted=tuple(range(10**9, 10**9 + 200_000))))
+        peer.link.send(longest)
+
+
+def test_one_message_may_be_longer_than_what_may_pile_up(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 100_000)
+    handed_over = StateSync(to_create=tuple(TriggerSpec(n, "run", "t", "a.T", bytes(900_000)) for n in range(30)))
+    peer.link.send(handed_over)  # in many frames, which a runner that is busy with the first of them has not read
+    peer.link.send(StateSync(1, persisted=(1,)))
+    created: list[TriggerSpec] = []
+    while len(created) < 30:
+        peer.connection.receive_data(peer.socket.recv(1024 * 1024))
+        while (message := peer.connection.next_message()) is not None:
+            assert isinstance(message, StateSync)
+            created += message.to_create
+        peer.link.flush()
+    assert tuple(created) == handed_over.to_create

@@ -29,6 +29,7 @@ from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages import (
     PROTOCOL_VERSION,
     CancelReason,
+    CancelTrigger,
     Drain,
     FinishedTrigger,
     FromRunner,
@@ -345,8 +346,16 @@ class SupervisorCore:
             self._out.append(Send(msgspec.structs.replace(stored.answer, lease_s=self.leases.lasts_s(now))))
         for finished in stored.finished:
             self._end_run(finished, stored, now)
+        self._give_up_seats(stored)
         if stored.moved_tasks and self._tasks is not None:
             self._tasks.notice()
+
+    def _give_up_seats(self, stored: Stored) -> None:
+        """Tell the runner who failed in a shared stream and will not be back, or the stream would wait for them."""
+        failed = [each.trigger_id for each in stored.finished if each.outcome == "failed"]
+        gone = tuple(CancelTrigger(number, "timeout") for number in failed if number in stored.over)
+        if gone and self._is_listening(stored):
+            self._out.append(Send(StateSync(to_cancel=gone)))
 
     def _is_listening(self, stored: Stored) -> bool:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""

@@ -146,7 +146,7 @@ class Leases:
 
     @property
     def is_claiming(self) -> bool:
-        """Whether the last claim took all it could: the next poll may find more, at once."""
+        """Whether the next poll may find more that belongs to what was claimed: nothing should start before it."""
         return self._is_claiming
 
     def lasts_s(self, now: float) -> float:
@@ -240,14 +240,18 @@ class Leases:
                 log.warning("took over from supervisors that are gone", epochs=fenced)
         return bool(fenced)
 
-    def _share(self, now: float, room: int) -> int:
-        """Return how many triggers to claim: as many as there is room for, or, while others may want some, a share."""
+    def _share(self, now: float, room: int) -> tuple[int, bool]:
+        """Return how many triggers to claim, and whether that leaves some to others that there would be room for.
+
+        It is as many as there is room for, or, while others may want some, a share.
+        """
         if self._claimable_since is None:
             self._claimable_since = now
         if self._neighbours == 0 or now - self._claimable_since >= FAIR_WAIT_S:
-            return room
+            return room, False
         claimable = self._store.count_claimable(self._queues)
-        return min(room, max(1, math.ceil(claimable / (self._neighbours + 1))))
+        share = max(1, math.ceil(claimable / (self._neighbours + 1)))
+        return min(room, share), share < min(room, claimable)
 
     def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
         if self._claim_is_unknown:
@@ -255,14 +259,15 @@ class Leases:
             # owned by us and run by nobody.
             owned_triggers = self._store.claimed_triggers(epoch)
             self._claim_is_unknown = False
-            self._poll_at = self._notice_at = now  # the claim may not have been all, and removals were not asked for
+            self._is_claiming = True  # it may not have been all
+            self._poll_at = self._notice_at = now  # and removals were not asked for
             return LeaseNews(owned_triggers, [], has_looked=True)
         poll = self._store.poll(epoch, self._queues)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
-        share = room
+        leaves_some = False
         claimed: list[ClaimedTrigger] = []
         if poll.claimable and claiming and room > 0:
-            share = self._share(now, room)
+            share, leaves_some = self._share(now, room)
             self._claim_is_unknown = True
             claimed = self._store.claim_triggers(epoch, limit=share, queues=self._queues)
             self._claim_is_unknown = False
@@ -271,9 +276,12 @@ class Leases:
             self._claimable_since = None
         self._wants_room = poll.claimable and len(claimed) >= room
         # A full claim means there may be more: look again at once, after the other duties.
-        self._is_claiming = len(claimed) == CLAIM_TRIGGERS_MAX
-        self._poll_at = now if self._is_claiming else now + self._times.poll_interval_s
-        if share < room:
+        is_full = len(claimed) == CLAIM_TRIGGERS_MAX
+        self._poll_at = now if is_full else now + self._times.poll_interval_s
+        if leaves_some:
             self._poll_at = min(self._poll_at, now + FAIR_WAIT_S)  # for what the others leave
+        # What they leave may share a stream with what we have. The trigger of a task is in a stream of its own, or
+        # misses nothing: it waits for nobody.
+        self._is_claiming = is_full or (leaves_some and any(trigger.task is None for trigger in claimed))
         self._notice_at = min(self._notice_at, self._poll_at)
         return LeaseNews(claimed, poll.removed, poll.ended, has_looked=True)

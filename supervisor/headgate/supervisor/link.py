@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from headgate.protocol import marks
@@ -16,7 +16,8 @@ from headgate.protocol.work import FromWorker, ToWorker
 from headgate.protocol.workconnection import WorkConnection
 
 READ_BYTES_MAX = 1024 * 1024  # read in one go; the rest of a flood waits for the next turn of the loop
-UNSENT_BYTES_MAX = 256 * 1024 * 1024  # a child that lets so much pile up does not read, and is replaced
+# A child that lets so much pile up besides the longest message that waits does not read, and is replaced.
+UNSENT_BYTES_MAX = 256 * 1024 * 1024
 
 Received = TypeVar("Received")
 Received_co = TypeVar("Received_co", covariant=True)
@@ -40,6 +41,7 @@ class FrameSocket(Generic[Received]):
         self._peer = peer
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
+        self._longest = 0  # bytes of the longest message that was queued since nothing waited
         self.is_ended = False
         self.error: RemoteProtocolError | None = None
 
@@ -77,15 +79,20 @@ class FrameSocket(Generic[Received]):
         return messages
 
     def queue(self, parts: Iterable[bytes]) -> None:
-        """Queue bytes, and write as much as the socket takes.
+        """Queue the bytes of one message, and write as much as the socket takes.
 
         Raises `RemoteProtocolError` when the child has broken the protocol by not reading any more.
         """
+        length = 0
         for part in parts:
             self._unsent.append(memoryview(part))
             self._unsent_bytes += len(part)
+            length += len(part)
             self.flush()
-        if self._unsent_bytes > UNSENT_BYTES_MAX:
+        # What is handed over at a start may be longer than the limit, and takes its time to be read and begun. What
+        # comes to lie besides it is what nobody reads.
+        self._longest = max(self._longest, length) if self._unsent else 0
+        if self._unsent_bytes - self._longest > UNSENT_BYTES_MAX:
             raise RemoteProtocolError(f"the {self._peer} reads nothing: {self._unsent_bytes:,} bytes wait for it")
 
     def flush(self) -> None:
@@ -134,12 +141,15 @@ class Link(FrameSocket[FromRunner]):
         """Queue a message and write as much as the socket takes."""
         if self.is_ended:
             return  # the runner is going; whoever reaps it decides what follows
+        self.queue(self._encoded(message))
+        marks.reach("supervisor.frame_sent")
+
+    def _encoded(self, message: FromSupervisor) -> Iterator[bytes]:
         pieces = split_sync(message, self._frame_bytes_max) if isinstance(message, StateSync) else [message]
         for piece in pieces:
             data = self._connection.send(piece)
             marks.reach("supervisor.frame_encoded")
-            self.queue(marks.in_halves("supervisor.frame_half_sent", data))
-        marks.reach("supervisor.frame_sent")
+            yield from marks.in_halves("supervisor.frame_half_sent", data)
 
 
 class WorkerLink(FrameSocket[FromWorker]):

@@ -89,12 +89,16 @@ class SharedStreamProducer(abc.ABC):
 
 
 class AckTimeout(Exception):
-    """The subscriber did not finish an event within the ack timeout: still on it, or not confirmed persisted."""
+    """The subscriber did not finish an event within the ack timeout: still on it, or not confirmed persisted.
 
-    def __init__(self, key: Hashable, ack_timeout_s: float) -> None:
-        super().__init__(
-            f"an event of shared stream {key!r} was not finished and confirmed persisted within {ack_timeout_s:g} s"
-        )
+    Or, ``after_end``, it did not come to its own end within that time after its stream's.
+    """
+
+    def __init__(self, key: Hashable, ack_timeout_s: float, *, after_end: bool = False) -> None:
+        problem = f"an event of shared stream {key!r} was not finished and confirmed persisted"
+        if after_end:
+            problem = f"the poll of shared stream {key!r} ended, and its subscriber did not"
+        super().__init__(f"{problem} within {ack_timeout_s:g} s")
         self.key = key
         self.ack_timeout_s = ack_timeout_s
 

@@ -244,8 +244,7 @@ class Group:
                 subscription.stop(failure)
             else:
                 subscription.terminate(failure)
-                if self._ledger is not None:  # what is queued is redelivered, should the subscriber be given up
-                    self._settings.farewells.add(subscription, self.key)
+                self._settings.farewells.add(subscription, self.key)
 
     def _fail(self, subscription: Subscription, failure: Exception) -> None:
         """Give up on one subscriber; the others do not notice, except that nothing waits for it any more."""

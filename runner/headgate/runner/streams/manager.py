@@ -51,7 +51,8 @@ class SharedStreamManager:
 
     ``max_subscriber_queue``: raw events a subscriber may have waiting. ``ack_timeout``: seconds by ``_now``
     from broadcast until a subscriber that has not finished an event is failed, and, once a stream has failed, from its
-    end or a later pull until one that has not come to that end is. ``cohort_grace_period``: seconds from the first
+    end or a later pull until one that has not come to that end is, or from then until one that does not leave.
+    ``cohort_grace_period``: seconds from the first
     subscriber until the poll begins, so that others can join before the first broadcast. ``rejoin_wait``: seconds a
     stream waits for a subscriber for which a seat is kept (`keep_seat`).
     ``overflow``: what a full queue does: ``"fail"`` its subscriber, or ``"pause"`` the poll for
@@ -86,7 +87,7 @@ class SharedStreamManager:
         self._progress = trio.lowlevel.ParkingLot()
         self._log = structlog.get_logger("headgate.streams") if log is None else log
         self._seats = Seats(rejoin_wait_s=rejoin_wait, now=_now, log=self._log)
-        self._farewells = Farewells(timeout_s=ack_timeout, now=_now)
+        self._farewells = Farewells(timeout_s=ack_timeout, now=_now, is_awaited=self._is_open)
         self._seqs = SeqTable(on_empty=self._progress.unpark_all)
         self._settings = GroupSettings(
             log=self._log,
@@ -275,6 +276,11 @@ class SharedStreamManager:
             with contextlib.suppress(Exception):
                 if (hold := group.hold()) is not None:
                     yield hold
+
+    def _is_open(self, key: Hashable) -> bool:
+        with contextlib.suppress(Exception):  # see `_holds`
+            return key in self._groups
+        return False
 
     def _evict(self, group: Group) -> None:
         if self._groups.get(group.key) is group:
