@@ -41,14 +41,20 @@ Patch = tuple[Any, str, Any]
 class Mutant:
     """One bug.
 
-    ``promise`` is what it breaks. It must be found within ``seeds`` of the random scenarios, or, where it is named, by
-    the scenario ``directed``.
+    ``promise`` is what it breaks, and ``found_as`` how the finding begins that says so: a pair that falls over, because
+    a patch no longer fits the code, would pass for any. It must be found within ``seeds`` of the random scenarios, or,
+    where it is named, by the scenario ``directed``.
     """
 
     promise: str
+    found_as: str
     patches: Callable[[], Sequence[Patch]]
     seeds: int = 0
     directed: str = ""
+
+    def findings_in(self, found: Iterable[str]) -> list[str]:
+        """Return those that say that this promise is broken."""
+        return [finding for finding in found if finding.startswith(self.found_as)]
 
     @contextmanager
     def applied(self) -> Generator[None]:
@@ -364,43 +370,71 @@ def _late_failure_postpones_a_start() -> Sequence[Patch]:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "advance-before-confirmation": Mutant("I1: acked means confirmed", _advance_before_confirmation, 20),
-    "confirm-before-commit": Mutant("I1: confirmed means committed", _confirm_before_commit, 20),
-    "database-error-counts-as-stored": Mutant("I1: an error is no commit", _database_error_counts_as_stored, 100),
+    "advance-before-confirmation": Mutant(
+        "I1: acked means confirmed", "advanced before stored", _advance_before_confirmation, 20
+    ),
+    "confirm-before-commit": Mutant(
+        "I1: confirmed means committed", "confirmed before stored", _confirm_before_commit, 20
+    ),
+    "database-error-counts-as-stored": Mutant(
+        "I1: an error is no commit", "confirmed before stored", _database_error_counts_as_stored, 100
+    ),
     "confirmations-kept-across-incarnations": Mutant(
         "I6: a confirmation reaches no later incarnation",
+        "confirmed to a stranger",
         _confirmations_kept_across_incarnations,
         directed="late answer",
     ),
-    "half-a-round-is-kept": Mutant("I6: half a round is not answered", _half_a_round_is_kept, directed="half a round"),
-    "dedup-dropped": Mutant("I2: one message, one row", _dedup_dropped, 50),
-    "commit-past-a-failed-offset": Mutant("I3: no commit passes a failure", _commit_past_a_failed_offset, 20),
-    "window-closed-too-late": Mutant("seed 000: asking for the next is moving past", _window_closed_too_late, 20),
-    "timeout-a-moment-late": Mutant("seed 000: at the ack timeout", _timeout_a_moment_late, directed="timeout"),
-    "overflow-leaves-entries-pending": Mutant(
-        "seed 000: overflow fails all", _overflow_leaves_entries_pending, directed="overflow"
+    "half-a-round-is-kept": Mutant(
+        "I6: half a round is not answered", "confirmed to a stranger", _half_a_round_is_kept, directed="half a round"
     ),
-    "eviction-after-an-await": Mutant("I5: no key of a dead poll", _eviction_after_an_await, directed="dying stream"),
-    "unsubscribe-bypasses-the-gate": Mutant("I1: leaving waits, too", _unsubscribe_bypasses_the_gate, 200),
-    "fencing-check-removed": Mutant("I10: a lost lease writes nothing", _fencing_check_removed, 300),
-    "lease-ignored": Mutant("I10: a lost lease advances nothing", _lease_ignored, directed="cut off"),
+    "dedup-dropped": Mutant("I2: one message, one row", "stored twice", _dedup_dropped, 50),
+    "commit-past-a-failed-offset": Mutant(
+        "I3: no commit passes a failure", "commit past a failed message", _commit_past_a_failed_offset, 20
+    ),
+    "window-closed-too-late": Mutant(
+        "seed 000: asking for the next is moving past", "stuck", _window_closed_too_late, 20
+    ),
+    "timeout-a-moment-late": Mutant(
+        "seed 000: at the ack timeout", "timed out late", _timeout_a_moment_late, directed="timeout"
+    ),
+    "overflow-leaves-entries-pending": Mutant(
+        "seed 000: overflow fails all", "stuck", _overflow_leaves_entries_pending, directed="overflow"
+    ),
+    "eviction-after-an-await": Mutant(
+        "I5: no key of a dead poll", "failed without a cause", _eviction_after_an_await, directed="dying stream"
+    ),
+    "unsubscribe-bypasses-the-gate": Mutant(
+        "I1: leaving waits, too", "advanced before stored", _unsubscribe_bypasses_the_gate, 200
+    ),
+    "fencing-check-removed": Mutant(
+        "I10: a lost lease writes nothing", "written without a lease", _fencing_check_removed, 300
+    ),
+    "lease-ignored": Mutant(
+        "I10: a lost lease advances nothing", "advanced without a lease", _lease_ignored, directed="cut off"
+    ),
     "no-timeout-after-the-end": Mutant(
-        "a filter that hangs hears of the end", _nobody_waits_for_farewells, directed="hung at the end"
+        "a filter that hangs hears of the end",
+        "the filter was cancelled",
+        _nobody_waits_for_farewells,
+        directed="hung at the end",
     ),
     "reject-waits-for-persistence": Mutant(
-        "seed 000: a reject resolves at once", _reject_waits_for_persistence, directed="reject"
+        "seed 000: a reject resolves at once", "rejected at", _reject_waits_for_persistence, directed="reject"
     ),
-    "lane-order-by-resolution": Mutant("I3: fan-out order", _lane_order_by_resolution, 50),
-    "second-aclose": Mutant("seed 000: aclose once", _second_aclose, 50),
-    "events-dropped-on-bisect": Mutant("I9: one bad event alone", _events_dropped_on_bisect, 200),
-    "cut-short-counts-as-done": Mutant("I13: cut short is not done", _cut_short_counts_as_done, 50),
-    "no-seat-is-kept": Mutant("a failure costs no event", _no_seat_is_kept, 100),
+    "lane-order-by-resolution": Mutant("I3: fan-out order", "out of lane order", _lane_order_by_resolution, 50),
+    "second-aclose": Mutant("seed 000: aclose once", "closed twice", _second_aclose, 50),
+    "events-dropped-on-bisect": Mutant(
+        "I9: one bad event alone", "confirmed before stored", _events_dropped_on_bisect, 200
+    ),
+    "cut-short-counts-as-done": Mutant("I13: cut short is not done", "lost", _cut_short_counts_as_done, 50),
+    "no-seat-is-kept": Mutant("a failure costs no event", "lost", _no_seat_is_kept, 100),
     "drained-triggers-are-forgotten": Mutant(
-        "a recycled runner costs no trigger", _drained_triggers_are_forgotten, 400
+        "a recycled runner costs no trigger", "stuck", _drained_triggers_are_forgotten, 400
     ),
-    "signing-off-ends-the-triggers": Mutant("a drain costs no trigger", _signing_off_ends_the_triggers, 50),
+    "signing-off-ends-the-triggers": Mutant("a drain costs no trigger", "stuck", _signing_off_ends_the_triggers, 50),
     "late-failure-postpones-a-start": Mutant(
-        "triggers of a stream begin together", _late_failure_postpones_a_start, directed="late failure"
+        "triggers of a stream begin together", "lost", _late_failure_postpones_a_start, directed="late failure"
     ),
 }
 
@@ -408,24 +442,16 @@ assert all(mutant.seeds or mutant.directed in DIRECTED for mutant in MUTANTS.val
 
 
 def find(mutant: Mutant, name: FamilyName = "pair") -> tuple[int, str] | None:
-    """Break the pair and look: after how many seeds it was found, and by what; None where it survives.
-
-    A pair that falls over (``broke``) has not been seen to break the promise: a patch that no longer fits the code
-    would pass for a bug that was found.
-    """
+    """Break the pair and look: after how many seeds it was found, and by what; None where it survives."""
     from tests.simulation import judging
 
     of = family(name)
     with mutant.applied():
         if mutant.directed:
-            found = _promises_broken(of.directed[mutant.directed]())
+            found = mutant.findings_in(of.directed[mutant.directed]())
             return (1, found[0]) if found else None
         for seed in range(mutant.seeds):
-            found = _promises_broken(str(finding) for finding in judging.judge(of.draw(seed)))
+            found = mutant.findings_in(map(str, judging.judge(of.draw(seed))))
             if found:
                 return seed + 1, found[0]
     return None
-
-
-def _promises_broken(found: Iterable[str]) -> list[str]:
-    return [finding for finding in found if not finding.startswith("broke:")]

@@ -282,40 +282,65 @@ def _tries_without_end() -> Sequence[Patch]:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "guard-by-token-dropped": Mutant("a late answer changes nothing", _guard_by_token_dropped, directed="redo"),
-    "one-token-a-task": Mutant("each dispatch has a token of its own", _one_token_a_task, 300),
+    "guard-by-token-dropped": Mutant(
+        "a late answer changes nothing", "a late answer counted", _guard_by_token_dropped, directed="redo"
+    ),
+    "one-token-a-task": Mutant("each dispatch has a token of its own", "a step of nobody's", _one_token_a_task, 300),
     "guard-by-old-state-dropped": Mutant(
-        "what a user has ended stays ended", _guard_by_old_state_dropped, directed="clear"
+        "what a user has ended stays ended", "no such transition", _guard_by_old_state_dropped, directed="clear"
     ),
     "resumed-without-clearing-the-trigger": Mutant(
-        "I8: resumed is no longer waiting", _resumed_without_clearing_the_trigger, 20
+        "I8: resumed is no longer waiting", "an event was buried", _resumed_without_clearing_the_trigger, 20
     ),
     "trigger-not-finished-by-its-event": Mutant(
-        "the trigger's row goes with its task", _trigger_not_finished_by_its_event, 20
+        "the trigger's row goes with its task", "a trigger left open", _trigger_not_finished_by_its_event, 20
     ),
-    "trigger-not-removed-on-clear": Mutant("a clear ends the trigger", _trigger_not_removed_on_clear, 200),
-    "a-failed-trigger-resumes-nobody": Mutant("I8: nothing waits for ever", _a_failed_trigger_resumes_nobody, 50),
-    "timeouts-by-another-clock": Mutant("timeouts by the database's clock", _timeouts_by_another_clock, 50),
-    "any-event-resumes": Mutant("resumed by the first event", _any_event_resumes, directed="events"),
-    "lost-workers-are-ignored": Mutant("a worker's death fails its try", _lost_workers_are_ignored, 20),
-    "nobody-adopts": Mutant("a supervisor's death fails its tries", _nobody_adopts, 100),
+    "trigger-not-removed-on-clear": Mutant(
+        "a clear ends the trigger", "a trigger left open", _trigger_not_removed_on_clear, 200
+    ),
+    "a-failed-trigger-resumes-nobody": Mutant(
+        "I8: nothing waits for ever", "never resumed", _a_failed_trigger_resumes_nobody, 50
+    ),
+    "timeouts-by-another-clock": Mutant("timeouts by the database's clock", "late", _timeouts_by_another_clock, 50),
+    "any-event-resumes": Mutant(
+        "resumed by the first event", "resumed by another's event", _any_event_resumes, directed="events"
+    ),
+    "lost-workers-are-ignored": Mutant("a worker's death fails its try", "stuck", _lost_workers_are_ignored, 20),
+    "nobody-adopts": Mutant("a supervisor's death fails its tries", "stuck", _nobody_adopts, 100),
     "dispatch-in-doubt-is-forgotten": Mutant(
-        "a lost answer of a dispatch loses no task", _dispatch_in_doubt_is_forgotten, directed="dispatch in doubt"
+        "a lost answer of a dispatch loses no task",
+        "stuck",
+        _dispatch_in_doubt_is_forgotten,
+        directed="dispatch in doubt",
     ),
     "outcome-dropped-when-the-database-is-away": Mutant(
-        "an outcome waits for the database", _outcome_dropped_when_the_database_is_away, directed="outcome"
+        "an outcome waits for the database", "stuck", _outcome_dropped_when_the_database_is_away, directed="outcome"
     ),
-    "outcome-stored-without-xcoms": Mutant("an outcome and its XComs are one", _outcome_stored_without_xcoms, 20),
-    "xcoms-kept-over-tries": Mutant("a new try forgets the last one's XComs", _xcoms_kept_over_tries, 100),
-    "dispatch-forgets-pools": Mutant("no pool is overcommitted", _dispatch_forgets_pools, 50),
-    "ended-by-a-trigger-marks-no-run": Mutant("an end is noticed by the run", _ended_by_a_trigger_marks_no_run, 100),
-    "mark-cleared-before-the-read": Mutant("no end is overlooked", _mark_cleared_before_the_read, directed="look"),
-    "runs-end-over-what-waits": Mutant("no run ends over an unfinished task", _runs_end_over_what_waits, 50),
-    "clear-does-not-reopen-the-run": Mutant("a clear has the run go on", _clear_does_not_reopen_the_run, 200),
-    "skipped-counts-as-success": Mutant("trigger rules", _skipped_counts_as_success, 100),
-    "decided-too-early": Mutant("a rule waits until no end could change it", _decided_too_early, 20),
-    "paused-dags-begin": Mutant("nothing begins in a paused DAG", _paused_dags_begin, directed="pause"),
-    "tries-without-end": Mutant("no more tries than allowed", _tries_without_end, 50),
+    "outcome-stored-without-xcoms": Mutant(
+        "an outcome and its XComs are one", "lost XComs", _outcome_stored_without_xcoms, 20
+    ),
+    "xcoms-kept-over-tries": Mutant(
+        "a new try forgets the last one's XComs", "lost XComs", _xcoms_kept_over_tries, 100
+    ),
+    "dispatch-forgets-pools": Mutant("no pool is overcommitted", "pool overcommitted", _dispatch_forgets_pools, 50),
+    "ended-by-a-trigger-marks-no-run": Mutant(
+        "an end is noticed by the run", "stuck", _ended_by_a_trigger_marks_no_run, 100
+    ),
+    "mark-cleared-before-the-read": Mutant(
+        "no end is overlooked", "stuck", _mark_cleared_before_the_read, directed="look"
+    ),
+    "runs-end-over-what-waits": Mutant(
+        "no run ends over an unfinished task", "a run ended over an unfinished task", _runs_end_over_what_waits, 50
+    ),
+    "clear-does-not-reopen-the-run": Mutant("a clear has the run go on", "stuck", _clear_does_not_reopen_the_run, 200),
+    "skipped-counts-as-success": Mutant("trigger rules", "wrong by its rule", _skipped_counts_as_success, 100),
+    "decided-too-early": Mutant(
+        "a rule waits until no end could change it", "wrong by its rule", _decided_too_early, 20
+    ),
+    "paused-dags-begin": Mutant(
+        "nothing begins in a paused DAG", "began while paused", _paused_dags_begin, directed="pause"
+    ),
+    "tries-without-end": Mutant("no more tries than allowed", "not what the step came to", _tries_without_end, 50),
 }
 
 assert all(mutant.seeds or mutant.directed in DIRECTED for mutant in MUTANTS.values())
