@@ -7,7 +7,7 @@ are now durable (I1): `Intake.step` is the one place where they are named.
 
 Rows that the database refuses are halved until the single bad event is found. That one goes to the dead
 letters, all the others are stored (I9). A database that is away is asked again, after a wait; until then
-nothing is confirmed and nothing is forgotten.
+nothing is confirmed and nothing is forgotten. Where it took long to fail, it is asked for less.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ ROUNDS_WAITING_MAX = 16
 
 SLICE_S = 0.15  # what storing a slice should take: heartbeats, claims and requests wait for it
 SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
-SLICE_EVENTS_MIN = 50  # however slow it is: a commit for each event would be slower still
+SLICE_EVENTS_MIN = 50  # however slowly they are stored: a commit for each event would be slower still
 SLICES_LEARNT = 8  # the newest, by which the next one is measured
+# An attempt that failed sooner met a database that is down or locked: connecting, or waiting for a lock, is given up
+# after 5 s. One that failed later may have been too long for a statement, for the server's patience between two, or
+# for a thin link, which all have at least 10 s. Fewer events may then do what so many never will.
+FAILED_LATE_S = 8.0
 
 # Whether it is away, or there and unusable (a permission, a disk, a migration under way): nobody is helped by
 # giving up, for what is not stored is not confirmed. It is asked again until somebody has mended it.
@@ -137,6 +141,9 @@ class SliceSize:
     commits: then a slice may take twice the commit's time. Which of the two it is, the last few slices tell: a line
     through their sizes and times. The number at most doubles or halves from one slice to the next, since one
     measurement says little.
+
+    A slice that failed late is halved, down to one event, so that one is stored if it can be at all. Nothing else
+    leads to fewer than `SLICE_EVENTS_MIN`.
     """
 
     def __init__(self, events_max: int) -> None:
@@ -150,8 +157,27 @@ class SliceSize:
         if events * 4 < self.events:
             return
         self._samples.append((events, took_s))
+        if self.events < SLICE_EVENTS_MIN:
+            # Twice as many may take twice as long, and fail again. Where that is to be feared, it is tried now and
+            # then all the same: it may be the commit alone that takes so long.
+            is_tried = took_s <= FAILED_LATE_S / 2 or len(self._samples) == SLICES_LEARNT
+            if is_tried and events == self.events:
+                self.events = min(self.events * 2, SLICE_EVENTS_MIN, self._events_max)
+            return
         fitting = max(self.events // 2, min(self._fitting(), self.events * 2))
         self.events = min(max(fitting, SLICE_EVENTS_MIN), self._events_max)
+
+    def note_failure(self, events: int, took_s: float) -> None:
+        """Learn from a slice that the database did not store. What those before it taught holds no more.
+
+        The database may have gone away in the middle, and the size be blameless. That costs little: once it is back,
+        the number doubles with each slice.
+        """
+        if took_s < FAILED_LATE_S:
+            return
+        self.events = min(self.events, max(1, events // 2))
+        self._samples.clear()
+        self._commit_s = 0.0
 
     def _fitting(self) -> int:
         sizes = [size for size, _ in self._samples]
@@ -241,9 +267,9 @@ class Intake:
         failure_counts: dict[int, int] = {}
         over: frozenset[int] = frozenset()
         moved_tasks = False
+        begun_at = self._clock()
         try:
             if len(piece):
-                begun_at = self._clock()
                 stored = self._store.store_slice(
                     epoch, events=piece.events, refused=piece.refused, finished=piece.finished
                 )
@@ -258,6 +284,7 @@ class Intake:
             if not self._split_or_bury(epoch, piece, tally, exc, now):
                 return None
         except DATABASE_UNUSABLE as exc:
+            self._slice_size.note_failure(len(piece), self._clock() - begun_at)
             self._wait_for_database(exc, now)
             return None
         self._backoff.succeed()
