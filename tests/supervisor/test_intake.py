@@ -195,12 +195,66 @@ def test_only_the_bad_events_are_buried_and_all_others_are_stored(bad: set[int],
 def test_a_bad_event_is_not_given_up_while_the_database_is_away(store: ScriptedStore) -> None:
     intake = intake_of(store)
     intake.add(1, StateChanges(1, (event(0, b"bad"),)))
-    store.failures = [RowsRefused("bad"), DatabaseAway("db", "no answer")]
+    store.failures = [RowsRefused("bad"), RowsRefused("bad"), DatabaseAway("db", "no answer")]
+    assert intake.step(EPOCH, 0.0) is None
     assert intake.step(EPOCH, 0.0) is None
     assert not intake.is_empty
     (answer,) = run_dry(intake, now=100.0)
     assert store.buried == [0]
     assert answer.refused[0].payload_kept
+
+
+@pytest.mark.parametrize("company", [0, 1, 5])
+def test_an_event_that_is_refused_once_is_stored_and_not_buried(store: ScriptedStore, company: int) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, tuple(event(index) for index in range(1 + company))))
+    store.failures = [RowsRefused("what it refers to has just been deleted")]
+    assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 101 + company)))]
+    assert store.buried == []
+    assert store.stored == list(range(1 + company))
+
+
+def test_an_event_refused_once_by_itself_for_another_reason_than_before_is_not_buried(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0), event(1, b"bad"))))
+    store.failures = [RowsRefused("the second is bad"), RowsRefused("what the first refers to has just been deleted")]
+    (answer,) = run_dry(intake)
+    assert (store.stored, store.buried) == ([0], [1])
+    assert answer.persisted == (100,)
+
+
+def test_a_bad_event_is_tried_twice_by_itself_and_then_never_again(store: ScriptedStore) -> None:
+    intake = intake_of(store)
+    intake.add(1, StateChanges(1, (event(0, b"bad"), event(1, b"bad"))))
+    store.failures = [
+        RowsRefused("both"),
+        RowsRefused("the first"),
+        DatabaseAway("db", "no answer"),  # in between, which is no refusal and no reason to begin again
+    ]
+    steps = 0
+    now = 0.0
+    while not intake.is_empty:
+        now = max(now, intake.wake_at() or 0.0)
+        intake.step(EPOCH, now)
+        steps += 1
+    assert store.buried == [0, 1]
+    assert steps == 6, "together, twice and once away, twice"
+
+
+def test_a_report_that_is_refused_once_is_recorded_and_one_that_is_refused_again_holds_up_nothing(
+    store: ScriptedStore,
+) -> None:
+    intake = intake_of(store)
+    first, second = (FinishedTrigger(number, "run", "returned", 1) for number in (1, 2))
+    intake.add(1, StateChanges(1, finished=(first,)))
+    intake.add(1, StateChanges(2, finished=(second,)))
+    store.failures = [RowsRefused("for the moment")]
+    assert run_dry(intake) == [StateSync(1), StateSync(2)]
+    assert store.finished == [first, second]
+    intake.add(1, StateChanges(3, finished=(first,)))
+    store.failures = [RowsRefused("for good")] * 2
+    assert run_dry(intake) == [StateSync(3)]
+    assert (store.finished, store.failures) == ([first, second], [])
 
 
 def test_an_event_the_runner_refused_is_recorded_and_reported_as_not_kept(store: ScriptedStore) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from tests.supervisor.tasks_harness import QUEUES, WAIT, S, Tasks, event_of
+from tests.supervisor.test_store_leases import WAITED_MAX_S, register, wait_until_blocked
 
 from headgate.protocol.dags import AssetSchedule, DagSpec, TaskSpec
-from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent
+from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
 from headgate.protocol.values import encode_value
+from headgate.store import cleaning
 from headgate.store.cleaning import KINDS, Kind
+from headgate.store.engine import open_engine
 from headgate.store.store import Store
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.intake import Intake
 
 OpenStore = Callable[..., Store]
 Query = Callable[..., list[dict[str, Any]]]
@@ -338,6 +345,36 @@ def test_a_task_that_is_cleared_while_its_run_is_deleted_is_no_more(
 
     assert clean(old, 30) == {}
     assert tasks.state is S.NONE
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored_and_not_buried(
+    old: Store, clock: Clock, open_store: OpenStore, database_url: str
+) -> None:
+    """It is to wait for the DAG, whose row is gone once the clean has committed: it is refused, for the moment."""
+    other = open_store(clock=clock)
+    react = DagSpec("react", AssetSchedule(("orders",), "each"), tasks=(TaskSpec("x", "Op"),))
+    epoch = register(other)
+    other.tasks.save_file(epoch, "react.py", [react])
+    other.tasks.save_file(epoch, "react.py", [])
+    clock.pass_days(40)
+    trigger = claim_watcher(other, epoch, asset="orders")
+    intake = Intake(other, slice_events_max=500, backoff=Backoff(1.0, 8.0))
+    intake.add(1, StateChanges(1, (msgspec.structs.replace(fired(trigger, 0), seq=7),)))
+
+    with ThreadPoolExecutor(1) as pool:
+        with old._writing() as connection:
+            deleted = cleaning.clean(connection, "dags", clock.now - timedelta(days=30), after_id=0, rows_max=100)
+            assert deleted.rows["dag"] == 1
+            refused = pool.submit(intake.step, epoch, 0.0)
+            wait_until_blocked(open_engine(database_url))
+        assert refused.result(WAITED_MAX_S) is None
+    stored = intake.step(epoch, 0.0)
+
+    assert stored is not None
+    assert stored.answer == StateSync(1, persisted=(7,))
+    assert [row.trigger_id for row in other.list_events()] == [trigger]
+    assert other.list_dead_letters() == []
 
 
 def test_a_deferred_task_is_resumed_in_the_middle_of_a_clean(

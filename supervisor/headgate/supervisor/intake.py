@@ -5,9 +5,9 @@ rest of the supervisor's duties between them; how long is too long the intake le
 (`SliceSize`). Only when the last of them is committed is the round answered, and the answer names the seqs that
 are now durable (I1): `Intake.step` is the one place where they are named.
 
-Rows that the database refuses are halved until the single bad event is found. That one goes to the dead
-letters, all the others are stored (I9). A database that is away is asked again, after a wait; until then
-nothing is confirmed and nothing is forgotten. Where it took long to fail, it is asked for less.
+Rows that the database refuses are halved until the single bad event is found. When it has been refused twice by
+itself it goes to the dead letters, all the others are stored (I9). A database that is away is asked again, after a
+wait; until then nothing is confirmed and nothing is forgotten. Where it took long to fail, it is asked for less.
 """
 
 from __future__ import annotations
@@ -215,6 +215,8 @@ class Intake:
         self._backoff = backoff
         self._waiting: deque[Slice] = deque()
         self._retry_at = 0.0
+        # The first of those that wait, when it is a single element and was refused by itself: `_split_or_bury`.
+        self._refused_alone: Slice | None = None
         # What the answers of the rounds being stored will say, by incarnation and round. A round whose runner
         # died before its last frame is never answered, and nothing of it may get into another's (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
@@ -248,6 +250,7 @@ class Intake:
         """
         rounds = [piece.round for piece in self._waiting if piece.incarnation == incarnation and piece.ends_round]
         self._waiting.clear()
+        self._refused_alone = None
         self._tallies.clear()
         return rounds
 
@@ -289,6 +292,7 @@ class Intake:
             return None
         self._backoff.succeed()
         self._waiting.popleft()
+        self._refused_alone = None
         return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over, moved_tasks)
 
     def _take_slice(self) -> Slice:
@@ -315,9 +319,17 @@ class Intake:
         return StateSync(round=piece.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
 
     def _split_or_bury(self, epoch: int, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
-        """Halve a refused slice, or bury its single element. True when the element has been dealt with."""
+        """Halve a refused slice, or bury its single element. True when the element has been dealt with.
+
+        A refusal may be of the moment: what the rows refer to is deleted while they are being stored, and the check of
+        the foreign key waits for that, then fails. Whoever looks again sees that it is gone, and refers to it no more.
+        So an element is given up when it is refused in a second transaction of its own, and no later (I11).
+        """
         if len(piece) > 1:
             self._cut_first(len(piece) // 2)
+            return False
+        if piece is not self._refused_alone:
+            self._refused_alone = piece
             return False
         if not piece.events:
             # A report about an event or a run, not an event: what it reports stands in the log instead.
