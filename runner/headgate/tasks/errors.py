@@ -18,7 +18,7 @@ class TaskDeferred(BaseException):
     """Raised to give up the worker until ``trigger`` fires; `BaseOperator.defer` raises it, and so may anybody.
 
     The task goes on in ``method_name(context, event=..., **kwargs)`` of a new instance of its operator. It fails if
-    that has not begun ``timeout`` after the deferral was stored.
+    the trigger has not fired ``timeout`` after the deferral was stored.
 
     It is no `Exception`: a deferral is no error, and an ``except Exception`` between the author's code and headgate
     must not take it for one. It may be raised from any depth.
@@ -63,7 +63,10 @@ class SensorTimeout(TaskFailed):
 
 
 class TaskDeferralError(Exception):
-    """The trigger the task waited for has failed; ``trigger_traceback`` is where, as text."""
+    """The trigger the task waited for has failed, or ``execution_timeout`` was over while it waited.
+
+    ``trigger_traceback`` is where the trigger failed, as text.
+    """
 
     def __init__(self, error: str, trigger_traceback: str = "") -> None:
         super().__init__(error if not trigger_traceback else f"{error}\n{trigger_traceback}".rstrip())

@@ -162,7 +162,7 @@ class BaseTrigger(abc.ABC):
         return connection_of(name, await asking.ask_from_trigger(GetConnection(name)))
 
     async def cleanup(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
-        """Release what the trigger holds. Called on every exit, whatever its cause, within a time limit (I14)."""
+        """Release what the trigger holds. Called at every end but its process's death, within a time limit (I14)."""
 
     async def on_kill(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
         """Stop remote work. Called only when a user cancels the trigger, not on shutdown, timeout or a move (I14)."""

@@ -2,7 +2,7 @@
 
 A task reads them with `Variable.get` and `Connection.get`, a trigger with its own ``await self.get_variable(name)`` and
 ``await self.get_connection(name)``. Either way the supervisor looks, first in its environment, then in its database.
-What was read is replaced by ``***`` in everything the process logs afterwards.
+What was read is replaced by ``***`` in everything the process logs afterwards, if it has six characters or more.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ def run(
 ) -> None:
     """Run triggers until told to stop: a supervisor, and the runner it keeps alive.
 
-    SIGTERM or Ctrl-C drains (what was fired is stored first) and leaves with 0; a second one does not wait.
+    SIGTERM or Ctrl-C drains: what was fired is stored. A second one does not wait. It leaves with 0 when it has
+    drained, with 1 when that was cut short, with 3 when another supervisor has taken its lease.
     """
     with without_collections():
         settings = invocation(ctx).settings(capacity=capacity, queues=queues, capture=capture)

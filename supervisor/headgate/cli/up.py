@@ -23,8 +23,9 @@ def up(
 ) -> None:
     """Run everything until told to stop: the tables are brought up to date, DAG files parsed, tasks and triggers run.
 
-    SIGTERM or Ctrl-C drains (what runs may end, what was fired is stored) and leaves with 0; a second one does not
-    wait. Several of these share one PostgreSQL.
+    SIGTERM or Ctrl-C drains: what was fired is stored, and what runs may end within drain_s, after which it loses its
+    try. A second one does not wait. It leaves with 0 when it has drained, with 1 when that was cut short, with 3 when
+    another supervisor has taken its lease. Several of these share one PostgreSQL.
     """
     with without_collections():
         settings = invocation(ctx).settings(

@@ -181,7 +181,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slice_events_max: Annotated[
         _Count, _why("Events stored in one transaction at most; fewer, where they take longer than 0.15 s.")
     ] = 5000
-    drain_s: Annotated[_Seconds, _why("How long a supervisor asked to stop may take to store what was fired.")] = 30.0
+    drain_s: Annotated[
+        _Seconds,
+        _why("How long a supervisor asked to stop may take to store what was fired; running tasks may end meanwhile."),
+    ] = 30.0
     capture: Annotated[Path | None, _why("A folder to record every frame of the link in; none by default.")] = None
     capture_file_bytes_max: Annotated[
         _Bytes, _why("The size at which a file of the capture is followed by the next.")
