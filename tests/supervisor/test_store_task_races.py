@@ -21,6 +21,7 @@ from tests.supervisor.test_store_leases import WAITED_MAX_S, wait_until_blocked
 from headgate.protocol.dags import TaskState
 from headgate.store import deferral, leases, task_actions, task_ends, tasks
 from headgate.store.engine import open_engine
+from headgate.store.errors import LeaseLost
 from headgate.store.events import insert_events
 from headgate.store.store import Store
 
@@ -216,6 +217,29 @@ def test_two_that_dispatch_at_once_share_no_task_and_no_slot(race: Race) -> None
     assert (said.tasks, said.passed_over) == ([], ("default_pool",))
     assert race.two.tasks.dispatch(other, limit=10, queues=QUEUES).passed_over == ()
     assert race.row()["triggerer_id"] == race.epoch
+
+
+def test_a_dispatch_that_is_being_committed_is_waited_for_by_whoever_asks_what_it_gave(race: Race) -> None:
+    """Its link was cut, and the server is still at its COMMIT."""
+    race.one.tasks.decide(race.epoch, "scheduled", [race.a])
+    given: list[tasks.TaskToRun] = []
+
+    def dispatch(connection: Connection, now: datetime) -> object:
+        given.extend(
+            tasks.dispatch(
+                connection, now, race.one._secrets, race.epoch, limit=10, queues=QUEUES, straight_to_worker=True
+            ).tasks
+        )
+        return given
+
+    assert race.second_waits(dispatch, lambda: race.two.tasks.taken(race.epoch)) == given
+
+
+def test_what_a_fenced_supervisor_was_given_is_not_told_to_it(race: Race) -> None:
+    race.run_it()
+    assert race.two.fence_triggerers(race.register(), dead=[race.epoch]) == [race.epoch]
+    with pytest.raises(LeaseLost):
+        race.one.tasks.taken(race.epoch)
 
 
 def test_a_dispatch_passes_over_a_task_that_is_being_cleared(race: Race) -> None:

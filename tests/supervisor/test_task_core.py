@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from sqlalchemy import text
 from tests.conftest import OpenStore
 from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, event_of
 
@@ -19,9 +20,11 @@ from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepS
 from headgate.protocol.values import encode_value
 from headgate.protocol.work import Answer, Step, StepEnded
 from headgate.scheduling.names import TryName
+from headgate.store import leases
 from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused
 from headgate.store.store import Store
 from headgate.store.task_ends import Adopted
+from headgate.store.tasks import dispatch
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
 from headgate.supervisor.scheduler import SchedulerNews
@@ -324,6 +327,35 @@ def test_a_dispatch_whose_commit_nobody_heard_of_loses_no_task(scene: Scene) -> 
     scene.executor.finish(StepSucceeded())
     scene.step(100.0)
     assert scene.tasks.state is S.SUCCESS
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("act", [None, "clear"])
+def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
+    scene: Scene, open_store: OpenStore, act: str | None
+) -> None:
+    """The link was cut during the COMMIT, which waits for a disk or a standby; then it succeeds after all."""
+    epoch, other = scene.tasks.epoch, open_store()
+    with scene.store.store._writing() as connection:
+        connection.execute(text("SET lock_timeout = '10ms'"))
+    with other._writing() as slow:
+        now = leases.hold(slow, epoch, None)
+        given = dispatch(slow, now, other._secrets, epoch, limit=1, queues=QUEUES, straight_to_worker=True)
+        scene.store.fails = "dispatch"
+        scene.step()
+        scene.step(10.0)  # asks what it was given, and is not told yet
+        assert scene.core.wake_at() > 10.0
+    assert scene.executor.steps == {}
+    assert scene.tasks.state is S.RUNNING
+
+    if act == "clear":
+        other.tasks.clear(scene.tasks.a)
+    scene.step(scene.core.wake_at())
+
+    if act == "clear":
+        assert scene.tasks.state is S.NONE
+    else:
+        assert list(scene.executor.steps) == [task.token for task in given.tasks]
 
 
 @pytest.mark.parametrize("act", ["clear", "mark"])

@@ -129,6 +129,23 @@ def hold(connection: Connection, epoch: int, clock: Clock | None) -> datetime:
     return read(connection, row[0]) if clock is None else clock().astimezone(UTC)
 
 
+# FOR NO KEY UPDATE: it has to wait for the FOR SHARE of `hold`, and foreign keys need not wait for it.
+_OUTWAIT = Prepared(
+    select(triggerer.c.id).where(triggerer.c.id == bindparam("epoch"), _alive()).with_for_update(key_share=True)
+)
+
+
+def outwait(connection: Connection, epoch: int) -> None:
+    """Wait until no other transaction of ``epoch`` is under way: what comes next sees all that they have committed.
+
+    A COMMIT may be with the server for long after its connection was cut, waiting for a disk or a standby, and until it
+    is done nobody sees what it did. It keeps the row that `hold` has locked, though. One that takes longer than
+    the limit on waiting for locks raises, as `DatabaseAway`; raises `LeaseLost`.
+    """
+    if _OUTWAIT.run(connection, epoch=epoch).fetchone() is None:
+        raise LeaseLost(epoch)
+
+
 _REGISTER = Prepared(
     insert(triggerer)
     .values(

@@ -158,8 +158,12 @@ class TaskVerbs:
             )
 
     def taken(self, epoch: int) -> list[tasks.TaskToRun]:
-        """Return what this epoch's workers should be running: also what a `dispatch` gave whose answer was lost."""
-        with self._reading() as connection:
+        """Return what this epoch's workers should be running: also what a `dispatch` gave whose answer was lost.
+
+        No dispatch that was begun before can give anything after this: one that is still being committed is waited for.
+        """
+        with self._writing() as connection:  # it writes nothing, but the lock is a writer's
+            leases.outwait(connection, epoch)
             return tasks.taken(connection, leases.read_clock(connection, self._clock), self._secrets, epoch)
 
     def start(self, epoch: int, task_id: int, token: str) -> bool:

@@ -384,7 +384,10 @@ class TaskCore:
         self._look_at = now + self._times.look_s
 
     def _find_given(self, epoch: int, now: float) -> None:
-        """Begin what a dispatch has given us, if it did; nobody else will."""
+        """Begin what a dispatch has given us, if it did; nobody else will.
+
+        Where its commit is still under way `taken` waits for it, or raises after a while, and is asked again.
+        """
         known = self._known()
         for task in self._store.taken(epoch):
             if task.token not in known:
