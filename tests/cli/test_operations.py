@@ -474,6 +474,19 @@ def test_what_is_too_young_is_not_cleaned(call_database: Any, aged: Tasks, optio
     assert len(call_database("runs", "list", "--json").rows()) == 1
 
 
+def test_a_clean_says_which_supervisors_have_lost_their_leases_by_it(
+    call_database: Any, aged: Tasks, query: Query
+) -> None:
+    query("UPDATE triggerer SET latest_heartbeat = :then", then="2026-01-01 00:00:00.000000")
+    clean = ("db", "clean", "--older-than", "1d", "--json")
+    would, have, again = call_database(*clean, "--dry-run"), call_database(*clean), call_database(*clean)
+    silent = "supervisors that were silent for about as long"
+    assert would.err == f"{silent} would lose their leases: {aged.epoch}\n"
+    assert have.err == f"{silent} have lost their leases: {aged.epoch}\n"
+    assert [row["table"] for row in have.rows()] == ["task_instance", "dag_run"]
+    assert (again.code, again.err) == (0, "")
+
+
 def test_dead_letters_are_cleaned_only_when_asked_to(call_database: Any, etl: Tasks, query: Query) -> None:
     from headgate.protocol.messages import RefusedEvent
 

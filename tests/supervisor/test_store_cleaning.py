@@ -16,9 +16,10 @@ from tests.supervisor.test_store_leases import WAITED_MAX_S, register, wait_unti
 from headgate.protocol.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
 from headgate.protocol.values import encode_value
-from headgate.store import cleaning
+from headgate.store import cleaning, leases
 from headgate.store.cleaning import KINDS, Kind
 from headgate.store.engine import open_engine
+from headgate.store.errors import LeaseLost
 from headgate.store.store import Store
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.intake import Intake
@@ -137,6 +138,7 @@ def test_the_event_that_resumed_a_task_stays_as_long_as_the_task(old: Store, clo
     old.store_slice(tasks.epoch, events=[event_of(trigger, 5)], finished=finished)
     old.release_triggers(tasks.epoch, [trigger])
     clock.pass_days(40)
+    old.heartbeat(tasks.epoch)
 
     assert clean(old, 30) == {}
     (resumed,) = tasks.dispatch()
@@ -164,8 +166,8 @@ def test_of_an_open_trigger_the_newest_event_and_all_keys_stay(old: Store, clock
     plain, keyed = claim_watcher(old, tasks.epoch, "plain"), claim_watcher(old, tasks.epoch, "keyed")
     events = [fired(plain, index) for index in range(5)] + [fired(keyed, index, key=f"k{index}") for index in range(5)]
     old.store_slice(tasks.epoch, events=events)
-    old.heartbeat(tasks.epoch)
     clock.pass_days(40)
+    old.heartbeat(tasks.epoch)
 
     assert clean(old, 30, kinds=("events", "triggers")) == {"trigger_event": 4}
 
@@ -200,6 +202,7 @@ def test_what_a_dag_still_has_to_run_for_stays(old: Store, clock: Clock, query: 
     trigger = claim_watcher(old, epoch, asset="orders")
     old.store_slice(epoch, events=[fired(trigger, index) for index in range(3)])
     clock.pass_days(40)
+    old.heartbeat(epoch)
 
     assert clean(old, 30, kinds=("events",)) == {}
 
@@ -217,6 +220,7 @@ def test_a_removed_watcher_goes_with_its_events_when_nobody_runs_it(old: Store, 
     old.store_slice(epoch, events=[fired(trigger, 7, key="k0", run="again")])
     old.remove_watcher("w")
     clock.pass_days(40)
+    old.heartbeat(epoch)
 
     assert clean(old, 30) == {}, "its owner has not cancelled it yet"
     old.release_triggers(epoch, [trigger])
@@ -242,10 +246,12 @@ def test_a_supervisor_that_left_goes_once_nothing_refers_to_it(old: Store, clock
     claim_watcher(old, gone)
     assert old.fence_triggerers(tasks.epoch, dead=[gone]) == [gone]
     clock.pass_days(40)
+    old.heartbeat(tasks.epoch)
 
     assert clean(old, 30) == {"triggerer": 1}
     old.remove_watcher("w")
     clock.pass_days(31)
+    old.heartbeat(tasks.epoch)
     assert clean(old, 30) == {"asset_watcher": 1, "trigger": 1, "triggerer": 1}
     old.heartbeat(tasks.epoch)
 
@@ -257,6 +263,75 @@ def test_dead_letters_go_only_when_they_are_named(old: Store, clock: Clock, quer
 
     assert clean(old, 30, kinds=tuple(kind for kind in KINDS if kind != "dead_letters")) == {}
     assert clean(old, 30) == {"dead_letter": 1}
+
+
+# --- supervisors that do not know what they have stored ------------------------------------------
+
+
+HOUR_S = 3600.0
+
+
+def fenced_by(store: Store, older_than_s: float, **options: Any) -> list[int]:
+    return [epoch for _, cleaned in store.cleaning.clean(older_than_s, **options) for epoch in cleaned.fenced]
+
+
+def test_what_a_supervisor_stored_without_hearing_of_it_is_not_stored_again_after_a_clean(
+    old: Store, clock: Clock, query: Query
+) -> None:
+    """Its link was cut, and it is alone. It may have renewed its lease a moment after that commit."""
+    epoch = Tasks(old, query).epoch
+    trigger = claim_watcher(old, epoch)
+    events = [fired(trigger, index) for index in range(3)]
+    old.store_slice(epoch, events=events)
+    clock.now += timedelta(seconds=5)
+    old.heartbeat(epoch)
+    clock.now += timedelta(seconds=HOUR_S - 4)
+
+    assert fenced_by(old, HOUR_S) == [epoch]
+
+    (left,) = query("SELECT sequence_index FROM trigger_event")
+    with pytest.raises(LeaseLost):
+        old.store_slice(epoch, events=events)
+    assert query("SELECT sequence_index FROM trigger_event") == [left]
+    assert fenced_by(old, HOUR_S) == []
+
+
+def test_a_supervisor_is_not_fenced_for_a_silence_that_is_short_beside_what_is_deleted(
+    old: Store, clock: Clock, query: Query
+) -> None:
+    epoch = Tasks(old, query).epoch
+    trigger = claim_watcher(old, epoch)
+    clock.now += timedelta(seconds=HOUR_S / 2)
+    assert fenced_by(old, 0.0) == []
+    assert fenced_by(old, HOUR_S) == []
+    clock.pass_days(1)
+    assert fenced_by(old, 30 * DAY_S) == []
+    old.store_slice(epoch, events=[fired(trigger, 0)])
+
+
+def test_a_try_tells_who_would_be_fenced_and_fences_nobody(old: Store, clock: Clock, query: Query) -> None:
+    epoch = Tasks(old, query).epoch
+    clock.pass_days(1)
+    assert fenced_by(old, HOUR_S, is_tried_only=True) == [epoch]
+    old.heartbeat(epoch)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("returns", ["writes", "beats"])
+def test_a_supervisor_that_writes_this_moment_is_waited_for(
+    old: Store, clock: Clock, open_store: OpenStore, query: Query, database_url: str, returns: str
+) -> None:
+    epoch, other = Tasks(old, query).epoch, open_store(clock=clock)
+    clock.pass_days(1)
+    with ThreadPoolExecutor(1) as pool:
+        with old._writing() as connection:
+            if returns == "beats":
+                leases.beat(connection, epoch, clock)
+            else:
+                leases.hold(connection, epoch, clock)
+            cleaning = pool.submit(fenced_by, other, HOUR_S)
+            wait_until_blocked(open_engine(database_url))
+        assert cleaning.result(WAITED_MAX_S) == ([] if returns == "beats" else [epoch])
 
 
 # --- how -----------------------------------------------------------------------------------------
@@ -279,6 +354,7 @@ def test_no_transaction_looks_at_more_rows_than_it_may(old: Store, clock: Clock,
     trigger = claim_watcher(old, epoch)
     old.store_slice(epoch, events=[fired(trigger, index) for index in range(25)])
     clock.pass_days(40)
+    old.heartbeat(epoch)
 
     batches = [
         cleaned.rows.get("trigger_event", 0)
@@ -293,6 +369,7 @@ def test_it_stops_at_the_first_rows_that_are_young(old: Store, clock: Clock, que
     trigger = claim_watcher(old, epoch)
     old.store_slice(epoch, events=[fired(trigger, index) for index in range(10)])
     clock.pass_days(40)
+    old.heartbeat(epoch)
     old.store_slice(epoch, events=[fired(trigger, index) for index in range(10, 60)])
 
     batches = [
@@ -310,6 +387,7 @@ def test_a_run_with_more_tasks_than_a_batch_goes_in_one_piece(old: Store, clock:
         (row,) = query("SELECT id FROM dag_run WHERE run_id = :name", name=f"r{run}")
         old.tasks.cancel_run(row["id"])
     clock.pass_days(40)
+    old.heartbeat(tasks.epoch)
 
     batches = [cleaned.rows.get("task_instance", 0) for _, cleaned in old.cleaning.clean(30 * DAY_S, kinds=["runs"])]
 

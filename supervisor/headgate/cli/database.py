@@ -58,6 +58,9 @@ def clean(
 
     Of an open trigger its newest event stays, and so do all events with a key, unless --keyed-events says otherwise: by
     these a message that is delivered again is recognised. Logs are deleted where this machine's log_folder has them.
+
+    A supervisor that has been silent for about as long, cut off or suspended, loses its lease first and stops when it
+    is back: it might store again what is deleted.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, UNASKED, Kind
     from headgate.supervisor.task_log_cleaning import delete_logs
@@ -74,6 +77,10 @@ def clean(
     folder = call.settings().log_folder
     with call.store() as store:
         for _, cleaned in store.cleaning.clean(seconds, kinds=kinds, rows_max=batch, is_tried_only=dry_run):
+            if cleaned.fenced:
+                lose = "would lose their leases" if dry_run else "have lost their leases"
+                epochs = ", ".join(map(str, cleaned.fenced))
+                print(f"supervisors that were silent for about as long {lose}: {epochs}", file=sys.stderr)
             for table, rows in cleaned.rows.items():
                 deleted[table] = deleted.get(table, 0) + rows
             for dag, run in cleaned.runs if logs else ():

@@ -43,8 +43,12 @@ from headgate.store.tables import (
 # Rows looked at for one transaction: it takes some tens of milliseconds, and others have their turn between two.
 CLEAN_ROWS_MAX = 1000
 # What is younger is not to be deleted: a supervisor that does not know whether its commit arrived reports an event
-# again, until it is fenced, and the event must be there to be recognised. That is half a minute; this is far more.
+# again, and the event must be there to be recognised. One that renews its lease does so within seconds; one that is
+# cut off or suspended does it when it is back, after days perhaps, and so a clean fences it first.
 CLEAN_AGE_MIN_S = 3600.0
+# How long before it last renewed its lease a supervisor may have written what it has not heard of. Far more than the
+# waits between its tries: so much less than the age of what is deleted may a supervisor be silent.
+IN_DOUBT_MAX_S = 900.0
 
 Kind = Literal["runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters"]
 # In this order: what comes later may be referred to by what comes before.
@@ -56,12 +60,13 @@ UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_
 class Cleaned(msgspec.Struct, frozen=True):
     """What one batch came to: rows deleted by table, and which runs, as (dag_id, run_id), are among them.
 
-    ``next_id``: beyond which the next batch begins, None after the last.
+    ``next_id``: beyond which the next batch begins, None after the last. ``fenced``: epochs that lost their leases.
     """
 
     rows: dict[str, int]
     next_id: int | None
     runs: tuple[tuple[str, str], ...] = ()
+    fenced: tuple[int, ...] = ()
 
 
 # --- what may go ---------------------------------------------------------------------------------

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
-from headgate.store import cleaning, leases
-from headgate.store.cleaning import CLEAN_ROWS_MAX, UNASKED, Cleaned, Kind
+from sqlalchemy import Connection
+
+from headgate.store import cleaning, leases, notices
+from headgate.store.cleaning import CLEAN_AGE_MIN_S, CLEAN_ROWS_MAX, IN_DOUBT_MAX_S, UNASKED, Cleaned, Kind
 from headgate.store.leases import Clock
 from headgate.store.task_verbs import Transaction
 
@@ -18,9 +21,8 @@ class _RollBack(Exception):
 class CleaningVerbs:
     """The verbs for what is old and needed by nobody any more."""
 
-    def __init__(self, writing: Transaction, reading: Transaction, clock: Clock | None) -> None:
+    def __init__(self, writing: Transaction, clock: Clock | None) -> None:
         self._writing = writing
-        self._reading = reading
         self._clock = clock
 
     def clean(
@@ -33,20 +35,35 @@ class CleaningVerbs:
     ) -> Iterator[tuple[Kind, Cleaned]]:
         """Delete rows older than this by the database's clock; yield after each transaction what it deleted.
 
+        Supervisors that have been silent for about as long are fenced first: what they have stored without hearing of
+        it they would store again, once it is deleted. One that died need not have been fenced by anybody, so it would
+        not do to leave for them what is younger than their silence.
+
         ``is_tried_only``: every transaction is rolled back. What is freed by an earlier kind is not counted then.
         """
-        with self._reading() as connection:
-            before = leases.read_clock(connection, self._clock) - timedelta(seconds=older_than_s)
+        silence_max_s = max(older_than_s, CLEAN_AGE_MIN_S) - IN_DOUBT_MAX_S
+        with self._trying(is_tried_only) as connection:
+            now = leases.read_clock(connection, self._clock)
+            fenced = leases.fence_silent(connection, now, silence_max_s)
+            if fenced:
+                notices.tell(connection)
+        if fenced:
+            yield "triggerers", Cleaned({}, 0, fenced=tuple(fenced))
+        before = now - timedelta(seconds=older_than_s)
         for kind in kinds:
             after_id: int | None = 0
             while after_id is not None:
-                cleaned = Cleaned({}, None)
-                try:
-                    with self._writing() as connection:
-                        cleaned = cleaning.clean(connection, kind, before, after_id=after_id, rows_max=rows_max)
-                        if is_tried_only:
-                            raise _RollBack
-                except _RollBack:
-                    pass
+                with self._trying(is_tried_only) as connection:
+                    cleaned = cleaning.clean(connection, kind, before, after_id=after_id, rows_max=rows_max)
                 yield kind, cleaned
                 after_id = cleaned.next_id
+
+    @contextmanager
+    def _trying(self, is_tried_only: bool) -> Generator[Connection]:
+        try:
+            with self._writing() as connection:
+                yield connection
+                if is_tried_only:
+                    raise _RollBack
+        except _RollBack:
+            pass

@@ -5,7 +5,7 @@ which finds the epoch alive *and keeps it so until the transaction ends*: fencin
 `hold` has locked. So a fenced epoch never commits anything any more, and a fencing never happens in the middle
 of a transaction.
 
-Nobody waits for anybody here. `fence` passes over a triggerer whose row is locked (it is writing this very
+No supervisor waits for another here. `fence` passes over a triggerer whose row is locked (it is writing this very
 moment: ask again later), so a supervisor that was stopped in the middle of a transaction holds up no other,
 and two that suspect each other cannot deadlock. `claim` passes over triggers that another is claiming. On
 SQLite there is one writer at a time, and none of this can happen.
@@ -258,6 +258,16 @@ def fence(
     for ids in chunks(fenced):
         connection.execute(update(triggerer).where(triggerer.c.id.in_(ids)).values(fenced_at=now))
     return fenced
+
+
+def fence_silent(connection: Connection, now: datetime, silence_max_s: float) -> list[int]:
+    """Fence those silent for longer than ``silence_max_s``, for a user, who has no epoch; return which.
+
+    One that is in the middle of a transaction is waited for: whether it has renewed its lease is known then.
+    """
+    silent = triggerer.c.latest_heartbeat < now - timedelta(seconds=silence_max_s)
+    statement = update(triggerer).where(_alive(), silent).values(fenced_at=now).returning(triggerer.c.id)
+    return sorted(connection.execute(statement).scalars())
 
 
 # --- claims --------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Store:
         """The verbs that delete what is old."""
         from headgate.store.cleaning_verbs import CleaningVerbs
 
-        return CleaningVerbs(self._writing, self._reading, self._clock)
+        return CleaningVerbs(self._writing, self._clock)
 
     def __enter__(self) -> Store:
         return self
