@@ -8,6 +8,7 @@ import random
 import selectors
 import socket
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -43,22 +44,26 @@ def machine_identity() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
+        if os.readlink("/proc/self") == str(os.getpid()):
+            return f"{boot} {namespace}"
+        # /proc is that of another namespace (the host's, in a container): what it says of a pid is of another process.
     except OSError:
-        # Unknown: a name nobody shares, so that no neighbour is ever thought to be gone for its pid.
-        return f"{platform.node()}-{os.getpid()}-{random.getrandbits(64):x}"
-    return f"{boot} {namespace}"
+        pass
+    # Unknown: a name nobody shares, so that no neighbour is ever thought to be gone for its pid.
+    return f"{platform.node()}-{os.getpid()}-{random.getrandbits(64):x}"
 
 
-def start_of_process(pid: int) -> float:
+def start_of_process(pid: int | Literal["self"]) -> float:
     """Return when a process was started, in clock ticks since the boot: no step of the wall clock changes it.
 
-    Raises `FileNotFoundError` where there is no such process, or only what its parent has not yet collected.
+    Raises `FileNotFoundError` where /proc shows no such process, which may hide it from us, and `ProcessLookupError`
+    where only that is left of it which its parent has not yet collected.
     """
     # proc(5): the command's name stands in parentheses and may hold anything; the third field follows it.
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     state, start = fields[0], fields[19]
     if state in (b"Z", b"X"):
-        raise FileNotFoundError(f"process {pid} has ended")
+        raise ProcessLookupError(f"process {pid} has ended")
     return float(start)
 
 
@@ -68,7 +73,7 @@ def this_process() -> Identity:
         hostname=socket.gethostname(),
         pid=os.getpid(),
         machine=machine_identity(),
-        process_started=start_of_process(os.getpid()),
+        process_started=start_of_process("self"),
     )
 
 
@@ -78,10 +83,23 @@ def is_gone(row: TriggererRow, here: Identity) -> bool:
         return False
     try:
         return start_of_process(row.pid) != row.process_started
-    except FileNotFoundError:
+    except ProcessLookupError:
         return True
+    except FileNotFoundError:
+        return not _may_exist(row.pid)
     except OSError:
         return False
+
+
+def _may_exist(pid: int) -> bool:
+    """Ask the kernel: with hidepid=2, or systemd's ProtectProc=invisible, /proc does not show what other users run."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it is there, and not ours to signal
+    return True
 
 
 def core_settings(settings: Settings, *, runs_tasks: bool = False) -> CoreSettings:
