@@ -31,8 +31,8 @@ diamonds, forks, branches), what each step and each wait of each try does, what 
 the faults. Written by `make simulate SEEDS=N ARGS="--tasks --proof"`.
 """
 MUTANTS_INTRODUCTION = """\
-Each breaks one promise by a small patch of the real code. It has to be found among so many random seeds from 0 on, or,
-where only one order of events shows it, by a scenario of its own.
+Each breaks one promise by a small patch of the real code or of its tables. It has to be found among so many random
+seeds from 0 on, or, where only one order of events shows it, by a scenario of its own.
 """
 
 

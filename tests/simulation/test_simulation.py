@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.simulation import judging, scenario
+from tests.simulation import judging, records, scenario, world
 from tests.simulation.directed import DIRECTED
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +44,13 @@ def test_a_seed_gives_the_same_history_byte_for_byte_in_a_new_process(seed: int)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert len(first.stdout.strip()) == 64
     assert first.stdout == second.stdout
+
+
+def test_seeds_give_the_same_histories_in_whatever_order_they_come() -> None:
+    seeds = range(MANY_FAULTS_FROM, MANY_FAULTS_FROM + 10)
+    forwards = {seed: records.digest(world.run(scenario.draw(seed))) for seed in seeds}
+    backwards = {seed: records.digest(world.run(scenario.draw(seed))) for seed in reversed(seeds)}
+    assert forwards == backwards
 
 
 def test_taking_a_fault_away_leaves_the_topology_and_the_workload_as_they_are() -> None:

@@ -2,8 +2,8 @@
 
 ``marks.reach("store.committed")`` does nothing, at the cost of one global read, unless something has armed the
 marks of this process with a callback. Nothing here reads the environment or does any I/O; arming is a call, and
-only tests make it (architecture, "Marks"). The callback runs where the mark stands: it may kill the process, stop
-it, or hold it there for as long as something is done to its surroundings. It may be called in any thread.
+only tests make it. The callback runs where the mark stands: it may kill the process, stop it, or hold it there for as
+long as something is done to its surroundings. It may be called in any thread.
 """
 
 from __future__ import annotations
