@@ -72,3 +72,25 @@ def test_the_readme_lists_every_command_and_no_other() -> None:
                 words = [group, *words]  # of the group that was named before
             told.add(" ".join(words))
     assert told == commands()
+
+
+def anchors_in(path: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_link_within_the_documentation_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    broken, seen = [], 0
+    for page in pages:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if "://" in target:
+                continue
+            seen += 1
+            name, _, anchor = target.partition("#")
+            led_to = page.parent / name if name else page
+            if not led_to.exists() or (anchor and anchor not in anchors_in(led_to)):
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
+    assert seen > 10
