@@ -323,6 +323,29 @@ def test_a_type_or_a_name_is_registered_once() -> None:
 
 
 @pytest.mark.usefixtures("registered")
+def test_a_module_that_is_loaded_anew_registers_its_types_anew() -> None:
+    source = """
+from headgate.protocol import register
+
+class Money:
+    def __init__(self, cents):
+        self.cents = cents
+
+register(Money, "test.money", lambda money: money.cents, lambda cents: Money(cents))
+"""
+    modules = [{"__name__": "shop"}, {"__name__": "shop"}]
+    for module in modules:
+        exec(source, module)
+    old, new = (module["Money"] for module in modules)
+    assert old is not new
+    assert type(round_trip(new(5))) is new
+    with pytest.raises(ValueNotSerializable):
+        encode_value(old(5), where="kwargs")
+    with pytest.raises(ValueError, match=r"'test\.money' is taken"):
+        exec(source, {"__name__": "another.shop"})
+
+
+@pytest.mark.usefixtures("registered")
 def test_a_registered_type_that_fails_is_refused_with_its_place() -> None:
     class Unspeakable(Exception):
         def __str__(self) -> str:

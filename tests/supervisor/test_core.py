@@ -587,7 +587,7 @@ def test_a_drain_lets_the_runner_hand_over_stores_it_and_releases_the_triggers(w
     assert supervisor.answers() == [StateSync(1, persisted=(1,))]
     cancelled = FinishedTrigger(trigger_id, spec.trigger_run_id, "cancelled", 1, reason="shutdown")
     supervisor.core.receive(1, StateChanges(2, finished=(cancelled,)), world.now)
-    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.core.runner_ended(1, "exited with code 0", world.now, has_drained=True)
     supervisor.settle()
     (exit_,) = supervisor.take(Exit)
     assert exit_.code == commands.EXIT_DRAINED
@@ -617,7 +617,52 @@ def test_a_runner_that_does_not_end_in_the_drain_is_killed(world: World) -> None
     assert len(supervisor.take(Kill)) == 1
     supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
     supervisor.settle()
-    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED]
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_KILLED
+    assert exit_.reason == "the runner did not come to the end of its drain: killed by SIGKILL"
+
+
+class LongTask:
+    """One task, which ends at ``ends_at``, or when it is made to."""
+
+    def __init__(self, ends_at: float) -> None:
+        self.ends_at = ends_at
+
+    def notice(self, *, has_fenced: bool = False) -> None:
+        pass
+
+    def step(self, epoch: int, now: float) -> bool:
+        return False
+
+    def wake_at(self) -> float:
+        return self.ends_at
+
+    def drain(self, now: float) -> bool:
+        return now >= self.ends_at
+
+    def end_all(self, reason: str) -> None:
+        self.ends_at = 0.0
+
+    def abandon(self) -> None:
+        raise AssertionError("the lease is held")
+
+
+@pytest.mark.parametrize("runs_on_s", [SETTINGS.drain_s / 2, 10 * SETTINGS.drain_s])
+def test_a_drain_that_ends_a_task_is_cut_short(world: World, runs_on_s: float) -> None:
+    task = LongTask(world.now + runs_on_s)
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    core.drain(world.now)
+    supervisor.settle()
+    core.runner_ended(1, "exited with code 0", world.now, has_drained=True)
+    supervisor.pass_time(SETTINGS.drain_s + DRAIN_MARGIN_S)
+    (exit_,) = supervisor.take(Exit)
+    if task.ends_at:
+        assert (exit_.code, exit_.reason) == (commands.EXIT_DRAINED, "drained")
+    else:
+        assert (exit_.code, exit_.reason) == (commands.EXIT_KILLED, "tasks were still running at the drain's deadline")
 
 
 # --- what fits no frame --------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def test_files_come_change_and_go(scene: Scene) -> None:
     (scene.folder / "a.py").write_text("second")
     assert scene.run()
     assert scene.dags() == {"second": "a.py"}
+    (scene.folder / "notes.txt").touch()
     (scene.folder / "a.py").unlink()
     assert scene.run()
     assert scene.dags() == {}
@@ -137,6 +138,7 @@ def test_what_went_away_while_nobody_looked_is_put_away(scene: Scene) -> None:
     scene.run()
     (scene.folder / "a.py").unlink()
     (scene.folder / "b.py").unlink()
+    (scene.folder / "notes.txt").touch()
     scene.begin()
     scene.run()
     assert scene.dags() == {}
@@ -157,6 +159,25 @@ def test_a_folder_that_cannot_be_read_is_no_folder_without_files(scene: Scene) -
     away.rename(scene.folder)
     scene.run()
     assert scene.dags() == {"first": "a.py"}
+
+
+def test_an_empty_folder_may_be_a_disk_that_is_not_mounted(scene: Scene) -> None:
+    for name in "ab":
+        (scene.folder / f"{name}.py").write_text(name)
+    scene.run()
+    away = scene.folder.with_name("away")
+    scene.folder.rename(away)
+    scene.folder.mkdir()
+    scene.run()
+    assert scene.dags().keys() == {"a", "b"}
+    scene.begin()  # a supervisor that starts meanwhile
+    scene.run()
+    assert scene.dags().keys() == {"a", "b"}
+    scene.folder.rmdir()
+    away.rename(scene.folder)
+    (scene.folder / "b.py").unlink()
+    scene.run()
+    assert scene.dags().keys() == {"a"}, "what went away meanwhile is found once there is something to be seen again"
 
 
 def test_no_more_files_are_looked_at_than_there_may_be(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

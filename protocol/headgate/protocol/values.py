@@ -62,8 +62,15 @@ _JSON: Final = msgspec.json.Encoder()
 @dataclass(frozen=True, slots=True)
 class _Registered:
     name: str
+    type_: type[Any]
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+
+    @property
+    def source(self) -> list[tuple[str, str]]:
+        """Where it comes from: the same again when a module is loaded anew, of which all objects are others then."""
+        parts = (self.type_, self.encode, self.decode)
+        return [(getattr(part, "__module__", ""), getattr(part, "__qualname__", "")) for part in parts]
 
 
 _BUILT_IN: Final = frozenset(
@@ -82,16 +89,18 @@ def register(type_: type[Any], name: str, encode: Callable[[Any], Any], decode: 
     """Let values of exactly ``type_`` travel under ``name``.
 
     ``encode`` turns a value into one that can travel; ``decode`` turns that back. Register where the type
-    is defined, so that whoever imports it can read it. Raises ValueError for a name or a type that is
-    taken already, by this module or by an earlier call.
+    is defined, so that whoever imports it can read it. The same again, by a module that is loaded anew, takes the place
+    of the earlier call. Raises ValueError for a name or a type that is taken already, by this module or by another.
     """
     if not name:
         raise ValueError("a registered type needs a name")
-    if name in _BUILT_IN or name in _registered_by_name:
+    registered, earlier = _Registered(name, type_, encode, decode), _registered_by_name.get(name)
+    if name in _BUILT_IN or (earlier is not None and earlier.source != registered.source):
         raise ValueError(f"the name {name!r} is taken")
-    if type_ in _TYPES or type_ in _registered_by_type:
+    if type_ in _TYPES or _registered_by_type.get(type_, earlier) is not earlier:
         raise ValueError(f"{type_!r} has a form already")
-    registered = _Registered(name, encode, decode)
+    if earlier is not None:
+        del _registered_by_type[earlier.type_]
     _registered_by_type[type_] = registered
     _registered_by_name[name] = registered
 

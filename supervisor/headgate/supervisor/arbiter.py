@@ -184,7 +184,7 @@ class Arbiter:
         self._child = None
         self._writing = False
         marks.reach("arbiter.reaped")
-        self._core.runner_ended(child.incarnation, explanation, time.monotonic())
+        self._core.runner_ended(child.incarnation, explanation, time.monotonic(), has_drained=child.returncode == 0)
 
     def _watch_child(self) -> None:
         """Wake for writing while something is unsent; now and then say what the runner uses."""

@@ -38,7 +38,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 Command = Spawn | Send | DumpStacks | Kill | Exit
 
-EXIT_DRAINED = 0  # asked to stop, and everything that was fired is stored
-EXIT_KILLED = 1  # asked to stop twice, or the drain did not end in time
+EXIT_DRAINED = 0  # asked to stop; everything that was fired is stored, and every task that ran has ended
+EXIT_KILLED = 1  # asked to stop twice, or the drain was cut short
 EXIT_LEASE_LOST = 3  # another supervisor has taken this one's triggers
 EXIT_INCOMPATIBLE = 4  # the runner speaks another version of the protocol

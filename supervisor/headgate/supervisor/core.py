@@ -126,6 +126,7 @@ class SupervisorCore:
         self._to_release: set[int] = set()  # removed by a user, or of no use, and ended: their rows may be let go
         self._cancel_at: dict[int, float] = {}  # when to cancel those of no use, unless they have ended by then
         self._exit: Exit | None = None  # what to leave with, once the runner is gone
+        self._cut_short = ""  # why a drain did not come to its end, if it did not
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
         self._questions = TriggerQuestions(
@@ -169,11 +170,13 @@ class SupervisorCore:
         if isinstance(error, VersionMismatch):
             self._exit = Exit(commands.EXIT_INCOMPATIBLE, str(error))
 
-    def runner_ended(self, incarnation: int, explanation: str, now: float) -> None:
-        """The runner's process is gone, and all it sent has been received."""
+    def runner_ended(self, incarnation: int, explanation: str, now: float, *, has_drained: bool = False) -> None:
+        """The runner's process is gone, and all it sent was received. ``has_drained``: it left as it was told to."""
         if incarnation != self.incarnation or self.state is RunnerState.ABSENT:
             return
         expected = self.state is RunnerState.DRAINING
+        if self._exit is not None and not has_drained and self.state is not RunnerState.STARTING:
+            self._cut_short = f"the runner did not come to the end of its drain: {explanation}"
         self.state = RunnerState.ABSENT
         self._kill_at = None
         if now - self._spawned_at >= self._settings.respawn_healthy_s:
@@ -332,6 +335,7 @@ class SupervisorCore:
         if self._tasks is None or self._is_fenced or self._tasks.drain(now):
             return True
         if self._leave_by is not None and now >= self._leave_by - DRAIN_MARGIN_S:
+            self._cut_short = "tasks were still running at the drain's deadline"
             self._tasks.end_all("its supervisor was asked to stop, and would not wait longer")
         return self._leave_by is not None and now >= self._leave_by
 
@@ -479,6 +483,8 @@ class SupervisorCore:
             self._exit = Exit(commands.EXIT_KILLED, "the database was away until the drain's deadline")
         if not self._is_fenced and self.leases.is_held:
             self._release_lease()
+        if self._cut_short and self._exit.code == commands.EXIT_DRAINED:
+            self._exit = Exit(commands.EXIT_KILLED, self._cut_short)
         self._out.append(self._exit)
 
     def _release_lease(self) -> None:

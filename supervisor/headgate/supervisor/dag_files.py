@@ -2,7 +2,7 @@
 
 The supervisor reads names, sizes and times of files, never their contents: those are users' code. A file is parsed
 again when its size or time of change differs, and after it all the others are, since they may import from it. One that
-is gone takes its DAGs with it.
+is gone takes its DAGs with it, unless the whole folder cannot be read, or is empty.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class DagFiles:
             self._knows_database = True
         if self._gone:
             self._store.save_file(epoch, self._gone[0], ())
-            log.info("a DAG file is gone, and its DAGs with it", file=self._gone.popleft())
+            log.warning("a DAG file is gone, and its DAGs with it", file=self._gone.popleft())
             return True
         if self._parsed:
             self._store_parsed(epoch, self._parsed[0])
@@ -145,7 +145,7 @@ class DagFiles:
 
     def _look(self) -> None:
         found: dict[str, Signature] = {}
-        self._unseen = []
+        was_unseen, self._unseen = bool(self._unseen), []
         for path, signature in self._python_files(self._folder, DEPTH_MAX):
             if len(found) == FILES_MAX:
                 self._say_once("there are more DAG files than are looked at", folder=str(self._folder), limit=FILES_MAX)
@@ -162,6 +162,8 @@ class DagFiles:
         self._gone.extend(gone)
         kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}
         self._seen = kept | found
+        if was_unseen and not self._unseen:
+            self._knows_database = False  # what is gone of it, nobody knows by now
 
     def _is_unseen(self, file: str) -> bool:
         """Whether a file may be there, though it was not seen: its folder could not be read, or held too many."""
@@ -174,6 +176,12 @@ class DagFiles:
             self._say_once("a folder of DAG files cannot be read", folder=str(folder), error=str(error))
             self._unseen.append(str(folder))
             return
+        if not entries and folder == self._folder:
+            # A disk that is not mounted looks like this, and all that waits in its DAGs would be removed.
+            self._say_once(
+                "the folder of DAG files is empty; what it held before goes on as it was", folder=str(folder)
+            )
+            self._unseen.append(str(folder))
         for entry in entries:
             if entry.name.startswith((".", "__")):
                 continue
