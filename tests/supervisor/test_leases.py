@@ -52,6 +52,15 @@ def add(store: Store, count: int) -> None:
         store.add_watcher(f"w{number}", "a.Trigger", {})
 
 
+def with_neighbour(store: Store) -> Supervisor:
+    """Return a supervisor that knows of another one."""
+    supervisor, neighbour = Supervisor(store, 1), Supervisor(store, 2)
+    for now in (0.0, 5.0):
+        supervisor.run(now)
+        neighbour.run(now)
+    return supervisor
+
+
 def test_a_supervisor_that_is_alone_claims_all(store: Store) -> None:
     add(store, 10)
     assert Supervisor(store, 1).run(0.0) == 10
@@ -82,10 +91,7 @@ def test_what_others_leave_is_claimed_after_a_moment(store: Store) -> None:
 
 def test_nothing_starts_while_others_are_left_some_of_what_belongs_together(store: Store) -> None:
     """What a neighbour that is leaving had may be the other half of a stream."""
-    supervisor, neighbour = Supervisor(store, 1), Supervisor(store, 2)
-    for now in (0.0, 5.0):
-        supervisor.run(now)
-        neighbour.run(now)
+    supervisor = with_neighbour(store)
     add(store, 4)
     assert supervisor.look(5.5) == 2
     assert supervisor.leases.is_claiming
@@ -94,10 +100,7 @@ def test_nothing_starts_while_others_are_left_some_of_what_belongs_together(stor
 
 
 def test_one_trigger_alone_is_waited_for_by_nobody(store: Store) -> None:
-    supervisor, neighbour = Supervisor(store, 1), Supervisor(store, 2)
-    for now in (0.0, 5.0):
-        supervisor.run(now)
-        neighbour.run(now)
+    supervisor = with_neighbour(store)
     add(store, 1)
     assert supervisor.look(5.5) == 1
     assert not supervisor.leases.is_claiming
