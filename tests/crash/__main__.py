@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,13 @@ KILLS = 400
 JOBS = 3  # pairs for two cores: each is waited for now and then
 
 
+class _Postgres(NamedTuple):
+    """The server for all campaigns that need none of their own."""
+
+    url: str = POSTGRES_URL
+    version: str = ""
+
+
 def main() -> int:
     """Run the command; return its exit code."""
     given = _parse()
@@ -46,17 +54,34 @@ def main() -> int:
     # Replays let the supervisor's core speak, of what was news when it was captured.
     logs.configure(msgspec.structs.replace(Settings(), log_level="critical"))
     dialects = [given.db] if given.db else ["sqlite", "postgresql"]
-    postgres = _Postgres()
-    if "postgresql" in dialects:
-        try:
-            postgres = _find_postgres(console)
-        except NoServer as error:
-            console.print(f"nothing is shown on PostgreSQL: none answers at {POSTGRES_URL}, and {error}")
-            dialects.remove("postgresql")
-            if not dialects:
-                return 1
     folder = Path(tempfile.mkdtemp(prefix="headgate-crash-"))
+    with ExitStack() as stack:
+        postgres = _Postgres()
+        if "postgresql" in dialects:
+            try:
+                postgres = _find_postgres(console, stack)
+            except NoServer as error:
+                console.print(f"nothing is shown on PostgreSQL: none answers at {POSTGRES_URL}, and {error}")
+                dialects.remove("postgresql")
+        is_good = bool(dialects) and _run(given, console, dialects, postgres, folder, stack)
+    console.print(f"seed {given.seed}; written to {given.proof}")
+    if any(folder.iterdir()):
+        console.print(f"histories, logs and captures of what failed are in {folder}")
+    else:
+        folder.rmdir()
+    return 0 if is_good else 1
+
+
+def _run(
+    given: argparse.Namespace,
+    console: Console,
+    dialects: list[str],
+    postgres: _Postgres,
+    folder: Path,
+    stack: ExitStack,
+) -> bool:
     databases = Databases(folder, postgres.url)
+    stack.callback(databases.close)
     parts: list[Part[Any, Any]] = []
     if not given.tasks:
         parts.append(_of_the_pair(given, dialects, postgres.version, folder, databases))
@@ -68,17 +93,8 @@ def main() -> int:
             deadline = time.monotonic() + given.minutes * 60 if given.minutes else float("inf")
             is_good = run_part(part, console, jobs=given.jobs, deadline=deadline) and is_good
     except KeyboardInterrupt:
-        is_good = False
-    finally:
-        databases.close()
-        if postgres.own is not None:
-            postgres.own.close()
-    console.print(f"seed {given.seed}; written to {given.proof}")
-    if any(folder.iterdir()):
-        console.print(f"histories, logs and captures of what failed are in {folder}")
-    else:
-        folder.rmdir()
-    return 0 if is_good else 1
+        return False
+    return is_good
 
 
 def _of_the_pair(
@@ -140,22 +156,15 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _Postgres(NamedTuple):
-    """A server for all campaigns that need none of their own; ``own`` where it is one of ours."""
-
-    url: str = POSTGRES_URL
-    version: str = ""
-    own: Server | None = None
-
-
-def _find_postgres(console: Console) -> _Postgres:
-    """Return the server that answers, or make one. Raises `NoServer`."""
+def _find_postgres(console: Console, stack: ExitStack) -> _Postgres:
+    """Return the server that answers, or make one, which ``stack`` closes. Raises `NoServer`."""
     try:
         return _Postgres(POSTGRES_URL, _postgres_version(POSTGRES_URL))
     except psycopg.OperationalError:
         own = Server()
+        stack.callback(own.close)
         console.print(f"no PostgreSQL answers at {POSTGRES_URL}: one of our own is used")
-        return _Postgres(own.url, _postgres_version(own.url), own)
+        return _Postgres(own.url, _postgres_version(own.url))
 
 
 def _postgres_version(url: str) -> str:

@@ -206,7 +206,8 @@ class Campaign(UnderFault):
 
     def _judge(self, result: Result, at: str) -> None:
         """Look, and give the cell what is new: the history of a campaign goes on from cell to cell."""
-        self.truth.look(at, at_rest=True)
+        # What has not come to rest may have something on its way yet, and is no good result as it is.
+        self.truth.look(at, at_rest=not result.error)
         report = self.truth.report()
         result.redelivered = report.redelivered - self._redelivered
         self._redelivered = report.redelivered

@@ -150,6 +150,8 @@ def specs(cls: type[BaseTrigger], *trigger_ids: int) -> tuple[TriggerSpec, ...]:
 async def supervising(
     settings: RunnerSettings = SETTINGS,
     streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = memory_stream_pair,
+    *,
+    greets: bool = True,
 ) -> AsyncIterator[Supervisor]:
     ours, theirs = streams()
     supervisor = Supervisor(ours, settings)
@@ -164,7 +166,8 @@ async def supervising(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        await supervisor.greet()
+        if greets:
+            await supervisor.greet()
         yield supervisor
         nursery.cancel_scope.cancel()
 
@@ -567,6 +570,18 @@ async def test_a_question_that_cannot_be_answered_raises_what_is_known(autojump_
 async def test_a_drain_without_triggers_ends_at_once_with_code_0(autojump_clock: MockClock) -> None:
     async with supervising() as supervisor:
         await supervisor.drain()
+        assert (supervisor.exits, supervisor.exit_code) == ([], EXIT_DRAINED)
+        assert trio.current_time() < 0.1
+
+
+async def test_a_heartbeat_that_nobody_answers_makes_no_drain_late(autojump_clock: MockClock) -> None:
+    async with supervising(greets=False) as supervisor:
+        await supervisor.hear()
+        await supervisor.say(Welcome(PROTOCOL_VERSION, INCARNATION, supervisor.settings))
+        assert await supervisor.hear_round() == StateChanges(1)
+        await supervisor.say(Drain(10.0))
+        assert await supervisor.hear() is None
+        await supervisor.has_ended.wait()
         assert (supervisor.exits, supervisor.exit_code) == ([], EXIT_DRAINED)
         assert trio.current_time() < 0.1
 

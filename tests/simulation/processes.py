@@ -29,7 +29,7 @@ from headgate.protocol.session import Direction, Role
 from headgate.protocol.wire import Message
 from headgate.runner.link import Link as RunnerLink
 from headgate.runner.link import SupervisorGone
-from headgate.runner.session import EXIT_ABANDONED, EXIT_PROTOCOL, Session
+from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_PROTOCOL, Session
 from headgate.store.leases import TriggererRow
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
@@ -199,7 +199,8 @@ class SupervisorProcess:
         runner, link = self.runner, self._link
         if runner is not None and link is not None and link.is_ended and self._hear_at() <= trio.current_time():
             self.runner = self._link = None
-            self.core.runner_ended(runner.incarnation, runner.how, trio.current_time())
+            has_drained = runner.how == f"exit code {EXIT_DRAINED}"
+            self.core.runner_ended(runner.incarnation, runner.how, trio.current_time(), has_drained=has_drained)
         commands = self.core.step(trio.current_time())
         if self.slow_s and self.core.leases.is_held:
             seconds, self.slow_s = self.slow_s, 0.0

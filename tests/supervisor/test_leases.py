@@ -52,13 +52,13 @@ def add(store: Store, count: int) -> None:
         store.add_watcher(f"w{number}", "a.Trigger", {})
 
 
-def with_neighbour(store: Store) -> Supervisor:
-    """Return a supervisor that knows of another one."""
-    supervisor, neighbour = Supervisor(store, 1), Supervisor(store, 2)
+def with_neighbours(store: Store, count: int = 1) -> Supervisor:
+    """Return a supervisor that knows of so many others."""
+    supervisors = [Supervisor(store, pid) for pid in range(1, count + 2)]
     for now in (0.0, 5.0):
-        supervisor.run(now)
-        neighbour.run(now)
-    return supervisor
+        for supervisor in supervisors:
+            supervisor.run(now)
+    return supervisors[0]
 
 
 def test_a_supervisor_that_is_alone_claims_all(store: Store) -> None:
@@ -91,7 +91,7 @@ def test_what_others_leave_is_claimed_after_a_moment(store: Store) -> None:
 
 def test_nothing_starts_while_others_are_left_some_of_what_belongs_together(store: Store) -> None:
     """What a neighbour that is leaving had may be the other half of a stream."""
-    supervisor = with_neighbour(store)
+    supervisor = with_neighbours(store)
     add(store, 4)
     assert supervisor.look(5.5) == 2
     assert supervisor.leases.is_claiming
@@ -99,8 +99,20 @@ def test_nothing_starts_while_others_are_left_some_of_what_belongs_together(stor
     assert not supervisor.leases.is_claiming
 
 
+def test_a_poll_in_between_does_not_let_the_first_half_begin(store: Store, query: object) -> None:
+    supervisor = with_neighbours(store, 3)
+    add(store, 4)
+    assert supervisor.look(5.5) == 1
+    tasks = Tasks(store, query, tasks=(TaskSpec("t", "Op", priority_weight=9),))  # type: ignore[arg-type]
+    store.tasks.decide(tasks.epoch, "scheduled", [store.tasks.task_id_of(tasks.run, "t")])
+    (task,) = tasks.dispatch()
+    assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
+    assert supervisor.look(5.6) == 1, "which is that of the task, for its priority"
+    assert supervisor.leases.is_claiming, "three watchers are still left"
+
+
 def test_one_trigger_alone_is_waited_for_by_nobody(store: Store) -> None:
-    supervisor = with_neighbour(store)
+    supervisor = with_neighbours(store)
     add(store, 1)
     assert supervisor.look(5.5) == 1
     assert not supervisor.leases.is_claiming

@@ -192,6 +192,21 @@ class Secretive(BaseTrigger):
         yield TriggerEvent(next(self._pattern))
 
 
+class Defaulting(BaseTrigger):
+    """Makes itself what it was not given."""
+
+    def __init__(self, name: str = "made", client: Any = None, since: float | None = None) -> None:
+        self.name = name
+        self.client = client or object()
+        self._since = since or time.perf_counter()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.Defaulting", {}
+
+    async def run(self) -> AsyncGenerator[TriggerEvent, None]:
+        yield TriggerEvent(self.name)
+
+
 class Forgetful(BaseTrigger):
     """Leaves an argument out of what it says of itself."""
 
@@ -321,6 +336,12 @@ def test_an_argument_without_a_form_that_is_left_out_is_named() -> None:
 
 def test_what_is_made_of_an_argument_that_is_stored_is_the_authors_affair() -> None:
     assert run_trigger(Secretive(pattern="*.csv")) == [TriggerEvent("*.csv")]
+
+
+def test_what_is_another_each_time_the_trigger_is_made_is_the_authors_affair() -> None:
+    assert run_trigger(Defaulting()) == [TriggerEvent("made")]
+    with pytest.raises(RoundTripFailed, match=r"Defaulting\.name does not survive"):
+        run_trigger(Defaulting(name="mine"))
 
 
 def test_an_argument_by_a_wrong_name_is_named() -> None:

@@ -67,10 +67,9 @@ class _Registered:
     decode: Callable[[Any], Any]
 
     @property
-    def source(self) -> list[tuple[str, str]]:
-        """Where it comes from: the same again when a module is loaded anew, of which all objects are others then."""
-        parts = (self.type_, self.encode, self.decode)
-        return [(getattr(part, "__module__", ""), getattr(part, "__qualname__", "")) for part in parts]
+    def source(self) -> list[str]:
+        """The modules it comes from, the same again when they are loaded anew, whatever has been edited in them."""
+        return [getattr(part, "__module__", "") for part in (self.type_, self.encode, self.decode)]
 
 
 _BUILT_IN: Final = frozenset(

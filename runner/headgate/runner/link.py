@@ -17,6 +17,7 @@ from headgate.protocol.messages import (
     Request,
     Response,
     RunnerSettings,
+    StateChanges,
     StateSync,
     StoredEvent,
 )
@@ -47,6 +48,7 @@ class Link:
         self._sending = trio.Lock()
         self._round = 0
         self._answered_round = 0
+        self._is_heartbeat = False  # the newest round has nothing to be stored
         self.round_sent_at = -math.inf  # when the last round began to be sent, by trio's clock
         self._answers = trio.lowlevel.ParkingLot()
         self._next_request = 0
@@ -105,6 +107,7 @@ class Link:
             self.round_sent_at = trio.current_time()
             is_heartbeat = lease.is_wanted and not is_heartbeat
             changes = outbox.take_round(self._round, is_heartbeat=is_heartbeat)
+            self._is_heartbeat = changes == StateChanges(self._round)
             for piece in split_round(changes, settings.frame_bytes_max):
                 await self.send(piece)
             while self._round_in_flight:
@@ -123,8 +126,8 @@ class Link:
             await self._answers.park()
 
     def is_told(self, outbox: Outbox) -> bool:
-        """Whether the outbox is empty and everything that was in it is stored."""
-        return not len(outbox) and not self._round_in_flight
+        """Whether the outbox is empty and everything that was in it is stored. A heartbeat on its way is nothing."""
+        return not len(outbox) and (self._is_heartbeat or not self._round_in_flight)
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -165,8 +165,12 @@ class Store:
         return [leases.decrypted(row, self._secrets, tasks) for row in rows]
 
     def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]:
-        """Return the triggers this epoch owns and should be running."""
-        with self._reading() as connection:
+        """Return the triggers this epoch owns and should be running.
+
+        No claim that was begun before can add to them: one that is still being committed is waited for.
+        """
+        with self._writing() as connection:  # it writes nothing, but the lock is a writer's
+            leases.outwait(connection, epoch)
             rows = leases.claimed(connection, epoch)
             tasks = leases.tasks_of(connection, rows)
         self._note_tasks(rows)

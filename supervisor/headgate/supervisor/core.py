@@ -348,16 +348,16 @@ class SupervisorCore:
         if stored.answer is not None and self._is_listening(stored):
             # The round was sent before `now`: on this answer brokers are advanced while the lease lasts (I10).
             self._out.append(Send(msgspec.structs.replace(stored.answer, lease_s=self.leases.lasts_s(now))))
+        self._give_up_seats(stored)
         for finished in stored.finished:
             self._end_run(finished, stored, now)
-        self._give_up_seats(stored)
         if stored.moved_tasks and self._tasks is not None:
             self._tasks.notice()
 
     def _give_up_seats(self, stored: Stored) -> None:
         """Tell the runner who failed in a shared stream and will not be back, or the stream would wait for them."""
         failed = [each.trigger_id for each in stored.finished if each.outcome == "failed"]
-        gone = tuple(CancelTrigger(number, "timeout") for number in failed if number in stored.over)
+        gone = tuple(CancelTrigger(number, "timeout") for number in failed if self._is_over(number, stored))
         if gone and self._is_listening(stored):
             self._out.append(Send(StateSync(to_cancel=gone)))
 
@@ -365,10 +365,13 @@ class SupervisorCore:
         """A confirmation is for the incarnation that asked, and for no later one (I6)."""
         return stored.incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
+    def _is_over(self, trigger_id: int, stored: Stored) -> bool:
+        """Whether nothing waits for a trigger any more: however it ended, it is not started again."""
+        return trigger_id in stored.over or trigger_id in self._cancel_at
+
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
         self._tell_task(finished.trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
-        if finished.trigger_id in stored.over or finished.trigger_id in self._cancel_at:
-            # Nothing waits for it any more: however it ended, it is not started again.
+        if self._is_over(finished.trigger_id, stored):
             finished = msgspec.structs.replace(finished, outcome="returned")
             self._to_release.add(finished.trigger_id)
         wait_s = self.assignments.end_run(finished, now)

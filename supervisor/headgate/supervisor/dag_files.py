@@ -112,7 +112,8 @@ class DagFiles:
             # Files that went away while nobody looked.
             prefix = str(self._folder) + os.sep
             known = [file for file in self._store.dag_files() if file.startswith(prefix)]
-            self._gone.extend(file for file in known if file not in self._seen and not self._is_unseen(file))
+            there = {*self._seen, *self._gone}
+            self._gone.extend(file for file in known if file not in there and not self._is_unseen(file))
             self._knows_database = True
         if self._gone:
             self._store.save_file(epoch, self._gone[0], ())

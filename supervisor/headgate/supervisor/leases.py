@@ -282,6 +282,7 @@ class Leases:
             self._poll_at = min(self._poll_at, now + FAIR_WAIT_S)  # for what the others leave
         # What they leave may share a stream with what we have. The trigger of a task is in a stream of its own, or
         # misses nothing: it waits for nobody.
-        self._is_claiming = is_full or (leaves_some and any(trigger.task is None for trigger in claimed))
+        has_watchers = self._is_claiming or any(trigger.task is None for trigger in claimed)
+        self._is_claiming = is_full or (leaves_some and has_watchers)
         self._notice_at = min(self._notice_at, self._poll_at)
         return LeaseNews(claimed, poll.removed, poll.ended, has_looked=True)

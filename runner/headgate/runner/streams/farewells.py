@@ -31,10 +31,12 @@ class _Farewell:
 class Farewells:
     """Those that are still to come to their end after their stream's. Each has ``timeout_s`` (by ``now``) for one pull.
 
-    ``is_awaited`` says of the key of a stream whether there is another one by now.
+    ``is_awaited`` says of a stream and a trigger whether there is another such stream by now, which waits for it.
     """
 
-    def __init__(self, *, timeout_s: float, now: Callable[[], float], is_awaited: Callable[[Hashable], bool]) -> None:
+    def __init__(
+        self, *, timeout_s: float, now: Callable[[], float], is_awaited: Callable[[Hashable, int], bool]
+    ) -> None:
         self._timeout_s = timeout_s
         self._now = now
         self._is_awaited = is_awaited
@@ -72,4 +74,6 @@ class Farewells:
         farewell.is_told = subscription.is_over
         is_gated = subscription.account is not None
         has_moved = subscription.pulls != farewell.pulls
-        return has_moved or farewell.is_told or not (is_gated or self._is_awaited(farewell.key))
+        return (
+            has_moved or farewell.is_told or not (is_gated or self._is_awaited(farewell.key, subscription.trigger_id))
+        )

@@ -87,7 +87,7 @@ class SharedStreamManager:
         self._progress = trio.lowlevel.ParkingLot()
         self._log = structlog.get_logger("headgate.streams") if log is None else log
         self._seats = Seats(rejoin_wait_s=rejoin_wait, now=_now, log=self._log)
-        self._farewells = Farewells(timeout_s=ack_timeout, now=_now, is_awaited=self._is_open)
+        self._farewells = Farewells(timeout_s=ack_timeout, now=_now, is_awaited=self._is_awaited)
         self._seqs = SeqTable(on_empty=self._progress.unpark_all)
         self._settings = GroupSettings(
             log=self._log,
@@ -277,9 +277,9 @@ class SharedStreamManager:
                 if (hold := group.hold()) is not None:
                     yield hold
 
-    def _is_open(self, key: Hashable) -> bool:
+    def _is_awaited(self, key: Hashable, trigger_id: int) -> bool:
         with contextlib.suppress(Exception):  # see `_holds`
-            return key in self._groups
+            return key in self._groups and trigger_id in self._seats.absent(key)
         return False
 
     def _evict(self, group: Group) -> None:
