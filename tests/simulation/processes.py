@@ -199,8 +199,8 @@ class SupervisorProcess:
         runner, link = self.runner, self._link
         if runner is not None and link is not None and link.is_ended and self._hear_at() <= trio.current_time():
             self.runner = self._link = None
-            has_drained = runner.how == f"exit code {EXIT_DRAINED}"
-            self.core.runner_ended(runner.incarnation, runner.how, trio.current_time(), has_drained=has_drained)
+            gave_up = runner.how.startswith("exit code") and runner.how != f"exit code {EXIT_DRAINED}"
+            self.core.runner_ended(runner.incarnation, runner.how, trio.current_time(), gave_up=gave_up)
         commands = self.core.step(trio.current_time())
         if self.slow_s and self.core.leases.is_held:
             seconds, self.slow_s = self.slow_s, 0.0

@@ -587,7 +587,7 @@ def test_a_drain_lets_the_runner_hand_over_stores_it_and_releases_the_triggers(w
     assert supervisor.answers() == [StateSync(1, persisted=(1,))]
     cancelled = FinishedTrigger(trigger_id, spec.trigger_run_id, "cancelled", 1, reason="shutdown")
     supervisor.core.receive(1, StateChanges(2, finished=(cancelled,)), world.now)
-    supervisor.core.runner_ended(1, "exited with code 0", world.now, has_drained=True)
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
     supervisor.settle()
     (exit_,) = supervisor.take(Exit)
     assert exit_.code == commands.EXIT_DRAINED
@@ -619,7 +619,27 @@ def test_a_runner_that_does_not_end_in_the_drain_is_killed(world: World) -> None
     supervisor.settle()
     (exit_,) = supervisor.take(Exit)
     assert exit_.code == commands.EXIT_KILLED
-    assert exit_.reason == "the runner did not come to the end of its drain: killed by SIGKILL"
+    assert exit_.reason == "the runner did not come to the end of its drain in time"
+
+
+def test_a_runner_that_gives_up_its_drain_cuts_it_short(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.runner_ended(1, "exited with code 77", world.now, gave_up=True)
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_KILLED
+    assert exit_.reason == "the runner did not come to the end of its drain: exited with code 77"
+
+
+def test_a_runner_that_is_killed_during_a_drain_has_lost_nothing(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.settle()
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED], "its brokers deliver it again"
 
 
 class LongTask:
@@ -656,7 +676,7 @@ def test_a_drain_that_ends_a_task_is_cut_short(world: World, runs_on_s: float) -
     supervisor.start_runner()
     core.drain(world.now)
     supervisor.settle()
-    core.runner_ended(1, "exited with code 0", world.now, has_drained=True)
+    core.runner_ended(1, "exited with code 0", world.now)
     supervisor.pass_time(SETTINGS.drain_s + DRAIN_MARGIN_S)
     (exit_,) = supervisor.take(Exit)
     if task.ends_at:

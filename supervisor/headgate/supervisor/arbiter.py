@@ -184,7 +184,8 @@ class Arbiter:
         self._child = None
         self._writing = False
         marks.reach("arbiter.reaped")
-        self._core.runner_ended(child.incarnation, explanation, time.monotonic(), has_drained=child.returncode == 0)
+        gave_up = child.returncode is not None and child.returncode > 0
+        self._core.runner_ended(child.incarnation, explanation, time.monotonic(), gave_up=gave_up)
 
     def _watch_child(self) -> None:
         """Wake for writing while something is unsent; now and then say what the runner uses."""

@@ -170,12 +170,12 @@ class SupervisorCore:
         if isinstance(error, VersionMismatch):
             self._exit = Exit(commands.EXIT_INCOMPATIBLE, str(error))
 
-    def runner_ended(self, incarnation: int, explanation: str, now: float, *, has_drained: bool = False) -> None:
-        """The runner's process is gone, and all it sent was received. ``has_drained``: it left as it was told to."""
+    def runner_ended(self, incarnation: int, explanation: str, now: float, *, gave_up: bool = False) -> None:
+        """The runner's process is gone, and all it sent was received. ``gave_up``: it left by itself, with an error."""
         if incarnation != self.incarnation or self.state is RunnerState.ABSENT:
             return
         expected = self.state is RunnerState.DRAINING
-        if self._exit is not None and not has_drained and self.state is not RunnerState.STARTING:
+        if self._exit is not None and gave_up:
             self._cut_short = f"the runner did not come to the end of its drain: {explanation}"
         self.state = RunnerState.ABSENT
         self._kill_at = None
@@ -436,6 +436,8 @@ class SupervisorCore:
                 self._kill_at = None
                 self._heard_at = now  # it is being reaped; no second verdict before that
                 self._out.append(Kill("it did not end or answer in time"))
+                if self._exit is not None:
+                    self._cut_short = "the runner did not come to the end of its drain in time"
         elif now >= self._heard_at + self._settings.runner_silence_max_s:  # the very sum of `wake_at`
             self._blame_silence(now)
 
