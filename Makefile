@@ -12,14 +12,14 @@ test: $(READY)  ## all tests: make test ARGS="-k streams"
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: make crash ARGS="--kills 10000"
-	$(VENV)/bin/python -m tests.crash $(ARGS)
+	$(VENV)/bin/python -m tests.proof.crash $(ARGS)
 
 SEEDS ?= 2000
 simulate: $(READY)  ## both halves in one process, on a clock and a broker of the simulation's: make simulate SEEDS=100000
-	$(VENV)/bin/python -m tests.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
+	$(VENV)/bin/python -m tests.proof.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
 
 fuzz: $(READY)  ## longer than in the tests, guided by coverage with atheris: make fuzz ARGS="--minutes 10 --target core"
-	$(VENV)/bin/python tests/fuzz $(ARGS)
+	$(VENV)/bin/python -m tests.proof.fuzz $(ARGS)
 
 bench: $(READY)  ## every figure beside its baseline: make bench ARGS="--quick --db sqlite"
 	$(VENV)/bin/python -m benchmarks $(ARGS)

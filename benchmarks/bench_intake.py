@@ -11,9 +11,11 @@ from structlog.testing import capture_logs
 from benchmarks import nothing
 from benchmarks.databases import KEYS, Database, add_triggers, bare_driver, fresh, moment
 from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Options, Target, main
-from headgate.protocol.connection import Connection
-from headgate.protocol.framing import encode_frame
-from headgate.protocol.messages import (
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.framing import encode_frame
+from headgate.protocol.link.session import Role
+from headgate.protocol.link.wire import Message, encode_message
+from headgate.protocol.messages.runner import (
     FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
     FiredEvent,
@@ -21,10 +23,8 @@ from headgate.protocol.messages import (
     StateChanges,
     StateSync,
 )
-from headgate.protocol.session import Role
 from headgate.protocol.values import encode_value
-from headgate.protocol.wire import Message, encode_message
-from headgate.store.secrets import Secrets
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.commands import Command, Send, Spawn
 from headgate.supervisor.config import Settings

@@ -26,9 +26,9 @@ from sqlalchemy import Engine, insert, select, text
 from sqlalchemy.engine import make_url
 
 from headgate.protocol.values import encode_value
-from headgate.store import notices, schema
-from headgate.store.engine import open_engine
-from headgate.store.secrets import Secrets
+from headgate.store.db import notices, schema
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.tables import asset_watcher, trigger
 
 POSTGRES_URL = os.environ.get("HEADGATE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")

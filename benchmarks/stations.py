@@ -15,10 +15,10 @@ from benchmarks.databases import KEYS, Database, fresh
 from benchmarks.harness import BenchFailed
 from benchmarks.pairs import Pair
 from headgate.protocol.values import encode_value
-from headgate.store.secrets import Secrets
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.store.tables import dag_run, task_instance
-from headgate.supervisor import task_log_files
+from headgate.supervisor.logs import task_log_files
 
 WORKERS = 4
 START_WAIT_MAX_S = 60.0

@@ -21,9 +21,9 @@ from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from headgate.store import schema
-from headgate.store.engine import open_engine
-from headgate.store.secrets import Secrets
+from headgate.store.db import schema
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.store.tables import metadata
 

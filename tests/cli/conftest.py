@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pytest
 
 from headgate.cli.main import main
-from headgate.supervisor import logs
+from headgate.supervisor.logs import logs
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.cli import reading
-from headgate.protocol.framelog import FrameLogWriter
-from headgate.protocol.messages import PROTOCOL_VERSION, FiredEvent, Hello, RefusedEvent
-from headgate.protocol.session import Direction
+from headgate.cli.commands import events as reading
+from headgate.protocol.framelog.log import FrameLogWriter
+from headgate.protocol.link.session import Direction
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.runner import PROTOCOL_VERSION, FiredEvent, Hello, RefusedEvent
 from headgate.protocol.values import encode_value
-from headgate.protocol.wire import encode_message
-from headgate.store.engine import open_engine
-from headgate.store.secrets import Secrets
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -192,7 +192,7 @@ def test_a_table_says_when_it_does_not_show_everything(
     watched: Any, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headgate.cli.output.ROWS_SHOWN_MAX", 2)
-    monkeypatch.setattr("headgate.cli.reading.ROWS_SHOWN_MAX", 2)
+    monkeypatch.setattr("headgate.cli.commands.events.ROWS_SHOWN_MAX", 2)
     store_events(database_url, home, [fired(index, f"<{index}>") for index in range(3)])
 
     everything = watched("events", "list").out

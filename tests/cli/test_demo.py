@@ -12,9 +12,10 @@ import psutil
 import psycopg
 import pytest
 
-from headgate.cli import demo_processes, demo_run
-from headgate.cli.demo import environment_of_demo
-from headgate.cli.demo_run import Plan
+from headgate.cli.demo import processes as demo_processes
+from headgate.cli.demo import run as demo_run
+from headgate.cli.demo.command import environment_of_demo
+from headgate.cli.demo.run import Plan
 from headgate.supervisor.config import Settings, load_settings
 
 # It takes the triggers, then acknowledges whatever is written, and stores nothing at all.

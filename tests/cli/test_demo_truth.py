@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headgate.cli.demo_truth import Audit, WrittenLog, open_reader
-from headgate.protocol.messages import FiredEvent
+from headgate.cli.demo.truth import Audit, WrittenLog, open_reader
+from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import encode_value
 from headgate.store.store import Store
 

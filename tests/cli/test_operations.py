@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
-from headgate.cli.values import masked
-from headgate.protocol.dags import CronSchedule, DagSpec, TaskSpec
+from headgate.cli.commands.values import masked
+from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import decode_value, encode_value
 from headgate.scheduling.names import TryName
-from headgate.store.engine import open_engine
-from headgate.store.secrets import Secrets
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor.task_log_files import file_of
+from headgate.supervisor.logs.task_log_files import file_of
 
 Query = Callable[..., list[dict[str, Any]]]
 CHAIN = (TaskSpec("a", "Op"), TaskSpec("b", "Op", upstream=("a",)), TaskSpec("c", "Op", upstream=("b",)))
@@ -488,7 +488,7 @@ def test_a_clean_says_which_supervisors_have_lost_their_leases_by_it(
 
 
 def test_dead_letters_are_cleaned_only_when_asked_to(call_database: Any, etl: Tasks, query: Query) -> None:
-    from headgate.protocol.messages import RefusedEvent
+    from headgate.protocol.messages.runner import RefusedEvent
 
     etl.store.store_slice(etl.epoch, refused=[RefusedEvent(1, "run", 0, 1, "too long", 5_000_000, b"head")])
     query("UPDATE dead_letter SET stored_at = :then", then="2026-01-01 00:00:00.000000")

@@ -14,10 +14,10 @@ import pytest
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.scheduling.names import TryName
-from headgate.store.engine import open_engine
-from headgate.store.secrets import Secrets
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor.task_logs import TaskLogs
+from headgate.supervisor.logs.task_logs import TaskLogs
 
 Query = Callable[..., list[dict[str, Any]]]
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from cryptography.fernet import Fernet
+from tests.integration.pair import Pair
+from tests.integration.station import Station
 
-from headgate.store import schema
-from headgate.store.engine import open_engine
-from headgate.store.secrets import Secrets
+from headgate.store.db import schema
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-
-sys.path.append(str(Path(__file__).parent))
-
-from pair import Pair
-from station import Station
 
 
 class StartStation(Protocol):

@@ -8,15 +8,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pair import Pair, wait_until
 from sqlalchemy import text
+from tests.integration.pair import Pair, wait_until
 
-from headgate.protocol.dags import TaskState
+from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.values import decode_value, encode_value
 from headgate.scheduling.states import TERMINAL
-from headgate.store.engine import open_engine
+from headgate.store.db.engine import open_engine
 from headgate.store.store import Store
-from headgate.supervisor.task_log_files import Record, read
+from headgate.supervisor.logs.task_log_files import Record, read
 
 JOURNAL = "journal"  # see users/users_tasks.py
 

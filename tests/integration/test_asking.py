@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote
 
-from pair import wait_until
+from tests.integration.conftest import StartPair
+from tests.integration.pair import wait_until
 
-from conftest import StartPair
-from headgate.protocol.framelog import read_frames
+from headgate.protocol.framelog.log import read_frames
 from headgate.protocol.values import decode_value
 from headgate.store.store import Store
 

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from pair import wait_until
-from test_pair import add_subscribers, assert_once_each, wait_all_stored, write_log
+from tests.integration.conftest import StartPair
+from tests.integration.pair import wait_until
+from tests.integration.test_pair import add_subscribers, assert_once_each, wait_all_stored, write_log
 
-from conftest import StartPair
 from headgate.protocol.values import decode_value
 from headgate.store.cleaning import UNASKED
 from headgate.store.store import Store

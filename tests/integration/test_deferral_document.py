@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from conftest import StartStation
+from tests.integration.conftest import StartStation
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deferral.md"
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -11,10 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from pair import wait_until
-from station import Run, Station
-
-from conftest import StartStation
+from tests.integration.conftest import StartStation
+from tests.integration.pair import wait_until
+from tests.integration.station import Run, Station
 
 PORT = "8765"  # the server's, in the example
 REPORT = b'{"orders": 12}\n'

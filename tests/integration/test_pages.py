@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pair import wait_until
+from tests.integration.conftest import StartStation
+from tests.integration.pair import wait_until
 
-from conftest import StartStation
 from headgate.supervisor import commands, config
 from headgate.tasks.parsing import ParsedFile, parse_file
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-from pair import Pair, is_running, wait_until
 from sqlalchemy.engine import make_url
+from tests.integration.conftest import StartPair
+from tests.integration.pair import Pair, is_running, wait_until
 
-from conftest import StartPair
 from headgate.protocol.values import decode_value
 from headgate.store.store import Store
 

@@ -7,14 +7,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from pair import wait_until
+from tests.integration.conftest import StartPair
+from tests.integration.pair import wait_until
 
-from conftest import StartPair
-from headgate.protocol.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.values import encode_value
-from headgate.store.deferral import Deferral
 from headgate.store.store import Store
-from headgate.supervisor.task_log_files import read, tries
+from headgate.store.tasks.deferral import Deferral
+from headgate.supervisor.logs.task_log_files import read, tries
 
 QUEUES = ("default",)
 RUN_ID = "manual__2026-11-20T10:00:00+00:00"

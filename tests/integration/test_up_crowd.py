@@ -7,12 +7,12 @@ import time
 from collections import Counter
 
 import pytest
-from pair import wait_until
 from tests.conftest import OpenStore, Query
+from tests.integration.conftest import StartStation
+from tests.integration.pair import wait_until
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, event_of
 
-from conftest import StartStation
-from headgate.protocol.dags import DEFAULT_POOL, DagSpec, TaskSpec
+from headgate.protocol.messages.dags import DEFAULT_POOL, DagSpec, TaskSpec
 
 RUNS, TASKS = 10, 100  # a thousand tasks in all
 WITHIN_S = 200.0  # for all of them, where the machine is busy with something else
@@ -21,7 +21,7 @@ RACES = 1000
 
 DAGS = f"""
 from headgate.tasks import DAG
-from users_tasks import Crowd
+from tests.integration.users.users_tasks import Crowd
 
 with DAG("crowd", max_active_runs={RUNS}):
     for number in range({TASKS}):

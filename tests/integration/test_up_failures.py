@@ -4,10 +4,9 @@ asked to stop its work (I14)."""
 from __future__ import annotations
 
 import pytest
-from pair import wait_until
-from station import Run, Station
-
-from conftest import StartStation
+from tests.integration.conftest import StartStation
+from tests.integration.pair import wait_until
+from tests.integration.station import Run, Station
 
 DAGS = """
 from datetime import timedelta

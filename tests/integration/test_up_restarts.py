@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from pair import wait_until
-from station import Station
-
-from conftest import StartStation
+from tests.integration.conftest import StartStation
+from tests.integration.pair import wait_until
+from tests.integration.station import Station
 
 WAITS = """
 from headgate.tasks import DAG

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pair import wait_until
-from station import Run, Station
+from tests.integration.pair import wait_until
+from tests.integration.station import Run, Station
 
 from headgate.protocol.values import decode_value
 

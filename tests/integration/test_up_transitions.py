@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from station import Run, Station
+from tests.integration.station import Run, Station
 
 DAGS = """
 from datetime import timedelta

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from headgate.protocol import Connection, Direction, Message, Role, State
 from headgate.protocol.errors import FrameTooLong, LocalProtocolError, RemoteProtocolError, VersionMismatch
-from headgate.protocol.framing import encode_frame
-from headgate.protocol.messages import (
+from headgate.protocol.link.framing import encode_frame
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.runner import (
     FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
     Drain,
@@ -26,7 +27,6 @@ from headgate.protocol.messages import (
     StateSync,
     Welcome,
 )
-from headgate.protocol.wire import encode_message
 
 HELLO = Hello(PROTOCOL_VERSION, 1, 4711, "0.1.0")
 WELCOME = Welcome(PROTOCOL_VERSION, 1, RunnerSettings())

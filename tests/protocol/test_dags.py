@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.strategies import strategy_of
 
-from headgate.protocol import dags
-from headgate.protocol.dags import (
+from headgate.protocol.errors import DagMalformed, DagTooLong, ProtocolError, RemoteProtocolError
+from headgate.protocol.messages import dags
+from headgate.protocol.messages.dags import (
     AssetSchedule,
     CronSchedule,
     DagSpec,
@@ -24,7 +25,6 @@ from headgate.protocol.dags import (
     encode_dag,
     find_cycle,
 )
-from headgate.protocol.errors import DagMalformed, DagTooLong, ProtocolError, RemoteProtocolError
 from headgate.protocol.values import encode_value
 
 START = StartTrigger("shop.OrderTrigger", encode_value({"id": 1}, where="kwargs"), "resumed", b"{}", 60.0)

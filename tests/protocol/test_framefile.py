@@ -11,9 +11,10 @@ from zlib import crc32
 
 import pytest
 
-from headgate.protocol import Direction, framefile
+from headgate.protocol import Direction
 from headgate.protocol.errors import FrameLogError
-from headgate.protocol.framelog import (
+from headgate.protocol.framelog import file as framefile
+from headgate.protocol.framelog.log import (
     Damaged,
     FrameLogWriter,
     Record,
@@ -23,7 +24,8 @@ from headgate.protocol.framelog import (
     read_frames,
     verify,
 )
-from headgate.protocol.messages import (
+from headgate.protocol.link.wire import MESSAGE_TYPES, Message, encode_message
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
     FiredEvent,
@@ -34,7 +36,6 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
-from headgate.protocol.wire import MESSAGE_TYPES, Message, encode_message
 
 FROM_RUNNER, FROM_SUPERVISOR = Direction.FROM_RUNNER, Direction.FROM_SUPERVISOR
 FILE_HEADER_BYTES = 16

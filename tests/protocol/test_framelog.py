@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headgate.protocol import Direction
-from headgate.protocol.framelog import FINDINGS_MAX, FrameLogWriter, Record, describe, encode_record, verify
-from headgate.protocol.messages import (
+from headgate.protocol.framelog.log import FINDINGS_MAX, FrameLogWriter, Record, describe, encode_record, verify
+from headgate.protocol.link.wire import MESSAGE_TYPES, Message, encode_message
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
     Drain,
@@ -28,7 +29,6 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
-from headgate.protocol.wire import MESSAGE_TYPES, Message, encode_message
 
 FROM_RUNNER = Direction.FROM_RUNNER
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.protocol.errors import FrameTooLong, LocalProtocolError, RemoteProtocolError
-from headgate.protocol.framing import FRAME_LIMIT_MAX, HEADER_BYTES, FrameReader, encode_frame
+from headgate.protocol.link.framing import FRAME_LIMIT_MAX, HEADER_BYTES, FrameReader, encode_frame
 
 LIMIT = 64
 BODIES = st.lists(st.binary(min_size=1, max_size=LIMIT), max_size=8)

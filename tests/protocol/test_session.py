@@ -7,7 +7,9 @@ import itertools
 import pytest
 
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError, VersionMismatch
-from headgate.protocol.messages import (
+from headgate.protocol.link.session import TRANSITIONS, Closed, Direction, Event, Role, Session, State
+from headgate.protocol.messages.questions import SecretText
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
     Hello,
@@ -20,8 +22,6 @@ from headgate.protocol.messages import (
     StateSync,
     Welcome,
 )
-from headgate.protocol.questions import SecretText
-from headgate.protocol.session import TRANSITIONS, Closed, Direction, Event, Role, Session, State
 
 RUNNER, SUPERVISOR = Role.RUNNER, Role.SUPERVISOR
 INCARNATION = 7

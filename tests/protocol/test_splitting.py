@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from headgate.protocol import split_round, split_sync
 from headgate.protocol.errors import FrameTooLong
-from headgate.protocol.messages import (
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.runner import (
     CancelTrigger,
     FinishedTrigger,
     FiredEvent,
@@ -20,7 +21,6 @@ from headgate.protocol.messages import (
     StateSync,
     TriggerSpec,
 )
-from headgate.protocol.wire import encode_message
 
 INTS = st.integers(-(2**63), 2**64 - 1)
 TEXT = st.text(max_size=20)

@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from tests.protocol.golden import fields_at_default, read_golden
 from tests.protocol.strategies import strategy_of
 
-from headgate.protocol import messages
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
-from headgate.protocol.messages import (
+from headgate.protocol.link.session import Role
+from headgate.protocol.link.wire import (
+    MESSAGE_TYPES,
+    Message,
+    decode_from_runner,
+    decode_from_supervisor,
+    decode_message,
+    encode_message,
+)
+from headgate.protocol.messages import runner as messages
+from headgate.protocol.messages.questions import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
+from headgate.protocol.messages.runner import (
     CancelTrigger,
     Drain,
     FinishedTrigger,
@@ -32,17 +42,7 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
-from headgate.protocol.questions import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
-from headgate.protocol.session import Role
-from headgate.protocol.task_states import TaskState
-from headgate.protocol.wire import (
-    MESSAGE_TYPES,
-    Message,
-    decode_from_runner,
-    decode_from_supervisor,
-    decode_message,
-    encode_message,
-)
+from headgate.protocol.messages.task_states import TaskState
 
 ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in MESSAGE_TYPES.items()}
 

@@ -13,15 +13,27 @@ from hypothesis import strategies as st
 from tests.protocol.golden import fields_at_default, read_golden
 from tests.protocol.strategies import strategy_of
 
-from headgate.protocol import work
-from headgate.protocol.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
 from headgate.protocol.errors import (
     FrameTooLong,
     LocalProtocolError,
     RemoteProtocolError,
     WorkerVersionMismatch,
 )
-from headgate.protocol.questions import (
+from headgate.protocol.link.workconnection import WorkConnection
+from headgate.protocol.link.worksession import (
+    ASKS_OPEN_MAX,
+    FILE_PIECES_MAX,
+    TRANSITIONS,
+    WorkClosed,
+    WorkEvent,
+    WorkRole,
+    WorkSession,
+    WorkState,
+)
+from headgate.protocol.link.workwire import WORK_MESSAGE_TYPES, decode_work, encode_work
+from headgate.protocol.messages import worker as work
+from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
+from headgate.protocol.messages.questions import (
     CreateRun,
     EncodedValue,
     GetConnection,
@@ -32,9 +44,9 @@ from headgate.protocol.questions import (
     SecretText,
     TaskStates,
 )
-from headgate.protocol.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.task_states import TaskState
-from headgate.protocol.work import (
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.task_states import TaskState
+from headgate.protocol.messages.worker import (
     WORK_PROTOCOL_VERSION,
     Answer,
     Ask,
@@ -48,18 +60,6 @@ from headgate.protocol.work import (
     WorkerSettings,
     WorkerWelcome,
 )
-from headgate.protocol.workconnection import WorkConnection
-from headgate.protocol.worksession import (
-    ASKS_OPEN_MAX,
-    FILE_PIECES_MAX,
-    TRANSITIONS,
-    WorkClosed,
-    WorkEvent,
-    WorkRole,
-    WorkSession,
-    WorkState,
-)
-from headgate.protocol.workwire import WORK_MESSAGE_TYPES, decode_work, encode_work
 
 WORKER, SUPERVISOR = WorkRole.WORKER, WorkRole.SUPERVISOR
 ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in WORK_MESSAGE_TYPES.items()}

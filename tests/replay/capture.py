@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headgate.cli.demo import environment_of_demo
-from headgate.cli.demo_processes import Supervisor, Writer
-from headgate.protocol.framelog import Record, read_frames, verify
-from headgate.store import schema
-from headgate.store.engine import open_engine
-from headgate.store.secrets import Secrets
+from headgate.cli.demo.command import environment_of_demo
+from headgate.cli.demo.processes import Supervisor, Writer
+from headgate.protocol.framelog.log import Record, read_frames, verify
+from headgate.store.db import schema
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 
 CAPTURED = Path(__file__).parent / "captured"

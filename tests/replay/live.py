@@ -7,8 +7,10 @@ from typing import Any
 
 from cryptography.fernet import Fernet
 
-from headgate.protocol.framelog import FrameLogWriter
-from headgate.protocol.messages import (
+from headgate.protocol.framelog.log import FrameLogWriter
+from headgate.protocol.link.session import Direction
+from headgate.protocol.link.wire import Message, encode_message
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     FiredEvent,
     FromRunner,
@@ -19,17 +21,15 @@ from headgate.protocol.messages import (
     StateSync,
     TriggerSpec,
 )
-from headgate.protocol.session import Direction
-from headgate.protocol.wire import Message, encode_message
-from headgate.store.engine import open_engine
-from headgate.store.schema import upgrade
-from headgate.store.secrets import Secrets
+from headgate.store.db.engine import open_engine
+from headgate.store.db.schema import upgrade
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Exit, Send
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.core_settings import CoreSettings
-from headgate.supervisor.leases import Identity, LeaseTimes
+from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
 SETTINGS = CoreSettings(
     runner=RunnerSettings(heartbeat_s=2.0),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.main import main
-from headgate.protocol.framelog import Record, encode_record, read_frames
-from headgate.supervisor import logs
+from headgate.protocol.framelog.log import Record, encode_record, read_frames
+from headgate.supervisor.logs import logs
 
 CAPTURED = Path(__file__).parent / "captured"
 CONVERSATION = CAPTURED / "conversation-v1.hgframe"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.protocol.framelog import Record, read_frames, verify
-from headgate.protocol.messages import StateSync, Welcome
-from headgate.supervisor.replay import open_replay_store, replay
+from headgate.protocol.framelog.log import Record, read_frames, verify
+from headgate.protocol.messages.runner import StateSync, Welcome
+from headgate.supervisor.replay.run import open_replay_store, replay
 
 CAPTURED = Path(__file__).parent / "captured"
 BYTES_MAX = 200_000  # of one capture: what stands in the repository stays there

@@ -17,7 +17,7 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from headgate.protocol.messages import (
+from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     CancelReason,
     CancelTrigger,
@@ -31,7 +31,7 @@ from headgate.protocol.messages import (
 from headgate.protocol.values import encode_value
 from headgate.runner.host import EVENTS_A_STEP, Host
 from headgate.runner.outbox import Outbox
-from headgate.runner.streams.manager import SharedStreamManager
+from headgate.streams.manager import SharedStreamManager
 from headgate.triggers.base import (
     BaseTrigger,
     TaskFailedEvent,

@@ -14,7 +14,7 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from headgate.protocol.messages import (
+from headgate.protocol.messages.runner import (
     CancelReason,
     CancelTrigger,
     FinishedTrigger,
@@ -26,8 +26,8 @@ from headgate.protocol.messages import (
 from headgate.protocol.values import encode_value
 from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
-from headgate.runner.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
-from headgate.runner.streams.manager import SharedStreamManager
+from headgate.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from headgate.streams.manager import SharedStreamManager
 from headgate.triggers.base import BaseEventTrigger, TriggerEvent
 
 ACK_TIMEOUT_S = 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.protocol.errors import ValueMalformed
-from headgate.protocol.messages import TriggerSpec
+from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import encode_value
 from headgate.runner.loading import TriggerNotLoaded, import_class, load_trigger
 

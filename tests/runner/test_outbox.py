@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
 from headgate.runner import outbox as outbox_module
 from headgate.runner.outbox import Outbox
 

@@ -10,9 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_one_way_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from headgate.protocol.connection import Connection
+from headgate.child.asking import NotAnswered
 from headgate.protocol.errors import RemoteProtocolError
-from headgate.protocol.messages import (
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.session import Role
+from headgate.protocol.messages.questions import GetVariable, SecretText
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     FiredEvent,
     Hello,
@@ -25,12 +28,9 @@ from headgate.protocol.messages import (
     StateSync,
     Welcome,
 )
-from headgate.protocol.questions import GetVariable, SecretText
-from headgate.protocol.session import Role
-from headgate.runner.asking import NotAnswered
 from headgate.runner.link import REQUESTS_MAX, Link, SupervisorGone
 from headgate.runner.outbox import Outbox
-from headgate.runner.streams.lease import Lease
+from headgate.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
 
 SETTINGS = RunnerSettings(heartbeat_s=5.0)

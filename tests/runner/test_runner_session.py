@@ -14,9 +14,11 @@ import structlog
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from headgate.protocol.connection import Connection
 from headgate.protocol.errors import VersionMismatch
-from headgate.protocol.messages import (
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.session import Role
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
     Drain,
@@ -35,9 +37,7 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
-from headgate.protocol.session import Role
 from headgate.protocol.values import encode_value
-from headgate.protocol.wire import encode_message
 from headgate.runner import session as session_module
 from headgate.runner.link import Link
 from headgate.runner.outbox import Outbox
@@ -50,8 +50,8 @@ from headgate.runner.session import (
     Session,
     shake_hands,
 )
-from headgate.runner.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
-from headgate.runner.streams.lease import Lease
+from headgate.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
+from headgate.streams.lease import Lease
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, LastEventUnknown, TaskSuccessEvent, TriggerEvent
 
 INCARNATION = 3

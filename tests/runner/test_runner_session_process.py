@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.connection import Connection
-from headgate.protocol.messages import (
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.session import Role
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
     FinishedTrigger,
@@ -28,7 +29,6 @@ from headgate.protocol.messages import (
     TriggerSpec,
     Welcome,
 )
-from headgate.protocol.session import Role
 from headgate.protocol.values import encode_value
 from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_OVERDUE, EXIT_PROTOCOL
 

@@ -18,11 +18,11 @@ import pytest
 import structlog
 import trio
 
-from headgate.protocol.messages import RunnerSettings, TriggerSpec
+from headgate.protocol.messages.runner import RunnerSettings, TriggerSpec
 from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
-from headgate.runner.streams.manager import SharedStreamManager
 from headgate.runner.watchdog import IDLE_SAMPLES, SAMPLES_PER_LIMIT, Watchdog, culprit_of
+from headgate.streams.manager import SharedStreamManager
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 BLOCKED_AFTER_S = 0.05

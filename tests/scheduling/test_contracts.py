@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.protocol.dags import EVENTS_PER_RUN_MAX, AssetSchedule
+from headgate.protocol.messages.dags import EVENTS_PER_RUN_MAX, AssetSchedule
 from headgate.scheduling import contracts
 from headgate.scheduling.contracts import PAYLOAD_BYTES_PER_RUN_MAX, Backlog, Waiting
 

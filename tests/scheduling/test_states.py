@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from headgate.protocol.dags import TaskState
+from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states
 from headgate.scheduling.states import FAIL_METHOD, TERMINAL, TRANSITIONS, IllegalTransition
 

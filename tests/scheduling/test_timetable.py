@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from headgate.protocol.dags import CronSchedule
+from headgate.protocol.messages.dags import CronSchedule
 from headgate.scheduling import timetable
 from headgate.scheduling.timetable import Interval, NoMoment
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.dags import TaskState
+from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.why import Pool, StoredEvent, Supervisor, TaskFacts, TriggerFacts, span
 from headgate.scheduling.why_tasks import explain_task
 from headgate.scheduling.why_triggers import explain_trigger

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.supervisor.test_store_leases import QUEUES, Clock, register
+from tests.store.triggers.test_leases import QUEUES, Clock, register
 
-from headgate.protocol.dags import DagSpec, TaskSpec, TaskState
-from headgate.protocol.messages import EventKind, FiredEvent
+from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
+from headgate.protocol.messages.runner import EventKind, FiredEvent
 from headgate.protocol.values import encode_value
-from headgate.store.deferral import Deferral
 from headgate.store.store import Store
-from headgate.store.tasks import TaskToRun
+from headgate.store.tasks.deferral import Deferral
+from headgate.store.tasks.tasks import TaskToRun
 
 WAIT = Deferral("a.Trigger", encode_value({"path": "x"}, where="k"), "resume", encode_value({"n": 1}, where="k"))
 S = TaskState

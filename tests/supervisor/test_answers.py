@@ -10,9 +10,8 @@ import pytest
 from cryptography.fernet import Fernet
 from tests.supervisor.tasks_harness import S, Tasks
 
-from headgate.protocol.dags import DagSpec, TaskSpec
-from headgate.protocol.messages import KWARGS_BYTES_MAX
-from headgate.protocol.questions import (
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.questions import (
     CreateRun,
     EncodedValue,
     GetConnection,
@@ -24,9 +23,10 @@ from headgate.protocol.questions import (
     SecretText,
     TaskStates,
 )
-from headgate.store.engine import open_engine
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway
-from headgate.store.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.answers import AnswerRefused, Answers
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.protocol.messages import RunnerSettings
+from headgate.protocol.messages.runner import RunnerSettings
 from headgate.supervisor import config
 from headgate.supervisor.config import ConfigError, Settings, load_settings, resolve_settings
 

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from sqlalchemy import Engine
 
-from headgate.protocol.connection import split_sync
-from headgate.protocol.dags import DagSpec, TaskSpec
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
-from headgate.protocol.messages import (
+from headgate.protocol.link.connection import split_sync
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.questions import GetConnection, GetVariable, SecretText
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
     Drain,
@@ -34,18 +36,16 @@ from headgate.protocol.messages import (
     Welcome,
     tells_lost_lease,
 )
-from headgate.protocol.questions import GetConnection, GetVariable, SecretText
 from headgate.protocol.values import encode_value
-from headgate.protocol.wire import encode_message
 from headgate.scheduling.names import TryName
-from headgate.store.deferral import Deferral
-from headgate.store.engine import open_engine
+from headgate.store.db.engine import open_engine
+from headgate.store.db.schema import upgrade
+from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway
-from headgate.store.leases import ClaimedTrigger, TriggererRow
-from headgate.store.schema import upgrade
-from headgate.store.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor import assignments, commands
+from headgate.store.tasks.deferral import Deferral
+from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
+from headgate.supervisor import commands
 from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import (
@@ -56,7 +56,8 @@ from headgate.supervisor.core import (
     SupervisorCore,
 )
 from headgate.supervisor.core_settings import CoreSettings
-from headgate.supervisor.leases import ADVANCE_SHARE, FAIR_WAIT_S, Identity, LeaseTimes
+from headgate.supervisor.triggers import assignments
+from headgate.supervisor.triggers.leases import ADVANCE_SHARE, FAIR_WAIT_S, Identity, LeaseTimes
 
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 SETTINGS = CoreSettings(
@@ -927,7 +928,7 @@ def test_a_trigger_with_unreadable_kwargs_fails_alone(world: World) -> None:
 
 
 def test_more_triggers_than_one_claim_takes_start_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.supervisor.leases.CLAIM_TRIGGERS_MAX", 2)
+    monkeypatch.setattr("headgate.supervisor.triggers.leases.CLAIM_TRIGGERS_MAX", 2)
     add_watchers(world, 5)
     supervisor = world.supervisor()
     supervisor.start_runner()

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from headgate.store.leases import TriggererRow
+from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor import serve
-from headgate.supervisor.leases import Identity
 from headgate.supervisor.serve import is_gone, machine_identity, start_of_process, this_process
+from headgate.supervisor.triggers.leases import Identity
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 

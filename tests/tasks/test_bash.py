@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headgate.protocol.errors import DagMalformed
-from headgate.protocol.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value
 from headgate.tasks import DAG, BashOperator
 from headgate.tasks.bash import LAST_LINE_CHARS_MAX, LINE_BYTES_MAX

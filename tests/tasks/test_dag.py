@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from headgate import tasks
-from headgate.protocol.dags import AssetSchedule, CronSchedule, decode_dag, encode_dag
 from headgate.protocol.errors import DagMalformed
+from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, decode_dag, encode_dag
 from headgate.protocol.values import decode_value
 from headgate.tasks import (
     DAG,

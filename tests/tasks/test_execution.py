@@ -9,16 +9,9 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
-from headgate.protocol.messages import ERROR_CHARS_MAX, TriggerSpec
-from headgate.protocol.steps import (
-    StepDeferred,
-    StepFailed,
-    StepOutcome,
-    StepSkipped,
-    StepSucceeded,
-    XCom,
-)
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX, TriggerSpec
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.loading import load_trigger
 from headgate.tasks import (

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.dags import NAME_CHARS_MAX, TaskState
+from headgate.child import asking
 from headgate.protocol.errors import DagMalformed
-from headgate.protocol.questions import Answered, CreateRun, GetTaskStates, Question, RunCreated, TaskStates
-from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskState
+from headgate.protocol.messages.questions import Answered, CreateRun, GetTaskStates, Question, RunCreated, TaskStates
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value
-from headgate.runner import asking
 from headgate.tasks import DAG, BaseOperator, EmptyOperator, ExternalTaskSensor, TriggerDagRunOperator
 from headgate.tasks.context import make_context
 from headgate.tasks.execution import run_step

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.steps import StepFailed, StepOutcome, StepSucceeded
+from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSucceeded
 from headgate.tasks import DAG, BranchPythonOperator, EmptyOperator, ShortCircuitOperator, task
 from headgate.tasks.context import make_context
 from headgate.tasks.execution import run_step

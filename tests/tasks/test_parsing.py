@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.protocol.dags import decode_dag, encode_dag
-from headgate.protocol.messages import ERROR_CHARS_MAX
-from headgate.protocol.steps import StepSucceeded
+from headgate.protocol.messages.dags import decode_dag, encode_dag
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX
+from headgate.protocol.messages.steps import StepSucceeded
 from headgate.tasks import DAG
 from headgate.tasks.context import make_context
 from headgate.tasks.dag import open_dag

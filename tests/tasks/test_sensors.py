@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from headgate.protocol.errors import DagMalformed
-from headgate.protocol.messages import TriggerSpec
-from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.messages.runner import TriggerSpec
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.loading import load_trigger
 from headgate.tasks import (

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from headgate.brokers.filelog import FileLogTrigger
-from headgate.testing import CrashReport, CrashTestFailed, FileLogBroker, PairFailed, crash, crash_test
-from headgate.testing.deaths import plan_deaths
-from headgate.testing.history import Report
-from headgate.testing.journal import ProducerTrigger
+from headgate.testing import CrashReport, CrashTestFailed, FileLogBroker, PairFailed, crash_test
+from headgate.testing.crash import campaign as crash
+from headgate.testing.crash.deaths import plan_deaths
+from headgate.testing.crash.history import Report
+from headgate.testing.crash.journal import ProducerTrigger
 from headgate.triggers.base import BaseTrigger
 
 sys.path.append(str(Path(__file__).parent / "users"))
@@ -100,7 +101,7 @@ def test_a_producer_that_forgets_too_early_loses_events(broker: FolderBroker, tm
     assert "the broker forgot it" in text, "with its story"
     assert "handed out by reader" in text
     assert "runner, host.event_bound" in text, "with what was done"
-    again = [sys.executable, "-m", "headgate.testing.history", failed.value.report.history_path]
+    again = [sys.executable, "-m", "headgate.testing.crash.history", failed.value.report.history_path]
     read = subprocess.run(again, capture_output=True, text=True)
     assert read.returncode == 1, "the history that is kept shows it again"
     assert "lost" in read.stdout

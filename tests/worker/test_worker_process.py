@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.framing import encode_frame
-from headgate.protocol.messages import FRAME_BYTES_MAX
-from headgate.protocol.steps import StepSucceeded
-from headgate.protocol.work import (
+from headgate.protocol.link.framing import encode_frame
+from headgate.protocol.link.workconnection import WorkConnection
+from headgate.protocol.link.worksession import WorkRole
+from headgate.protocol.link.workwire import encode_work
+from headgate.protocol.messages.runner import FRAME_BYTES_MAX
+from headgate.protocol.messages.steps import StepSucceeded
+from headgate.protocol.messages.worker import (
     WORK_PROTOCOL_VERSION,
     ParseFile,
     RunStep,
@@ -28,9 +31,6 @@ from headgate.protocol.work import (
     WorkerSettings,
     WorkerWelcome,
 )
-from headgate.protocol.workconnection import WorkConnection
-from headgate.protocol.worksession import WorkRole
-from headgate.protocol.workwire import encode_work
 from headgate.worker.session import EXIT_LEFT, EXIT_PROTOCOL, EXIT_STOPPED
 
 WAIT_S = 30.0  # for a process to do what it is about to do

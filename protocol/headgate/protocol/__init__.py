@@ -1,19 +1,11 @@
 """What the two sides of headgate say to each other: bytes in, messages out, and no I/O but the frame log's.
 
 `Connection` is the door for a link, `encode_value` and `decode_value` for authors' values, `FrameLogWriter`,
-`read_frames`, `verify` and `describe` for the frame log. The messages are in `headgate.protocol.messages`.
+`read_frames`, `verify` and `describe` for the frame log. The messages are in `headgate.protocol.messages.runner`.
 """
 
 from __future__ import annotations
 
-from headgate.protocol.connection import (
-    Connection,
-    Observer,
-    RunnerConnection,
-    SupervisorConnection,
-    split_round,
-    split_sync,
-)
 from headgate.protocol.errors import (
     FrameLogError,
     FrameTooLong,
@@ -25,7 +17,7 @@ from headgate.protocol.errors import (
     ValueTooLong,
     VersionMismatch,
 )
-from headgate.protocol.framelog import (
+from headgate.protocol.framelog.log import (
     Damaged,
     Finding,
     FrameLogWriter,
@@ -36,9 +28,17 @@ from headgate.protocol.framelog import (
     read_frames,
     verify,
 )
-from headgate.protocol.session import Direction, Role, State
+from headgate.protocol.link.connection import (
+    Connection,
+    Observer,
+    RunnerConnection,
+    SupervisorConnection,
+    split_round,
+    split_sync,
+)
+from headgate.protocol.link.session import Direction, Role, State
+from headgate.protocol.link.wire import Message
 from headgate.protocol.values import decode_value, encode_value, register
-from headgate.protocol.wire import Message
 
 __all__ = [
     "Connection",

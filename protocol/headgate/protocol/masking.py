@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
-from headgate.protocol.questions import Answered, GetConnection, GetVariable, Question, SecretText
+from headgate.protocol.messages.questions import Answered, GetConnection, GetVariable, Question, SecretText
 from headgate.protocol.uris import parse_uri
 
 MASK: Final = "***"

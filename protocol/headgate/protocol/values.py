@@ -40,7 +40,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from headgate.protocol.errors import ValueMalformed, ValueNotSerializable, ValueTooLong
-from headgate.protocol.messages import REFUSED_HEAD_BYTES_MAX
+from headgate.protocol.messages.runner import REFUSED_HEAD_BYTES_MAX
 
 # How deep lists, dicts and the like may stand in one another. A tagged dict takes three levels of JSON for
 # one of these, and the JSON decoder gives up near 1000; authors' values have a handful.

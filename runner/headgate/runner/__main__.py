@@ -13,8 +13,8 @@ import sys
 import traceback
 from typing import NoReturn
 
+from headgate.child.birth import die_with
 from headgate.protocol.starting import import_structlog, without_collections
-from headgate.runner.birth import die_with
 
 SWITCH_INTERVAL_S = 0.001  # at the default 5 ms two busy threads can starve one another for seconds
 # trio makes many short-lived, cycle-free objects; the default thresholds doubled its cost per event.
@@ -37,8 +37,8 @@ def main() -> NoReturn:
     os.set_inheritable(arguments.logs_fd, False)
     with without_collections():
         import_structlog()
-        from headgate.runner.logs import LogChannel, configure
-        from headgate.runner.output import capture_output, end_lines
+        from headgate.child.logs import LogChannel, configure
+        from headgate.child.output import capture_output, end_lines
         from headgate.runner.session import run
 
     channel = LogChannel(socket.socket(fileno=arguments.logs_fd))

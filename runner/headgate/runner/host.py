@@ -21,9 +21,12 @@ import msgspec
 import structlog
 import trio
 
+from headgate.child.faults import describe_error, storable
+from headgate.child.logs import SpecNames, naming_trigger, trigger_names
+from headgate.child.output import end_lines
 from headgate.protocol import marks
 from headgate.protocol.errors import ValueNotSerializable, ValueTooLong
-from headgate.protocol.messages import (
+from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     KEY_CHARS_MAX,
     REFUSED_HEAD_BYTES_MAX,
@@ -39,15 +42,12 @@ from headgate.protocol.messages import (
     TriggerSpec,
 )
 from headgate.protocol.values import encode_value
-from headgate.runner.faults import describe_error, storable
 from headgate.runner.loading import load_trigger
-from headgate.runner.logs import SpecNames, naming_trigger, trigger_names
 from headgate.runner.outbox import Outbox
-from headgate.runner.output import end_lines
-from headgate.runner.streams.contract import PollTerminated
-from headgate.runner.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
-from headgate.runner.streams.manager import SharedStreamManager
-from headgate.runner.streams.subscription import NOTHING_BOUND, Subscription
+from headgate.streams.contract import PollTerminated
+from headgate.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
+from headgate.streams.manager import SharedStreamManager
+from headgate.streams.subscription import NOTHING_BOUND, Subscription
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 log = structlog.get_logger(__name__)

@@ -6,10 +6,12 @@ import math
 
 import trio
 
+from headgate.child.asking import NotAnswered
 from headgate.protocol import marks
-from headgate.protocol.connection import Connection, split_round
 from headgate.protocol.errors import RemoteProtocolError
-from headgate.protocol.messages import (
+from headgate.protocol.link.connection import Connection, split_round
+from headgate.protocol.messages.questions import Answered, TriggerQuestion
+from headgate.protocol.messages.runner import (
     FromRunner,
     FromSupervisor,
     LastEvent,
@@ -21,10 +23,8 @@ from headgate.protocol.messages import (
     StateSync,
     StoredEvent,
 )
-from headgate.protocol.questions import Answered, TriggerQuestion
-from headgate.runner.asking import NotAnswered
 from headgate.runner.outbox import Outbox
-from headgate.runner.streams.lease import Lease
+from headgate.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
 
 READ_BYTES_MAX = 256 * 1024  # read in one go

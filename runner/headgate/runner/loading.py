@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from headgate.protocol.messages import TriggerSpec
+from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value
 from headgate.triggers.base import BaseTrigger
 

@@ -11,7 +11,7 @@ from collections import deque
 
 import trio
 
-from headgate.protocol.messages import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges
 
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024  # what waits: what a database that is away may cost in memory
 ROUND_BYTES_MAX = 32 * 1024 * 1024  # of one round: two frames, stored in one go

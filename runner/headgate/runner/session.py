@@ -19,10 +19,12 @@ from typing import assert_never
 import structlog
 import trio
 
+from headgate.child import asking
 from headgate.protocol import marks
-from headgate.protocol.connection import Connection
 from headgate.protocol.errors import RemoteProtocolError
-from headgate.protocol.messages import (
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.session import Role
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
     Hello,
@@ -33,15 +35,13 @@ from headgate.protocol.messages import (
     Welcome,
     tells_lost_lease,
 )
-from headgate.protocol.session import Role
 from headgate.protocol.version import VERSION
-from headgate.runner import asking
 from headgate.runner.host import Host
 from headgate.runner.link import Link, SupervisorGone
 from headgate.runner.outbox import Outbox
-from headgate.runner.streams.lease import Lease
-from headgate.runner.streams.manager import SharedStreamManager
 from headgate.runner.watchdog import Watchdog
+from headgate.streams.lease import Lease
+from headgate.streams.manager import SharedStreamManager
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import structlog
 
 import headgate
-from headgate.runner.logs import trigger_names
+from headgate.child.logs import trigger_names
 
 log = structlog.get_logger(__name__)
 

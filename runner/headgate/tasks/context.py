@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
-from headgate.protocol.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
-from headgate.protocol.dags import name_problem as _name_problem
-from headgate.protocol.steps import XCom
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
+from headgate.protocol.messages.dags import name_problem as _name_problem
+from headgate.protocol.messages.steps import XCom
 from headgate.protocol.values import decode_value, encode_value
 
 if TYPE_CHECKING:

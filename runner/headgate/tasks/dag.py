@@ -10,8 +10,8 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from headgate.protocol.dags import DEFAULT_MAX_ACTIVE_RUNS, DagSpec, check_dag, id_problem
 from headgate.protocol.errors import DagMalformed
+from headgate.protocol.messages.dags import DEFAULT_MAX_ACTIVE_RUNS, DagSpec, check_dag, id_problem
 from headgate.tasks.options import TaskOptions, options_problem
 from headgate.tasks.schedule import Schedule, read_schedule, read_zone
 

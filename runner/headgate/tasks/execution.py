@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.child.asking import told
+from headgate.child.faults import describe_error, storable
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages import ERROR_CHARS_MAX, KWARGS_BYTES_MAX
-from headgate.protocol.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value, encode_value
-from headgate.runner.asking import told
-from headgate.runner.faults import describe_error, storable
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
 from headgate.tasks.operator import BaseOperator

@@ -9,12 +9,12 @@ from typing import Any, Final, Unpack
 
 import trio
 
-from headgate.protocol.dags import NAME_CHARS_MAX, id_problem, name_problem
+from headgate.child import asking
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages import KWARGS_BYTES_MAX
-from headgate.protocol.questions import CreateRun, RunCreated
+from headgate.protocol.messages.dags import NAME_CHARS_MAX, id_problem, name_problem
+from headgate.protocol.messages.questions import CreateRun, RunCreated
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
-from headgate.runner import asking
 from headgate.tasks.context import Context
 from headgate.tasks.dag import DAG
 from headgate.tasks.errors import TaskSkipped

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, Unpack
 
-from headgate.protocol.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
 from headgate.protocol.errors import DagMalformed, ProtocolError
-from headgate.protocol.messages import KWARGS_BYTES_MAX
+from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.dag import DAG, open_dag

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final, TypedDict
 
-from headgate.protocol.dags import DEFAULT_POOL, DEFAULT_QUEUE, TRIGGER_RULES, TriggerRule
+from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, TRIGGER_RULES, TriggerRule
 from headgate.triggers.base import StartTriggerArgs
 
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from headgate.protocol.dags import DagSpec, encode_dag
+from headgate.child.faults import describe_error
 from headgate.protocol.errors import DagMalformed
-from headgate.runner.faults import describe_error
+from headgate.protocol.messages.dags import DagSpec, encode_dag
 from headgate.tasks.dag import DAG, collecting
 from headgate.tasks.storing import DAG_MODULES
 

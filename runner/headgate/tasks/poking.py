@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from headgate.protocol.questions import Answered, TriggerQuestion
-from headgate.runner import asking
+from headgate.child import asking
+from headgate.protocol.messages.questions import Answered, TriggerQuestion
 from headgate.tasks.errors import TaskFailed
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 

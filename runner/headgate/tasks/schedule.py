@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 
-from headgate.protocol.dags import AssetSchedule, CronSchedule, asset_problem
+from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, asset_problem
 
 CRON_FIELDS: Final = 5  # minute, hour, day of month, month, day of week
 PRESETS: Final = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from headgate.protocol.dags import CLASSPATH_CHARS_MAX
 from headgate.protocol.errors import ValueNotSerializable
-from headgate.protocol.messages import KWARGS_BYTES_MAX
+from headgate.protocol.messages.dags import CLASSPATH_CHARS_MAX
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.triggers.base import BaseTrigger
 

@@ -6,8 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headgate.testing.brokers import Broker, FileLogBroker
-    from headgate.testing.crash import crash_test
+    from headgate.testing.crash.brokers import Broker, FileLogBroker
+    from headgate.testing.crash.campaign import crash_test
+    from headgate.testing.crash.pair import Pair, PairFailed
+    from headgate.testing.crash.report import CrashReport, CrashTestFailed
     from headgate.testing.failures import (
         LeftBehind,
         LoopBlocked,
@@ -19,26 +21,24 @@ if TYPE_CHECKING:
         TriggerFailed,
     )
     from headgate.testing.given import CreatedRun
-    from headgate.testing.pair import Pair, PairFailed
-    from headgate.testing.report import CrashReport, CrashTestFailed
     from headgate.testing.running import run_trigger
     from headgate.testing.scripted import Message, SharedStream, shared_stream
     from headgate.testing.tasks import Deferral, TaskResult, run_task
 
 # Loaded when asked for: the checker, and pytest, which loads the plugin for everybody, need none of it.
 _HOMES = {
-    "Broker": "brokers",
-    "CrashReport": "report",
-    "CrashTestFailed": "report",
+    "Broker": "crash.brokers",
+    "CrashReport": "crash.report",
+    "CrashTestFailed": "crash.report",
     "CreatedRun": "given",
     "Deferral": "tasks",
-    "FileLogBroker": "brokers",
+    "FileLogBroker": "crash.brokers",
     "LeftBehind": "failures",
     "LoopBlocked": "failures",
     "Message": "scripted",
     "Misbehaved": "failures",
-    "Pair": "pair",
-    "PairFailed": "pair",
+    "Pair": "crash.pair",
+    "PairFailed": "crash.pair",
     "RoundTripFailed": "failures",
     "SharedStream": "scripted",
     "TaskNeverEnds": "failures",
@@ -46,7 +46,7 @@ _HOMES = {
     "TaskResult": "tasks",
     "TooFewEvents": "failures",
     "TriggerFailed": "failures",
-    "crash_test": "crash",
+    "crash_test": "crash.campaign",
     "run_task": "tasks",
     "run_trigger": "running",
     "shared_stream": "scripted",

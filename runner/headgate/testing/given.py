@@ -9,7 +9,8 @@ from typing import Any, TypeAlias, assert_never
 
 import trio
 
-from headgate.protocol.questions import (
+from headgate.child import asking
+from headgate.protocol.messages.questions import (
     Answered,
     CreateRun,
     EncodedValue,
@@ -23,9 +24,8 @@ from headgate.protocol.questions import (
     TaskStates,
     TriggerQuestion,
 )
-from headgate.protocol.task_states import TaskState
+from headgate.protocol.messages.task_states import TaskState
 from headgate.protocol.values import decode_value, encode_value
-from headgate.runner import asking
 
 RETURN_VALUE = "return_value"
 _UNFINISHED = frozenset({"none", "scheduled", "queued", "running", "deferred", "up_for_retry", "restarting"})

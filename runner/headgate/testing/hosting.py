@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, nullcontext
 import trio
 import trio.testing
 
-from headgate.protocol.messages import (
+from headgate.child import asking
+from headgate.protocol.messages.runner import (
     CancelReason,
     CancelTrigger,
     EventKind,
@@ -25,10 +26,9 @@ from headgate.protocol.messages import (
     TriggerSpec,
 )
 from headgate.protocol.values import decode_value, encode_value
-from headgate.runner import asking
 from headgate.runner.host import Ending, Host
 from headgate.runner.outbox import Outbox
-from headgate.runner.streams.manager import SharedStreamManager
+from headgate.streams.manager import SharedStreamManager
 from headgate.testing.clock import SkippingClock, wait_nothing_but_time
 from headgate.testing.failures import Misbehaved
 from headgate.testing.given import Given

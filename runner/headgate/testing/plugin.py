@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from headgate.testing.pair import Pair
+    from headgate.testing.crash.pair import Pair
 
 _OVERRIDES = ("kills", "seed")
 
@@ -29,14 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hand the options over, where there are any."""
     given = {name: config.getoption(f"--headgate-{name}") for name in _OVERRIDES}
     if any(value is not None for value in given.values()):
-        from headgate.testing import crash
+        from headgate.testing.crash import campaign as crash
 
         crash.overrides.update({name: value for name, value in given.items() if value is not None})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show the tables of the crash tests that ran."""
-    crash = sys.modules.get("headgate.testing.crash")
+    crash = sys.modules.get("headgate.testing.crash.campaign")
     if crash is None or not crash.reports:
         return
     terminalreporter.section("headgate crash tests")
@@ -47,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def headgate_pair(tmp_path: Path) -> Iterator[Pair]:
     """A real supervisor with its runner, on a new SQLite database; not started yet, and gone after the test."""
-    from headgate.testing.pair import Pair
+    from headgate.testing.crash.pair import Pair
 
     with Pair(tmp_path / "headgate") as pair:
         yield pair

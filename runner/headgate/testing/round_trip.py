@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages import TriggerSpec
+from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.loading import TriggerNotLoaded, load_trigger
 from headgate.tasks.storing import encode_trigger

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import trio
 
-from headgate.protocol.messages import RunnerSettings
-from headgate.runner import asking
+from headgate.child import asking
+from headgate.protocol.messages.runner import RunnerSettings
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
 from headgate.testing.given import Given, RunGiven

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import msgspec
 import trio
 
-from headgate.protocol.messages import RunnerSettings, TriggerSpec
-from headgate.runner.streams import checks
+from headgate.protocol.messages.runner import RunnerSettings, TriggerSpec
+from headgate.streams import checks
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, TriggerFailed
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
@@ -207,7 +207,7 @@ def shared_stream(
 
     The triggers are made again from their kwargs and run by the runner's own host and stream manager; only the
     producer, the database and the clock are the kit's. Time stands still but for `SharedStream.skip`. ``settings`` are
-    further ones of `headgate.protocol.messages.RunnerSettings`.
+    further ones of `headgate.protocol.messages.runner.RunnerSettings`.
 
     Raises, at the latest when it is left, `RoundTripFailed`, `TriggerFailed`, `LoopBlocked`, `Misbehaved` and
     `LeftBehind`; ValueError for triggers that do not share a stream.

@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeAlias
 
 import trio
 
-from headgate.protocol.messages import FiredEvent, RunnerSettings, TriggerSpec
-from headgate.protocol.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
+from headgate.child import asking
+from headgate.protocol.messages.runner import FiredEvent, RunnerSettings, TriggerSpec
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.values import decode_value, encode_value
-from headgate.runner import asking
 from headgate.tasks.context import RETURN_VALUE, Context, make_context
 from headgate.tasks.errors import FAIL_METHOD, REASON_FAILURE, REASON_TIMEOUT
 from headgate.tasks.execution import Resumption, run_step

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from headgate.protocol.messages import StoredEvent
-from headgate.protocol.questions import GetConnection, GetVariable
+from headgate.child import asking
+from headgate.protocol.messages.questions import GetConnection, GetVariable
+from headgate.protocol.messages.runner import StoredEvent
 from headgate.protocol.values import decode_value
-from headgate.runner import asking
 from headgate.triggers.named_values import REQUIRED, Connection, connection_of, variable_json, variable_text
 
 if TYPE_CHECKING:
-    from headgate.runner.streams.contract import SharedStreamProducer
+    from headgate.streams.contract import SharedStreamProducer
 
 __all__ = [
     "BaseEventTrigger",

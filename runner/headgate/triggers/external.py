@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, TypeAlias
 import structlog
 import trio
 
-from headgate.protocol.dags import TaskState, id_problem, name_problem
-from headgate.protocol.questions import GetTaskStates, TaskStates
-from headgate.runner import asking
+from headgate.child import asking
+from headgate.protocol.messages.dags import TaskState, id_problem, name_problem
+from headgate.protocol.messages.questions import GetTaskStates, TaskStates
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = ["ExternalTaskTrigger"]

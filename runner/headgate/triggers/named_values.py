@@ -11,9 +11,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headgate.protocol.questions import Answered, GetConnection, GetVariable, SecretText
+from headgate.child import asking
+from headgate.protocol.messages.questions import Answered, GetConnection, GetVariable, SecretText
 from headgate.protocol.uris import parse_uri
-from headgate.runner import asking
 
 __all__ = ["Connection", "ConnectionMissing", "Variable", "VariableMissing"]
 
@@ -55,7 +55,7 @@ class Variable:
     def get(name: str, default: Any = REQUIRED) -> Any:
         """Return the text of a variable, ``default`` where there is none.
 
-        Raises `VariableMissing` where no default was given either, and from `headgate.runner.asking` `NobodyToAsk` and
+        Raises `VariableMissing` where no default was given either, and from `headgate.child.asking` `NobodyToAsk` and
         `NotAnswered`.
         """
         return variable_text(name, asking.ask(GetVariable(name)), default)
@@ -91,7 +91,7 @@ class Connection:
     def get(cls, name: str) -> Connection:
         """Return the connection of this name.
 
-        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, and from `headgate.runner.asking`
+        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, and from `headgate.child.asking`
         `NobodyToAsk` and `NotAnswered`.
         """
         return connection_of(name, asking.ask(GetConnection(name)))

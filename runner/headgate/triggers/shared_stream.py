@@ -6,7 +6,7 @@ advanced only after every event derived from a message is stored.
 
 from __future__ import annotations
 
-from headgate.runner.streams.contract import (
+from headgate.streams.contract import (
     AckTimeout,
     AdvanceItem,
     AdvanceOutcome,
@@ -14,8 +14,8 @@ from headgate.runner.streams.contract import (
     SharedStreamProducer,
     SubscriberOverflow,
 )
-from headgate.runner.streams.manager import SharedStreamManager
-from headgate.runner.streams.subscription import reject_shared_stream_event
+from headgate.streams.manager import SharedStreamManager
+from headgate.streams.subscription import reject_shared_stream_event
 
 __all__ = [
     "AckTimeout",

@@ -12,8 +12,8 @@ import sys
 import traceback
 from typing import NoReturn
 
+from headgate.child.birth import die_with
 from headgate.protocol.starting import import_structlog, without_collections
-from headgate.runner.birth import die_with
 
 EXIT_BUG = 70  # something escaped that should not have; the traceback is on standard error
 
@@ -31,7 +31,7 @@ def main() -> NoReturn:
     os.set_inheritable(arguments.logs_fd, False)
     with without_collections():
         import_structlog()
-        from headgate.runner.logs import configure
+        from headgate.child.logs import configure
         from headgate.worker.records import RecordSocket
         from headgate.worker.session import run
         from headgate.worker.stops import Stops

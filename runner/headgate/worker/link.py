@@ -12,12 +12,12 @@ import socket
 import threading
 from typing import Final
 
+from headgate.child.asking import NotAnswered
 from headgate.protocol import marks
-from headgate.protocol.questions import Answered, Question
-from headgate.protocol.work import Answer, Ask, FromWorker, StepEnded, ToWorker
-from headgate.protocol.workconnection import WorkConnection
-from headgate.protocol.worksession import WorkRole
-from headgate.runner.asking import NotAnswered
+from headgate.protocol.link.workconnection import WorkConnection
+from headgate.protocol.link.worksession import WorkRole
+from headgate.protocol.messages.questions import Answered, Question
+from headgate.protocol.messages.worker import Answer, Ask, FromWorker, StepEnded, ToWorker
 from headgate.worker.stops import Stops
 
 READ_BYTES_MAX: Final = 256 * 1024  # read in one go

@@ -1,4 +1,4 @@
-"""The streams of a worker: what a step prints becomes log records (`headgate.runner.output`).
+"""The streams of a worker: what a step prints becomes log records (`headgate.child.output`).
 
 What goes past Python, to the descriptors themselves, is read by the supervisor from the pipe that they are.
 """
@@ -9,8 +9,8 @@ import ctypes
 import io
 import sys
 
-from headgate.runner.logs import Channel
-from headgate.runner.output import captured, end_lines_of
+from headgate.child.logs import Channel
+from headgate.child.output import captured, end_lines_of
 from headgate.worker.stops import Stops
 
 

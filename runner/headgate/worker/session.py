@@ -13,12 +13,14 @@ from typing import Final, assert_never
 import msgspec
 import structlog
 
+from headgate.child.asking import answered_by
+from headgate.child.faults import describe_error
+from headgate.child.logs import STEP_FIELDS, Channel, configure, naming_process
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
-from headgate.protocol.starting import without_collections
-from headgate.protocol.steps import StepFailed, StepOutcome
-from headgate.protocol.version import VERSION
-from headgate.protocol.work import (
+from headgate.protocol.link.worksession import FILE_PIECES_MAX
+from headgate.protocol.messages.steps import StepFailed, StepOutcome
+from headgate.protocol.messages.worker import (
     WORK_PROTOCOL_VERSION,
     Answer,
     FileParsed,
@@ -29,10 +31,8 @@ from headgate.protocol.work import (
     WorkerHello,
     WorkerWelcome,
 )
-from headgate.protocol.worksession import FILE_PIECES_MAX
-from headgate.runner.asking import answered_by
-from headgate.runner.faults import describe_error
-from headgate.runner.logs import STEP_FIELDS, Channel, configure, naming_process
+from headgate.protocol.starting import without_collections
+from headgate.protocol.version import VERSION
 from headgate.tasks.parsing import DagFileRefused, parse_file
 from headgate.worker import steps
 from headgate.worker.link import SupervisorGone, WorkerLink

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
+from headgate.child.asking import Answerer
+from headgate.child.faults import describe_error
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.questions import EncodedValue, GetXCom
-from headgate.protocol.steps import StepFailed, StepOutcome
+from headgate.protocol.messages.questions import EncodedValue, GetXCom
+from headgate.protocol.messages.steps import StepFailed, StepOutcome
+from headgate.protocol.messages.worker import Step
 from headgate.protocol.values import decode_value
-from headgate.protocol.work import Step
-from headgate.runner.asking import Answerer
-from headgate.runner.faults import describe_error
 from headgate.tasks.context import Context, RunAsset, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption
 from headgate.tasks.execution import run_step as execute

@@ -41,7 +41,7 @@ class Invocation:
     def settings(self, **flags: Any) -> Settings:
         """Return the settings, with the log of this process set up by them. Raises `ConfigError`."""
         import_structlog()
-        from headgate.supervisor import logs
+        from headgate.supervisor.logs import logs
 
         settings = self.resolve(**flags).settings
         logs.configure(settings)
@@ -54,9 +54,9 @@ class Invocation:
         Raises `CommandError` for a file that does not exist, `SchemaOutOfDate` for a database that has to be
         upgraded first, `DatabaseAway` for one that does not answer.
         """
-        from headgate.store.engine import open_engine
-        from headgate.store.schema import require_current
-        from headgate.store.secrets import Secrets
+        from headgate.store.db.engine import open_engine
+        from headgate.store.db.schema import require_current
+        from headgate.store.db.secrets import Secrets
         from headgate.store.store import Store
 
         settings = self.settings()

@@ -16,14 +16,12 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli import (
-    configuration,
+from headgate.cli import configuration
+from headgate.cli.commands import (
     dags,
     database,
-    demo,
     examples,
     frames,
-    reading,
     runs,
     task_logs,
     tasks,
@@ -34,6 +32,8 @@ from headgate.cli import (
     watchers,
     why,
 )
+from headgate.cli.commands import events as reading
+from headgate.cli.demo import command as demo
 from headgate.cli.invocation import CommandError, Invocation
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.version import VERSION

@@ -12,7 +12,7 @@ from typing import assert_never
 
 import msgspec
 
-from headgate.protocol.dags import EVENTS_PER_RUN_MAX, AssetSchedule
+from headgate.protocol.messages.dags import EVENTS_PER_RUN_MAX, AssetSchedule
 
 PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of its events, in all: they go to the worker in one frame of 16 MiB
 

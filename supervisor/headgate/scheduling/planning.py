@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.protocol.dags import DagSpec, StartTrigger, TaskSpec, TaskState
+from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec, TaskState
 from headgate.scheduling import states, trigger_rules
 
 _BROKEN = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})

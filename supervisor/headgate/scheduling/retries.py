@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.protocol.dags import DURATION_S_MAX
+from headgate.protocol.messages.dags import DURATION_S_MAX
 
 _DOUBLINGS_MAX = 64  # beyond it any delay is longer than the longest, and a float would overflow in the end
 

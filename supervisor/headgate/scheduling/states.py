@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from headgate.protocol.dags import TaskState
+from headgate.protocol.messages.dags import TaskState
 
 TriggerId = Literal["set", "clear", "-"]
 NextMethod = Literal["set", "__fail__", "clear", "-"]

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from cronsim import CronSim
 
-from headgate.protocol.dags import CronSchedule
+from headgate.protocol.messages.dags import CronSchedule
 
 # Ticks that do not move on, as at the hour that is left out: more in a row than a clock change is long in minutes.
 SAME_TICKS_MAX = 240

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, assert_never
 
-from headgate.protocol.dags import TaskState, TriggerRule
+from headgate.protocol.messages.dags import TaskState, TriggerRule
 from headgate.scheduling.states import TERMINAL
 
 Readiness = Literal["run", "wait", "skipped", "upstream_failed"]

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.protocol.dags import TaskState, TriggerRule
+from headgate.protocol.messages.dags import TaskState, TriggerRule
 
 HEADGATE_UP = "start `headgate up`"
 NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the lists have all of them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from headgate.protocol.dags import TaskState
+from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import why_triggers
 from headgate.scheduling.states import FAIL_METHOD, TERMINAL
 from headgate.scheduling.trigger_rules import ready

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
-from headgate.store.bulk import chunks
+from headgate.store.db.bulk import chunks
 from headgate.store.tables import (
     asset_subscription,
     asset_watcher,

@@ -8,10 +8,12 @@ from datetime import timedelta
 
 from sqlalchemy import Connection
 
-from headgate.store import cleaning, leases, notices
+from headgate.store import cleaning
 from headgate.store.cleaning import CLEAN_AGE_MIN_S, CLEAN_ROWS_MAX, IN_DOUBT_MAX_S, UNASKED, Cleaned, Kind
-from headgate.store.leases import Clock
+from headgate.store.db import notices
 from headgate.store.task_verbs import Transaction
+from headgate.store.triggers import leases
+from headgate.store.triggers.leases import Clock
 
 
 class _RollBack(Exception):

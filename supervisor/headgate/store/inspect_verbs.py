@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from headgate.protocol.dags import DagSpec, TaskState
+from headgate.protocol.messages.dags import DagSpec, TaskState
 from headgate.scheduling import why_tasks, why_triggers
 from headgate.scheduling.why import Answer
-from headgate.store import inspecting, inspecting_triggers, leases, why_facts
-from headgate.store.inspecting import LIST_DAGS_MAX, TaskRef
-from headgate.store.leases import SILENCE_MAX_S, Clock
-from headgate.store.secrets import Secrets
+from headgate.store.db.secrets import Secrets
+from headgate.store.inspect import inspecting, inspecting_triggers, why_facts
+from headgate.store.inspect.inspecting import LIST_DAGS_MAX, TaskRef
 from headgate.store.task_verbs import Transaction
+from headgate.store.triggers import leases
+from headgate.store.triggers.leases import SILENCE_MAX_S, Clock
 
 ROWS_PER_PAGE_MAX = 1000  # of one list verb; whoever wants more asks for the next page
 

@@ -11,13 +11,15 @@ from contextlib import AbstractContextManager
 
 from sqlalchemy import Connection
 
-from headgate.store import due_times, leases, new_runs, notices, planning
-from headgate.store.due_times import Due
-from headgate.store.graphs import Graphs
-from headgate.store.leases import Clock
-from headgate.store.new_runs import NewRuns
-from headgate.store.planning import Planned
-from headgate.store.secrets import Secrets
+from headgate.store.db import notices
+from headgate.store.db.secrets import Secrets
+from headgate.store.scheduling import due_times, new_runs, planning
+from headgate.store.scheduling.due_times import Due
+from headgate.store.scheduling.new_runs import NewRuns
+from headgate.store.scheduling.planning import Planned
+from headgate.store.tasks.graphs import Graphs
+from headgate.store.triggers import leases
+from headgate.store.triggers.leases import Clock
 
 RUNS_PER_LOOK_MAX = 20  # looked at in one transaction: locks, and the memory of their tasks' states
 RUNS_PER_TRANSACTION_MAX = 20  # made: each writes a row for each of its tasks

@@ -16,19 +16,22 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine
 
 from headgate.protocol import marks
-from headgate.protocol.messages import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
 from headgate.protocol.values import encode_value
-from headgate.store import dead_letters, deferral, driver_errors, leases, notices, reading, task_rows, watchers
-from headgate.store import events as event_log
-from headgate.store.deadline import Deadline
-from headgate.store.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
+from headgate.store.db import driver_errors, notices
+from headgate.store.db.deadline import Deadline
+from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
+from headgate.store.db.prepared import driver_of
+from headgate.store.db.secrets import Secrets
 from headgate.store.errors import NoSuchWatcher, RowsRefused
-from headgate.store.graphs import Graphs
-from headgate.store.leases import SILENCE_MAX_S, ClaimedTrigger, Clock, Poll, TriggererRow
-from headgate.store.prepared import driver_of
+from headgate.store.inspect import reading
 from headgate.store.scheduling_verbs import SchedulingVerbs
-from headgate.store.secrets import Secrets
 from headgate.store.task_verbs import TaskVerbs
+from headgate.store.tasks import deferral, task_rows
+from headgate.store.tasks.graphs import Graphs
+from headgate.store.triggers import dead_letters, leases, watchers
+from headgate.store.triggers import events as event_log
+from headgate.store.triggers.leases import SILENCE_MAX_S, ClaimedTrigger, Clock, Poll, TriggererRow
 
 if TYPE_CHECKING:
     from headgate.store.cleaning_verbs import CleaningVerbs
@@ -179,7 +182,7 @@ class Store:
     def has_news(self) -> bool:
         """Whether `poll` may have another answer than last time: looked at without a transaction.
 
-        True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.notices`).
+        True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.db.notices`).
         """
         with self._translating():
             if self._connection is None or self._notices is None:
@@ -230,7 +233,7 @@ class Store:
             marks.reach("store.rows_inserted")
             dead_letters.bury_refused(connection, now, refused)
             over: frozenset[int] = frozenset()
-            if self._waited_for:  # before the triggers' own rows: see `headgate.store.task_rows` on locks
+            if self._waited_for:  # before the triggers' own rows: see `headgate.store.tasks.task_rows` on locks
                 deferral.take_events(connection, now, events, self._waited_for)
                 over = deferral.take_ends(connection, now, self._secrets, epoch, finished, self._waited_for)
             failure_counts = event_log.finish(connection, epoch, now, finished)

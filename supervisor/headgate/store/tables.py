@@ -34,9 +34,9 @@ from sqlalchemy import (
     text,
 )
 
-from headgate.protocol.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BYTES_MAX, TaskState
-from headgate.protocol.messages import KEY_CHARS_MAX
-from headgate.store.times import UtcDateTime
+from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BYTES_MAX, TaskState
+from headgate.protocol.messages.runner import KEY_CHARS_MAX
+from headgate.store.db.times import UtcDateTime
 
 # Only a column declared INTEGER counts up by itself on SQLite, where it has 64 bits anyway.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
@@ -215,7 +215,7 @@ dag = Table(
     Column("id", BigId, primary_key=True),
     Column("name", Text, nullable=False),
     Column("file", Text, nullable=False),
-    Column("spec", LargeBinary, nullable=False),  # `headgate.protocol.dags.encode_dag`
+    Column("spec", LargeBinary, nullable=False),  # `headgate.protocol.messages.dags.encode_dag`
     Column("max_active_runs", BigInteger, nullable=False),
     Column("is_paused", Boolean, nullable=False),
     Column("created_date", UtcDateTime, nullable=False),

@@ -14,14 +14,17 @@ from typing import Literal
 from sqlalchemy import Connection, Table
 
 from headgate.protocol import marks
-from headgate.protocol.dags import DagSpec, TaskState
+from headgate.protocol.messages.dags import DagSpec, TaskState
 from headgate.scheduling.planning import RunEnd
-from headgate.store import dags, deferral, leases, notices, planning, task_actions, task_ends, task_values, tasks
-from headgate.store.graphs import Graphs
-from headgate.store.leases import Clock
-from headgate.store.secrets import Secrets
+from headgate.store.db import notices
+from headgate.store.db.secrets import Secrets
+from headgate.store.scheduling import planning
 from headgate.store.tables import connection as connection_table
 from headgate.store.tables import variable
+from headgate.store.tasks import dags, deferral, task_actions, task_ends, task_values, tasks
+from headgate.store.tasks.graphs import Graphs
+from headgate.store.triggers import leases
+from headgate.store.triggers.leases import Clock
 
 TASKS_A_TRANSACTION_MAX = 500  # of one kind of due tasks: some tens of milliseconds, so that others have their turn
 

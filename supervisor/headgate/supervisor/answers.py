@@ -14,10 +14,9 @@ from typing import Final, Protocol, assert_never
 
 import msgspec
 
-from headgate.protocol.dags import ID_CHARS_MAX, XCOM_KEY_CHARS_MAX
 from headgate.protocol.masking import SecretMask
-from headgate.protocol.messages import ERROR_CHARS_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX
-from headgate.protocol.questions import (
+from headgate.protocol.messages.dags import ID_CHARS_MAX, XCOM_KEY_CHARS_MAX
+from headgate.protocol.messages.questions import (
     Answered,
     CreateRun,
     EncodedValue,
@@ -30,9 +29,10 @@ from headgate.protocol.questions import (
     SecretText,
     TaskStates,
 )
-from headgate.store.dags import RunStanding
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.store.errors import BadKey, BadName, NoSuchRow, SpecUnreadable, ValueRefused
-from headgate.store.watchers import NAME_CHARS_MAX, check_name
+from headgate.store.tasks.dags import RunStanding
+from headgate.store.triggers.watchers import NAME_CHARS_MAX, check_name
 
 VARIABLE_PREFIX: Final = "HEADGATE_VAR_"
 CONNECTION_PREFIX: Final = "HEADGATE_CONN_"

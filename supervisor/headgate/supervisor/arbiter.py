@@ -20,11 +20,11 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
-from headgate.supervisor.child import Child
+from headgate.supervisor.children.child import Child
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.logs import relay
-from headgate.supervisor.task_logs import LEVELS_FOR_ALL, TaskLogs
+from headgate.supervisor.logs.logs import relay
+from headgate.supervisor.logs.task_logs import LEVELS_FOR_ALL, TaskLogs
 
 log = structlog.get_logger(__name__)
 

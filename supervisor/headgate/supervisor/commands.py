@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.protocol.messages import FromSupervisor
+from headgate.protocol.messages.runner import FromSupervisor
 
 
 class Spawn(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
-from headgate.protocol.messages import (
+from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelReason,
     CancelTrigger,
@@ -40,17 +40,17 @@ from headgate.protocol.messages import (
     Welcome,
 )
 from headgate.store.errors import LeaseLost
-from headgate.store.leases import ClaimedTrigger, TriggererRow
+from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
 from headgate.supervisor.answers import Answering
-from headgate.supervisor.assignments import Assignments
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.duties import SaysToTasks, TaskDuty
-from headgate.supervisor.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
-from headgate.supervisor.leases import Identity, Leases, LeaseStore
-from headgate.supervisor.trigger_questions import LastEvents, TriggerQuestions
+from headgate.supervisor.triggers.assignments import Assignments
+from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
+from headgate.supervisor.triggers.leases import Identity, Leases, LeaseStore
+from headgate.supervisor.triggers.questions import LastEvents, TriggerQuestions
 
 log = structlog.get_logger(__name__)
 

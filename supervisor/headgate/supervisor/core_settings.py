@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.protocol.messages import RunnerSettings
-from headgate.supervisor.leases import LeaseTimes
+from headgate.protocol.messages.runner import RunnerSettings
+from headgate.supervisor.triggers.leases import LeaseTimes
 
 
 class CoreSettings(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from headgate.scheduling.names import TryName
 
 
 class TaskDuty(Protocol):
-    """The part for tasks, where this supervisor has one; see `headgate.supervisor.task_core`."""
+    """The part for tasks, where this supervisor has one; see `headgate.supervisor.tasks.core`."""
 
     def notice(self, *, has_fenced: bool = False) -> None:
         """Somebody has written to the database, an event may have resumed a task, or others lost their leases."""
@@ -36,7 +36,7 @@ class TaskDuty(Protocol):
 
 
 class SaysToTasks(Protocol):
-    """Where the core says something about a task; `headgate.supervisor.task_logs.TaskLogs` is one."""
+    """Where the core says something about a task; `headgate.supervisor.logs.task_logs.TaskLogs` is one."""
 
     def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
         """Put it in the log of this try."""

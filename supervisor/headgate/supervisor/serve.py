@@ -12,26 +12,26 @@ from typing import Literal
 
 import structlog
 
-from headgate.protocol.connection import Connection
-from headgate.protocol.framelog import FrameLogWriter
-from headgate.protocol.session import Role
-from headgate.store.engine import open_engine
-from headgate.store.leases import TriggererRow
-from headgate.store.schema import require_current
-from headgate.store.secrets import Secrets
+from headgate.protocol.framelog.log import FrameLogWriter
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.session import Role
+from headgate.store.db.engine import open_engine
+from headgate.store.db.schema import require_current
+from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor import logs
+from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor.answers import Answers
 from headgate.supervisor.arbiter import Arbiter
-from headgate.supervisor.capture import Capture
-from headgate.supervisor.child import Child, scrub
+from headgate.supervisor.children.child import Child, scrub
+from headgate.supervisor.children.link import Link
 from headgate.supervisor.config import Settings
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.core_settings import CoreSettings
-from headgate.supervisor.leases import Identity, LeaseTimes
-from headgate.supervisor.link import Link
-from headgate.supervisor.task_logs import TaskLogs
-from headgate.supervisor.task_part import task_part
+from headgate.supervisor.logs import logs
+from headgate.supervisor.logs.task_logs import TaskLogs
+from headgate.supervisor.replay.capture import Capture
+from headgate.supervisor.tasks.assembly import task_part
+from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from headgate.protocol.questions import Question
-from headgate.protocol.work import Answer, Step, StepEnded
+from headgate.protocol.messages.questions import Question
+from headgate.protocol.messages.worker import Answer, Step, StepEnded
 
 # Why a step is ended before its time. Only a ``user`` has the task's on_kill() called (I14).
 EndReason = Literal["user", "timeout", "lost"]

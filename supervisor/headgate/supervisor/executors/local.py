@@ -18,11 +18,11 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError
-from headgate.protocol.work import Answer, Ask, FileParsed, RunStep, Step, StepEnded, WorkerSettings
+from headgate.protocol.messages.worker import Answer, Ask, FileParsed, RunStep, Step, StepEnded, WorkerSettings
 from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.children.worker import Work, Worker, WorkerChild
 from headgate.supervisor.executors import processes
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
-from headgate.supervisor.executors.worker import Work, Worker, WorkerChild
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""Frames, sessions and connections of a link: bytes in, messages out."""

@@ -1,0 +1,365 @@
+"""What a parsed DAG is on the wire: one frozen struct per part, the limits, and the check that both sides make.
+
+A DAG file is parsed by a worker process, which runs its author's code; what it reports is a `DagSpec`. The supervisor
+imports no such code: it schedules from the spec alone, and believes nothing in it that `check_dag` has not looked at.
+
+Structs travel as msgpack arrays, as in `headgate.protocol.messages.runner`: a new field goes to the end of its struct
+and has
+a default. Times are seconds; moments are seconds since the epoch, in UTC.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
+from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.messages.task_states import TaskState as TaskState  # to be imported from here as well
+
+# The limits of a DAG (I11). What exceeds one is refused when the file is parsed, where its author sees it.
+TASKS_PER_DAG_MAX = 10_000  # the scheduler looks at all tasks of a run in one go
+UPSTREAM_PER_TASK_MAX = 1000  # a task's rule looks at all of them whenever one of them ends
+DAG_SPEC_BYTES_MAX = 4 * 1024 * 1024  # one encoded spec: several still fit a frame
+ID_CHARS_MAX = 250  # dag_id, task_id: 1,000 bytes of UTF-8 at most, so that both together fit an index row
+NAME_CHARS_MAX = 250  # queues, pools, tags, operators, cron expressions: for the same reason
+TEXT_CHARS_MAX = 64 * 1024  # a description
+TAGS_MAX = 100
+ASSETS_MAX = 100  # of one schedule
+EVENTS_PER_RUN_MAX = 1000  # asset events that one run is made for; they travel with each of its steps
+ASSET_CHARS_MAX = 1500  # the URI of an asset: an index row holds 2,704 bytes, and URIs are ASCII
+CLASSPATH_CHARS_MAX = 1000
+RETRIES_MAX = 10_000  # who wants more wants a loop
+DURATION_S_MAX = 10 * 365 * 86_400.0  # any delay or timeout: ten years, which every clock and column can hold
+# Moments: the years 2 to 9998. Beyond them a time zone, or the moment before, may have no date.
+MOMENT_S_MIN = -62_104_060_800.0
+MOMENT_S_MAX = 253_370_764_799.0
+PRIORITY_MAX = 1_000_000_000  # either sign; sums of them stay within 64 bits
+POOL_SLOTS_MAX = 1_000_000
+ACTIVE_RUNS_MAX = 100_000
+XCOM_BYTES_MAX = 48 * 1024  # one encoded XCom; what is bigger belongs in a file or an object store
+XCOMS_PER_STEP_MAX = 100  # pushed by one step of a task
+XCOM_KEY_CHARS_MAX = 250
+
+DEFAULT_QUEUE: Final = "default"
+DEFAULT_POOL: Final = "default_pool"
+DEFAULT_MAX_ACTIVE_RUNS: Final = 16
+
+TriggerRule: TypeAlias = Literal[
+    "all_success",
+    "all_failed",
+    "all_done",
+    "all_skipped",
+    "one_success",
+    "one_failed",
+    "one_done",
+    "none_failed",
+    "none_failed_min_one_success",
+    "none_skipped",
+    "always",
+]
+TRIGGER_RULES: Final[tuple[TriggerRule, ...]] = typing.get_args(TriggerRule)
+
+
+RunContract: TypeAlias = Literal["all", "each", "batch", "latest"]
+
+
+# --- the structs ---------------------------------------------------------------------------------
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
+    """What all structs of a DAG have in common; as those of the messages, they can be in no cycle."""
+
+
+class StartTrigger(_Part, frozen=True):
+    """The trigger a task starts with, in the runner and without a worker; part of `TaskSpec`.
+
+    ``kwargs`` and ``next_kwargs`` are dicts encoded by `headgate.protocol.values`. The task resumes in ``next_method``.
+    """
+
+    classpath: str
+    kwargs: bytes
+    next_method: str
+    next_kwargs: bytes
+    timeout_s: float | None = None
+
+
+class TaskSpec(_Part, frozen=True):
+    """One task of a DAG; part of `DagSpec`.
+
+    ``upstream`` are task ids in order of their names. ``execution_timeout_s`` counts over the whole task, deferrals
+    included (seed 002); None is no limit, and so is ``max_retry_delay_s``.
+    """
+
+    task_id: str
+    operator: str  # the name to show: the class, or what the decorator says
+    upstream: tuple[str, ...] = ()
+    trigger_rule: TriggerRule = "all_success"
+    retries: int = 0
+    retry_delay_s: float = 300.0
+    retry_exponential_backoff: bool = False
+    max_retry_delay_s: float | None = None
+    execution_timeout_s: float | None = None
+    priority_weight: int = 1
+    queue: str = DEFAULT_QUEUE
+    pool: str = DEFAULT_POOL
+    pool_slots: int = 1
+    start_trigger: StartTrigger | None = None
+
+
+class CronSchedule(_Part, frozen=True, tag="cron"):
+    """Runs whenever a cron expression says so, read in the IANA time zone ``timezone``; part of `DagSpec`."""
+
+    cron: str
+    timezone: str = "UTC"
+
+
+class AssetSchedule(_Part, frozen=True, tag="assets"):
+    """Runs on events of ``assets`` (their URIs); part of `DagSpec`. ``contract`` says which events make a run.
+
+    ``all``: one of every asset, and whatever else waits then. ``each``: a run per event. ``batch``: as soon as
+    ``batch_count`` wait, or ``batch_seconds`` after the first of them, if that is not None. ``latest``: the newest one,
+    which supersedes those that wait as well.
+    """
+
+    assets: tuple[str, ...]
+    contract: RunContract = "all"
+    batch_count: int = 0
+    batch_seconds: float | None = None
+
+
+class DagSpec(_Part, frozen=True):
+    """One DAG as its file says; a worker process reports it. ``schedule`` None: it runs when asked to.
+
+    ``start_date_s`` is in seconds since the epoch: no run's interval begins before it.
+    """
+
+    dag_id: str
+    schedule: CronSchedule | AssetSchedule | None = None
+    start_date_s: float | None = None
+    catchup: bool = False
+    max_active_runs: int = DEFAULT_MAX_ACTIVE_RUNS
+    tasks: tuple[TaskSpec, ...] = ()
+    is_paused_upon_creation: bool = False
+    description: str = ""
+    tags: tuple[str, ...] = ()
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[DagSpec] = msgspec.msgpack.Decoder(DagSpec)
+
+
+def encode_dag(spec: DagSpec) -> bytes:
+    """Return the spec as bytes; equal specs give equal bytes, so that a change of a file can be seen.
+
+    Raises `DagTooLong` beyond ``DAG_SPEC_BYTES_MAX``, and `DagMalformed` for text that has no form on the wire.
+    """
+    try:
+        data = _ENCODER.encode(spec)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DagMalformed(spec.dag_id, None, f"cannot be encoded: {error}") from error
+    if len(data) > DAG_SPEC_BYTES_MAX:
+        raise DagTooLong(spec.dag_id, len(data), DAG_SPEC_BYTES_MAX)
+    return data
+
+
+def decode_dag(data: bytes) -> DagSpec:
+    """Return the spec in ``data``, checked by `check_dag`.
+
+    Raises `RemoteProtocolError` for bytes that are no spec, `DagTooLong` and `DagMalformed` for a spec that is none.
+    """
+    if len(data) > DAG_SPEC_BYTES_MAX:
+        raise DagTooLong("?", len(data), DAG_SPEC_BYTES_MAX)
+    try:
+        spec = _DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"these {len(data):,} bytes are no DAG: {error}") from error
+    check_dag(spec)
+    return spec
+
+
+# --- the check -----------------------------------------------------------------------------------
+
+
+def check_dag(spec: DagSpec) -> None:
+    """Raise `DagMalformed` unless the spec keeps all limits, its ids are ids, and its tasks form no cycle.
+
+    What takes a library or a table of the machine to check, a cron expression and a time zone, is not looked at here.
+    """
+    dag_id = spec.dag_id
+
+    def need(holds: bool, task_id: str | None, problem: str) -> None:
+        if not holds:
+            raise DagMalformed(dag_id, task_id, problem)
+
+    need((problem := id_problem(dag_id)) is None, None, f"the dag_id {problem}")
+    need(
+        1 <= spec.max_active_runs <= ACTIVE_RUNS_MAX,
+        None,
+        f"max_active_runs must be in 1..{ACTIVE_RUNS_MAX}, not {spec.max_active_runs}",
+    )
+    need(len(spec.tasks) <= TASKS_PER_DAG_MAX, None, f"has {len(spec.tasks)} tasks; the limit is {TASKS_PER_DAG_MAX}")
+    need(len(spec.description) <= TEXT_CHARS_MAX, None, f"the description is longer than {TEXT_CHARS_MAX} characters")
+    need("\0" not in spec.description, None, "the description holds a NUL, which no database takes as text")
+    need(len(spec.tags) <= TAGS_MAX, None, f"has {len(spec.tags)} tags; the limit is {TAGS_MAX}")
+    for tag in spec.tags:
+        need((problem := name_problem(tag)) is None, None, f"a tag {problem}")
+    need(
+        spec.start_date_s is None or MOMENT_S_MIN <= spec.start_date_s <= MOMENT_S_MAX,
+        None,
+        f"start_date must be a moment in the years 2 to 9998, not {spec.start_date_s}",
+    )
+    _check_schedule(spec)
+    known: set[str] = set()
+    for task in spec.tasks:
+        need(task.task_id not in known, task.task_id, "stands in the DAG twice")
+        known.add(task.task_id)
+        problem = task_problem(task)
+        need(problem is None, task.task_id, str(problem))
+    for task in spec.tasks:
+        for upstream in task.upstream:
+            need(upstream in known, task.task_id, f"its upstream {upstream!r} is no task of this DAG")
+    cycle = find_cycle({task.task_id: task.upstream for task in spec.tasks})
+    need(cycle is None, cycle[0] if cycle else None, f"is upstream of itself: {' >> '.join(cycle or ())}")
+
+
+def id_problem(name: str) -> str | None:
+    """Return what is wrong with a dag_id or task_id, None for nothing: letters, digits, ``_``, ``-`` and ``.``."""
+    if not name:
+        return "is empty"
+    if len(name) > ID_CHARS_MAX:
+        return f"{name[:60]!a}... has {len(name)} characters; the limit is {ID_CHARS_MAX}"
+    if not all(character.isalnum() or character in "_-." for character in name):
+        return f"{name!a} may have letters, digits, '_', '-' and '.' only"
+    return None
+
+
+def name_problem(name: str) -> str | None:
+    """Return what is wrong with a short text that is shown and indexed, None for nothing."""
+    if not 0 < len(name) <= NAME_CHARS_MAX:
+        return f"{name[:60]!a} must have 1..{NAME_CHARS_MAX} characters, not {len(name)}"
+    if not name.isprintable():
+        return f"{name!a} must be printable"
+    return None
+
+
+def find_cycle(upstream: dict[str, tuple[str, ...]]) -> list[str] | None:
+    """Return the ids of one cycle in the order they run in, the first one again at the end; None if there is none."""
+    done: set[str] = set()
+    for root in upstream:
+        if root in done:
+            continue
+        # Depth first without recursion: a chain may be as long as a DAG may have tasks.
+        path: list[str] = [root]
+        on_path = {root}
+        pending = [iter(upstream[root])]
+        while path:
+            for above in pending[-1]:
+                if above in on_path:
+                    # The path walks against the arrows; turned round, it reads as the author wrote it.
+                    return [*reversed([*path[path.index(above) :], above])]
+                if above not in done and above in upstream:
+                    path.append(above)
+                    on_path.add(above)
+                    pending.append(iter(upstream[above]))
+                    break
+            else:
+                done.add(path[-1])
+                on_path.discard(path.pop())
+                pending.pop()
+    return None
+
+
+def _check_schedule(spec: DagSpec) -> None:
+    match spec.schedule:
+        case None:
+            return
+        case CronSchedule(cron, timezone):
+            for name, text in (("cron expression", cron), ("time zone", timezone)):
+                if (problem := name_problem(text)) is not None:
+                    raise DagMalformed(spec.dag_id, None, f"the {name} {problem}")
+        case AssetSchedule(assets=assets):
+            if not 0 < len(assets) <= ASSETS_MAX:
+                raise DagMalformed(spec.dag_id, None, f"is scheduled by {len(assets)} assets, not 1..{ASSETS_MAX}")
+            for asset in assets:
+                if (problem := asset_problem(asset)) is not None:
+                    raise DagMalformed(spec.dag_id, None, f"the asset {problem}")
+            if len(set(assets)) != len(assets):
+                raise DagMalformed(spec.dag_id, None, "names an asset twice in its schedule")
+            if (problem := _contract_problem(spec.schedule)) is not None:
+                raise DagMalformed(spec.dag_id, None, problem)
+        case _:
+            typing.assert_never(spec.schedule)
+
+
+def _contract_problem(schedule: AssetSchedule) -> str | None:
+    count, seconds = schedule.batch_count, schedule.batch_seconds
+    if schedule.contract != "batch":
+        return None if (count, seconds) == (0, None) else f"only a batch has limits, not {schedule.contract!r}"
+    if not 1 <= count <= EVENTS_PER_RUN_MAX:
+        return f"the count of a batch must be in 1..{EVENTS_PER_RUN_MAX}, not {count}"
+    if seconds is not None and not 0 < seconds <= DURATION_S_MAX:
+        return f"the seconds of a batch must be more than 0 and at most {DURATION_S_MAX:.0f}, not {seconds}"
+    return None
+
+
+def asset_problem(uri: str) -> str | None:
+    """Return what is wrong with the URI of an asset, None for nothing."""
+    if not 0 < len(uri) <= ASSET_CHARS_MAX:
+        return f"{uri[:60]!a} must have 1..{ASSET_CHARS_MAX} characters, not {len(uri)}"
+    if not uri.isascii() or not uri.isprintable() or " " in uri:
+        return f"{uri[:60]!a} must be printable ASCII without spaces"
+    return None
+
+
+def task_problem(task: TaskSpec) -> str | None:
+    """Return what is wrong with one task on its own, None for nothing."""
+    if (problem := id_problem(task.task_id)) is not None:
+        return f"the task_id {problem}"
+    if len(task.upstream) > UPSTREAM_PER_TASK_MAX:
+        return f"has {len(task.upstream)} upstream tasks; the limit is {UPSTREAM_PER_TASK_MAX}"
+    if len(set(task.upstream)) != len(task.upstream):
+        return "names an upstream task twice"
+    for name, number, least, most in (
+        ("retries", task.retries, 0, RETRIES_MAX),
+        ("priority_weight", task.priority_weight, -PRIORITY_MAX, PRIORITY_MAX),
+        ("pool_slots", task.pool_slots, 1, POOL_SLOTS_MAX),
+    ):
+        if not least <= number <= most:
+            return f"{name} must be in {least}..{most}, not {number}"
+    for name, text in (("operator's name", task.operator), ("queue", task.queue), ("pool", task.pool)):
+        if (problem := name_problem(text)) is not None:
+            return f"the {name} {problem}"
+    if not 0 <= task.retry_delay_s <= DURATION_S_MAX:
+        return f"retry_delay must be in 0..{DURATION_S_MAX:.0f} s, not {task.retry_delay_s}"
+    for name, seconds in (
+        ("max_retry_delay", task.max_retry_delay_s),
+        ("execution_timeout", task.execution_timeout_s),
+        ("the start trigger's timeout", None if task.start_trigger is None else task.start_trigger.timeout_s),
+    ):
+        if (problem := duration_problem(seconds)) is not None:
+            return f"{name} {problem}"
+    return None if task.start_trigger is None else _start_problem(task.start_trigger)
+
+
+def duration_problem(seconds: float | None) -> str | None:
+    """Return what is wrong with a limit of time, None for nothing."""
+    if seconds is None or 0 < seconds <= DURATION_S_MAX:
+        return None
+    return f"must be more than 0 and at most {DURATION_S_MAX:.0f} s, not {seconds}"
+
+
+def _start_problem(start: StartTrigger) -> str | None:
+    if not 0 < len(start.classpath) <= CLASSPATH_CHARS_MAX or not start.classpath.isprintable():
+        return f"the start trigger's classpath must have 1..{CLASSPATH_CHARS_MAX} printable characters"
+    if not start.next_method.isidentifier() or len(start.next_method) > ID_CHARS_MAX:
+        return f"the start trigger's next_method {start.next_method[:60]!a} is not the name of a method"
+    if len(start.kwargs) > KWARGS_BYTES_MAX:
+        return f"the start trigger's kwargs need {len(start.kwargs):,} bytes; the limit is {KWARGS_BYTES_MAX:,}"
+    if len(start.next_kwargs) > EVENT_BYTES_MAX:
+        return f"the start trigger's next_kwargs need {len(start.next_kwargs):,} bytes, not {EVENT_BYTES_MAX:,} at most"
+    return None

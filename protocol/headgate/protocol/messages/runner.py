@@ -1,0 +1,281 @@
+"""Everything the two sides can say to each other: one frozen struct per message.
+
+A conversation, one incarnation of the runner long::
+
+    runner                                supervisor
+    ------                                ----------
+    Hello                     ------>
+                              <------     Welcome
+                              <------     StateSync(round=0, to_create=...)
+    StateChanges(round=1)     ------>                    one transaction
+                              <------     StateSync(round=1, persisted=...)
+    Request(id=1)             ------>
+                              <------     Response(id=1)
+    Request(id=2)             ------>
+                              <------     Reply(id=2)
+                              <------     Drain
+    StateChanges(round=2)     ------>
+                              <------     StateSync(round=2)
+    (closes)
+
+Structs travel as tagged msgpack arrays: a new field goes to the end of its struct and has a default,
+and a tag never changes its meaning (golden frames under ``tests/replay/captured`` hold this).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from headgate.protocol.messages.questions import Answered, TriggerQuestion
+
+PROTOCOL_VERSION = 1
+
+# The limits of the wire. Both sides hold them; the supervisor's settings reach the runner in `Welcome`.
+FRAME_BYTES_MAX = 16 * 1024 * 1024  # one frame: what either side may have to hold in memory at once
+EVENT_BYTES_MAX = 1024 * 1024  # one encoded payload: 16 of them still fit a frame
+KWARGS_BYTES_MAX = 1024 * 1024  # the encoded kwargs of one trigger, for the same reason
+KEY_CHARS_MAX = 512  # an event key: 2,048 bytes of UTF-8 at most, which fits an index row everywhere
+ERROR_CHARS_MAX = 16 * 1024  # an error or a traceback that is reported, kept and shown
+REFUSED_HEAD_BYTES_MAX = 4096  # how much of a payload that was refused is kept for whoever looks for it
+
+CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
+EventKind = Literal["event", "success", "failed", "skipped"]
+Outcome = Literal["returned", "failed", "cancelled"]
+
+
+class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
+    """What all structs of the wire have in common. They can be in no cycle, so the collector need not look at them."""
+
+
+# --- parts of messages ---------------------------------------------------------------------------
+
+
+class RunnerSettings(_Wire, frozen=True):
+    """The limits and times the runner works with; part of `Welcome`. All times in seconds."""
+
+    heartbeat_s: float = 5.0  # an idle runner sends an empty round this often
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    event_bytes_max: int = EVENT_BYTES_MAX
+    round_events_max: int = 5000  # events of one round: bounds the transaction that stores them
+    outbox_events_max: int = 10_000  # events waiting for a round; beyond it the triggers wait
+    subscriber_queue_max: int = 1024  # raw events a subscriber of a shared stream may have waiting
+    ack_timeout_s: float = 300.0  # see SharedStreamManager
+    cohort_grace_s: float = 0.0  # see SharedStreamManager
+    rejoin_wait_s: float = 60.0  # how long a shared stream waits for a subscriber that failed to be back
+    cancel_grace_s: float = 10.0  # how long a cancelled trigger may take to end
+    hook_timeout_s: float = 10.0  # how long cleanup() and on_kill() may take, each
+    blocked_after_s: float = 0.25  # one step of one trigger longer than this is reported
+    import_paths: tuple[str, ...] = ()  # folders of users' modules, put at the end of sys.path
+
+
+class TriggerSpec(_Wire, frozen=True):
+    """One trigger to run; part of `StateSync`.
+
+    ``kwargs`` are encoded by `headgate.protocol.values`, in clear: they are decrypted by the supervisor
+    and masked in every capture.
+    """
+
+    trigger_id: int
+    trigger_run_id: str
+    name: str
+    classpath: str
+    kwargs: bytes
+
+
+class CancelTrigger(_Wire, frozen=True):
+    """One trigger to cancel, and why; part of `StateSync`."""
+
+    trigger_id: int
+    reason: CancelReason
+
+
+class FiredEvent(_Wire, frozen=True):
+    """One event a trigger fired; part of `StateChanges`.
+
+    ``(trigger_run_id, sequence_index)`` names the event itself: the same pair is never stored twice, not
+    even when the supervisor cannot know whether a commit happened. ``(trigger_id, key, position)`` names
+    what it derives from: a redelivered message gives the same triple (I2). ``seq`` is the persist seq the
+    runner's shared stream waits for; 0 where nothing waits.
+    """
+
+    trigger_id: int
+    trigger_run_id: str
+    sequence_index: int
+    seq: int
+    payload: bytes
+    key: str | None = None
+    position: int = 0
+    kind: EventKind = "event"
+    is_last: bool = False
+
+
+class RefusedEvent(_Wire, frozen=True):
+    """One event the runner refused, because it has no form on the wire or is too big; part of `StateChanges`.
+
+    It is recorded as a dead letter without its payload, of which only the head is known.
+    """
+
+    trigger_id: int
+    trigger_run_id: str
+    sequence_index: int
+    seq: int
+    reason: str
+    payload_bytes: int
+    payload_head: bytes
+    key: str | None = None
+    position: int = 0
+
+
+class FinishedTrigger(_Wire, frozen=True):
+    """One trigger run that ended; part of `StateChanges`, never before the last of its events.
+
+    ``events`` is the number of events the run fired (so its last ``sequence_index`` is one less).
+    ``reason`` is set where ``outcome`` is ``cancelled``.
+    """
+
+    trigger_id: int
+    trigger_run_id: str
+    outcome: Outcome
+    events: int
+    error: str = ""
+    traceback: str = ""
+    reason: CancelReason | None = None
+
+
+class Refusal(_Wire, frozen=True):
+    """One event that went to the dead letters instead of the event log; part of `StateSync`.
+
+    ``payload_kept``: the dead letter holds the whole payload, so the event counts as handled. Where it
+    does not, only the broker still has the message, and it must be rejected there, not acknowledged.
+    """
+
+    seq: int
+    trigger_id: int
+    reason: str
+    payload_kept: bool
+
+
+class StoredEvent(_Wire, frozen=True):
+    """One event as the database holds it; the answer to `LastEvent`."""
+
+    trigger_run_id: str
+    sequence_index: int
+    payload: bytes
+    key: str | None = None
+
+
+class LastEvent(_Wire, frozen=True, tag="last_event"):
+    """Asks for the newest stored event of a trigger, so that a poller can go on where it was."""
+
+    trigger_id: int
+
+
+# --- runner to supervisor ------------------------------------------------------------------------
+
+
+class Hello(_Wire, frozen=True, tag="hello"):
+    """Runner to supervisor, first of all: who I am. Answered by `Welcome`."""
+
+    protocol_version: int
+    incarnation: int
+    pid: int
+    headgate_version: str
+
+
+class StateChanges(_Wire, frozen=True, tag="changes"):
+    """Runner to supervisor: one round of what happened. Answered by the `StateSync` of the same round.
+
+    A round too long for one frame is sent as several, all but the last with ``more``. A round without
+    content is the runner's heartbeat. ``stuck`` names triggers that did not end when cancelled.
+    """
+
+    round: int
+    events: tuple[FiredEvent, ...] = ()
+    refused: tuple[RefusedEvent, ...] = ()
+    finished: tuple[FinishedTrigger, ...] = ()
+    stuck: tuple[int, ...] = ()
+    more: bool = False
+
+
+class Request(_Wire, frozen=True, tag="request"):
+    """Runner to supervisor: a question of a trigger. Answered by the `Response` or the `Reply` with the same id."""
+
+    id: int
+    question: LastEvent | TriggerQuestion
+
+
+# --- supervisor to runner ------------------------------------------------------------------------
+
+
+class Welcome(_Wire, frozen=True, tag="welcome"):
+    """Supervisor to runner: the handshake's other half. Answered by the first `StateChanges`."""
+
+    protocol_version: int
+    incarnation: int
+    settings: RunnerSettings
+
+
+class StateSync(_Wire, frozen=True, tag="sync"):
+    """Supervisor to runner: what is stored, what to start, what to cancel. Not answered.
+
+    ``round`` is the round it answers, 0 where it was not asked for. ``persisted`` are seqs whose events
+    are durable: this, and only this, lets the runner advance the broker (I1). ``more``: too long for one
+    frame, this goes on in the next `StateSync`, which has the same ``round``; the round is answered, and
+    shared streams start, when it is complete. ``lease_s``, of an answer: for so many seconds from the moment the
+    round was sent brokers may be advanced (I10), None where nobody sets a limit (a supervisor older than this field);
+    how a lease that is lost is told, see `tells_lost_lease`.
+    """
+
+    round: int = 0
+    persisted: tuple[int, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    to_create: tuple[TriggerSpec, ...] = ()
+    to_cancel: tuple[CancelTrigger, ...] = ()
+    more: bool = False
+    lease_s: float | None = None
+
+
+class Response(_Wire, frozen=True, tag="response"):
+    """Supervisor to runner: the answer to the `Request` with this id; ``error`` is set where there is none.
+
+    ``answer`` is that to a `LastEvent`. All other questions are answered by `Reply`, or by an ``error`` here.
+    """
+
+    id: int
+    answer: StoredEvent | None = None
+    error: str = ""
+
+
+class Reply(_Wire, frozen=True, tag="reply"):
+    """Supervisor to runner: the answer to the `Request` with this id, where that is no `LastEvent`.
+
+    A variable or a connection is in it in clear, and masked in every capture.
+    """
+
+    id: int
+    answer: Answered
+
+
+class Drain(_Wire, frozen=True, tag="drain"):
+    """Supervisor to runner: stop pulling, hand over what was fired, advance what is resolved, then close.
+
+    Answered by the runner closing the link, at the latest after ``deadline_s`` seconds.
+    """
+
+    deadline_s: float
+
+
+def tells_lost_lease(sync: StateSync) -> bool:
+    """Whether a `StateSync` says that the supervisor has lost its lease: no broker may be advanced any more (I10).
+
+    It does if nobody asked for it, and it has nothing to say but that triggers were reassigned, if any are left.
+    """
+    if sync.round or sync.to_create or not (sync.to_cancel or not sync.more):
+        return False
+    return all(cancel.reason == "reassigned" for cancel in sync.to_cancel)
+
+
+FromRunner = Hello | StateChanges | Request
+FromSupervisor = Welcome | StateSync | Response | Drain | Reply

@@ -1,0 +1,32 @@
+"""What users' code raised, as text that can be sent, stored and shown."""
+
+from __future__ import annotations
+
+import traceback
+
+from headgate.child.asking import told
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """Return the error in one sentence and its traceback, both fit to be stored, whatever class it is of.
+
+    They travel to the database, to logs and captures: the secrets this process was told are not in them (I12).
+    """
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except BaseException as exc:  # an author's exception may fail at anything, even at saying what it is
+        text = f"{name}, whose text cannot be had: its __str__ raised {type(exc).__name__}"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except BaseException as exc:
+        trace = f"the traceback cannot be had: formatting it raised {type(exc).__name__}"
+    text, trace = told.hide(text), told.hide(trace)
+    # Of a sentence the beginning matters most, of a traceback the end.
+    return storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
+
+
+def storable(text: str) -> str:
+    """Return the text with what no database stores (NUL, lone surrogates) written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

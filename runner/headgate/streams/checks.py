@@ -1,0 +1,87 @@
+"""What authors' stream code returns and raises, judged: it may be anything at all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Hashable
+from typing import Any
+
+import trio
+
+from headgate.protocol.messages.runner import KEY_CHARS_MAX
+from headgate.triggers.base import BaseEventTrigger
+
+
+def has_producer(trigger_class: type[BaseEventTrigger]) -> bool:
+    """Whether the class overrides create_shared_stream_producer, which is what asks for ack mode."""
+    for cls in trigger_class.__mro__:
+        if "create_shared_stream_producer" in cls.__dict__:
+            return cls is not BaseEventTrigger
+    return False
+
+
+def iterator(stream: Any, name: str) -> AsyncIterator[Any]:
+    """Return the async iterator of ``stream``; raises `TypeError`, with the name it was called by, if it has none."""
+    if not hasattr(stream, "__aiter__"):
+        discard_coroutine(stream)
+        raise TypeError(f"{name} must be an async generator (async def with yield), it returned {stream!r}")
+    found: AsyncIterator[Any] = aiter(stream)
+    return found
+
+
+def pair(item: Any, producer: object) -> tuple[Any, Any]:
+    """Return the raw event and the broker payload that ``open_stream`` yielded; raises `TypeError` for all else."""
+    if not isinstance(item, tuple) or len(item) != 2:
+        name = type(producer).__name__
+        raise TypeError(f"{name}.open_stream must yield (raw_event, broker_payload), not {shape(item)}")
+    return item
+
+
+def hashable(lane: Any, producer: object) -> Hashable:
+    """Return what ``get_advance_lane`` returned; raises `TypeError` where that has no hash."""
+    try:
+        hash(lane)
+    except TypeError as error:
+        name = type(producer).__name__
+        raise TypeError(f"{name}.get_advance_lane must return something with a hash: {error}") from error
+    found: Hashable = lane
+    return found
+
+
+def check_key(key: object, producer: object) -> None:
+    """Raise `TypeError` or `ValueError` where an ``event_key`` returned something that is no key."""
+    if not isinstance(key, str):
+        raise TypeError(f"{type(producer).__name__}.event_key must return a str or None, not {shape(key)}")
+    if len(key) > KEY_CHARS_MAX:
+        raise ValueError(
+            f"{type(producer).__name__}.event_key returned {len(key):,} characters; the limit is {KEY_CHARS_MAX:,}"
+        )
+
+
+def shape(value: Any) -> str:
+    """Say what a value is, without showing it: it may be long, and it may be secret."""
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a value of type {type(value).__name__}"
+
+
+def discard_coroutine(value: Any) -> None:
+    """Close what will not be awaited: the error that follows says what is wrong, a warning beside it would not."""
+    if inspect.iscoroutine(value):
+        value.close()
+
+
+def split_cancelled(raised: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Part what a producer raised into its own failure and trio's cancellation, which must go on."""
+    if isinstance(raised, trio.Cancelled):
+        return None, raised
+    if isinstance(raised, BaseExceptionGroup):
+        cancelled, failure = raised.split(trio.Cancelled)
+        if cancelled is not None:  # otherwise split has made a copy, and the producer's own object is better
+            return failure, cancelled
+    return raised, None
+
+
+def leaked(cancelled: BaseException) -> RuntimeError:
+    """Return the failure of a producer that let a cancellation of its own escape."""
+    error = RuntimeError("the producer was cancelled by a scope of its own")
+    error.__cause__ = cancelled
+    return error

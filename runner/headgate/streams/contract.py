@@ -1,0 +1,129 @@
+"""What a shared stream's producer implements, what it is handed, and how a stream fails its subscribers.
+
+Everything here is public through `headgate.triggers.shared_stream`. The rules are those of seed 000.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceOutcome:
+    """How the subscribers that were online when an event was broadcast resolved it; each counts once.
+
+    ``acked``: moved past it, with every event derived from it confirmed persisted. ``failed``: the manager
+    gave up on the subscriber (ack timeout, overflow) or it was cut short (I13); the broker should redeliver.
+    ``rejected``: the subscriber refused the event for good; the broker should dead-letter it.
+    """
+
+    acked: int = 0
+    failed: int = 0
+    rejected: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether somebody accepted the event and nobody failed or rejected it.
+
+        All zeros (broadcast while nobody was online) is not clean: nothing was accepted.
+        """
+        return self.acked > 0 and self.failed == 0 and self.rejected == 0
+
+
+class AdvanceItem(NamedTuple):
+    """One resolved event of a batch handed to `SharedStreamProducer.advance`."""
+
+    broker_payload: Any
+    outcome: AdvanceOutcome
+
+
+class SharedStreamProducer(abc.ABC):
+    """The broker's side of a shared stream in ack mode: owns the connection for the lifetime of one poll.
+
+    Whatever any method raises, `SystemExit` included, ends this stream only. `advance` may still be called
+    after `open_stream` has ended or was cancelled, and `aclose` comes last: a connection that `advance` needs
+    is kept on ``self`` and released in `aclose`. `open_stream` and `aclose` run in one task, so a context
+    manager, or a `contextlib.AsyncExitStack`, may be entered in the one and left in the other.
+    """
+
+    @abc.abstractmethod
+    def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
+        """Connect and yield ``(raw_event, broker_payload)`` for ever; written as ``async def`` with ``yield``.
+
+        Called once. ``broker_payload`` is what `advance` needs later (an offset, a receipt handle).
+        Returning is an error, as is raising: either ends the stream for every subscriber.
+        """
+
+    @abc.abstractmethod
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Commit, acknowledge or send back one lane's resolved events on the broker.
+
+        ``batch`` is never empty; its items are in fan-out order and follow the lane's previous batch
+        without a gap. One call is awaited at a time, whatever the number of lanes (I4). A batch may hold
+        failed events: a cumulative commit must not pass them (I3). Raising ends the stream; the
+        broker then redelivers what was never committed.
+        """
+
+    def get_advance_lane(self, broker_payload: Any) -> Hashable:
+        """Return the lane of one event: events of one lane are advanced in fan-out order, lanes do not wait.
+
+        Called once per event before it is broadcast; it must be cheap and must not block. By default all
+        events share one lane. Raising, or a value without a hash, ends the stream.
+        """
+        return None
+
+    def event_key(self, broker_payload: Any) -> str | None:
+        """Return the broker's own name for the message, the same at every redelivery; None where it has none.
+
+        It makes redelivered events recognisable, so that none is stored twice (I2). Called once per event
+        before it is broadcast, as `get_advance_lane`; at most `headgate.protocol.messages.runner.KEY_CHARS_MAX`
+        characters. Raising, or anything but a str or None, ends the stream.
+        """
+        return None
+
+    async def aclose(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
+        """Release what the producer holds. Called exactly once, last of all, within a time limit; best-effort."""
+
+
+class AckTimeout(Exception):
+    """The subscriber did not finish an event within the ack timeout: still on it, or not confirmed persisted.
+
+    Or, ``after_end``, it did not come to its own end within that time after its stream's.
+    """
+
+    def __init__(self, key: Hashable, ack_timeout_s: float, *, after_end: bool = False) -> None:
+        problem = f"an event of shared stream {key!r} was not finished and confirmed persisted"
+        if after_end:
+            problem = f"the poll of shared stream {key!r} ended, and its subscriber did not"
+        super().__init__(f"{problem} within {ack_timeout_s:g} s")
+        self.key = key
+        self.ack_timeout_s = ack_timeout_s
+
+
+class SubscriberOverflow(Exception):
+    """The subscriber did not keep up: its queue of raw events was full when the next one came.
+
+    Where a full queue pauses the stream instead (``overflow="pause"``): it stayed full for ``held_s`` seconds, and
+    nothing was pulled from it meanwhile.
+    """
+
+    def __init__(self, key: Hashable, queue_events_max: int, *, held_s: float | None = None) -> None:
+        if held_s is None:
+            text = f"more than {queue_events_max:,} raw events of shared stream {key!r} were waiting"
+        else:
+            text = f"nothing was pulled for {held_s:g} s while shared stream {key!r} waited, its queue being full"
+        super().__init__(text)
+        self.key = key
+        self.queue_events_max = queue_events_max
+        self.held_s = held_s
+
+
+class PollTerminated(Exception):
+    """The stream's poll ended; ``__cause__`` says why, and is None where the stream was stopped."""
+
+    def __init__(self, key: Hashable) -> None:
+        super().__init__(f"the poll of shared stream {key!r} ended")
+        self.key = key

@@ -1,0 +1,492 @@
+"""One shared stream: its poll, its subscribers, and the pump that advances the broker.
+
+Two tasks. The *poll* pulls from the producer and broadcasts; the *pump* hands resolved events to
+``producer.advance``, one call at a time (I4). The group ends in one synchronous step, `Group._end`: its key
+leaves the manager's table and its subscribers are told before any other task can run (I5). After that the
+poll is over, the pump drains what was already resolved within a time limit, and the producer is closed.
+
+Both tasks run in a shielded scope. The group is ended by `Group.stop` alone, which the manager calls however
+it is left; so a cancellation from outside can never catch the group between two of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import structlog
+import trio
+
+from headgate.protocol import marks
+from headgate.streams import checks
+from headgate.streams.contract import AckTimeout, AdvanceItem, PollTerminated, SharedStreamProducer, SubscriberOverflow
+from headgate.streams.farewells import Farewells
+from headgate.streams.flow import FlowControl
+from headgate.streams.holds import Hold, find_hold
+from headgate.streams.lease import Lease
+from headgate.streams.ledger import Account, Ledger, SeqTable, Share
+from headgate.streams.seats import Seats
+from headgate.streams.subscription import Subscription
+from headgate.triggers.base import BaseEventTrigger
+
+# Events of one call of advance: bounds the work that is lost and redelivered if that call fails.
+ADVANCE_BATCH_EVENTS_MAX = 1000
+# Events broadcast and not yet advanced, over all subscribers. A lane whose head waits for the ack timeout
+# gathers everything behind it; without a limit a fast broker would fill the memory in those minutes. The poll
+# waits when it is reached, and the ack timeout guarantees that it goes on.
+OUTSTANDING_EVENTS_MAX = 100_000
+# Broadcasts without a visit to the scheduler while open_stream does not really await. Low enough that filters
+# run long before a queue of usual length is full; one visit a broadcast would cost more than the broadcast.
+BROADCASTS_PER_CHECKPOINT_MAX = 16
+# The least wait for an absent subscriber: a deadline may lie closer than the clock can tell.
+SEAT_WAIT_S_MIN = 0.001
+# How long an ended group may go on advancing what was resolved, the call in flight included. What is not
+# advanced by then is redelivered and recognised, so this only trades shutdown time for redeliveries.
+DRAIN_TIMEOUT_S = 10.0
+# And how long it waits for the lease to be renewed: an answer takes milliseconds, or does not come.
+LEASE_WAIT_S = 1.0
+# How long an open_stream that failed may take to unwind, and how long aclose may take.
+STREAM_CLOSE_TIMEOUT_S = 5.0
+PRODUCER_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings:
+    """What all groups of one manager have in common; see `SharedStreamManager`. Times in seconds."""
+
+    log: structlog.typing.FilteringBoundLogger
+    queue_events_max: int
+    ack_timeout_s: float
+    cohort_grace_s: float
+    overflow: Literal["fail", "pause"]
+    now: Callable[[], float]
+    flow: FlowControl
+    seqs: SeqTable
+    seats: Seats
+    lease: Lease | None
+    farewells: Farewells
+
+
+class Group:
+    """The subscribers of one key and the poll they share. Made and run by the manager."""
+
+    def __init__(
+        self,
+        *,
+        key: Hashable,
+        trigger_class: type[BaseEventTrigger],
+        kwargs: dict[str, Any],
+        settings: GroupSettings,
+        evict: Callable[[Group], None],
+        on_progress: Callable[[], object],
+    ) -> None:
+        self.key = key
+        self.done = trio.Event()
+        self._trigger_class = trigger_class
+        self._kwargs = kwargs
+        self._settings = settings
+        self._evict = evict
+        self._on_progress = on_progress
+        self._name = repr(key)
+        self._log = settings.log.bind(stream=self._name)
+        self._ledger = Ledger(settings.seqs, self._wake_pump) if checks.has_producer(trigger_class) else None
+        self._online: dict[int, Subscription] = {}
+        self._producer: SharedStreamProducer | None = None
+        self._has_ended = False
+        self._poll_is_over = False
+        self._is_advancing = False
+        self._broadcasts = 0
+        self._fullest = 0  # raw events in the fullest queue, as of the last broadcast; they only got fewer since
+        self._poll_scope = trio.CancelScope()
+        self._close_scope = trio.CancelScope()
+        self._pump_scope = trio.CancelScope()
+        self._lease_scope = trio.CancelScope()
+        self._pump_is_done = trio.Event()
+        self._pump_work = trio.lowlevel.ParkingLot()
+        self._room = trio.lowlevel.ParkingLot()
+
+    # --- what the manager calls ------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Events broadcast and not yet handed to an advance."""
+        return 0 if self._ledger is None else self._ledger.outstanding
+
+    @property
+    def queued(self) -> int:
+        """Raw events waiting in the queues of all subscribers."""
+        return sum(subscription.queued for subscription in self._online.values())
+
+    @property
+    def subscribers(self) -> int:
+        """Subscribers online."""
+        return len(self._online)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something resolved is being advanced or waits for it, and not for the lease, which may never come."""
+        lease = self._settings.lease
+        may_advance = lease is None or lease.is_held
+        return self._is_advancing or (may_advance and self._ledger is not None and self._ledger.is_ready)
+
+    def join(self, trigger_id: int) -> Subscription:
+        """Add a subscriber; it gets what is broadcast from now on. Raises `ValueError` if it is one already."""
+        assert not self._has_ended
+        if trigger_id in self._online:
+            raise ValueError(f"trigger {trigger_id} is already subscribed to shared stream {self.key!r}")
+        subscription = Subscription(
+            trigger_id=trigger_id,
+            account=None if self._ledger is None else self._ledger.join(),
+            flow=self._settings.flow,
+            queue_events_max=self._settings.queue_events_max,
+            on_room=self._room.unpark_all,
+            log=self._log,
+        )
+        self._online[trigger_id] = subscription
+        return subscription
+
+    def find(self, trigger_id: int) -> Subscription | None:
+        """Return the subscriber, if it is online."""
+        return self._online.get(trigger_id)
+
+    def leave(self, trigger_id: int, *, cut_short: bool) -> None:
+        """Remove a subscriber, if it is online; the group ends with the last of them."""
+        subscription = self._online.pop(trigger_id, None)
+        if subscription is None:
+            return
+        subscription.leave()
+        if self._ledger is not None:
+            self._ledger.leave(_account(subscription), cut_short=cut_short)
+        self._room.unpark_all()
+        if not self._online:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the group without a failure: cancel the poll; what is resolved is still advanced."""
+        self._end(None)
+        self._poll_scope.cancel()
+
+    def wake_poll(self) -> None:
+        """Have the poll look again whether it may go on."""
+        self._room.unpark_all()
+
+    def expire(self, now: float) -> float | None:
+        """Fail every subscriber whose oldest event is due at ``now``, or who has held the group up for as long.
+
+        Returns when the next one is due; None where nobody owes anything.
+        """
+        timeout_s = self._settings.ack_timeout_s
+        deadlines = [] if self._ledger is None else [self._ledger.expire_departed(now)]
+        # A full queue harms nobody where all are full, and is nobody's fault while nothing is handed out.
+        holds = not self._settings.flow.is_stopped and not all(each.is_full for each in self._online.values())
+        for subscription in list(self._online.values()):
+            if subscription.waits_for_store:
+                subscription.full_since = None
+            elif subscription.full_since is None and subscription.is_full:
+                self._note_full([subscription])
+            owed_by = None if self._ledger is None else _account(subscription).earliest_deadline()
+            held_by = subscription.full_since + timeout_s if holds and subscription.full_since is not None else None
+            if owed_by is not None and owed_by <= now:
+                self._fail(subscription, AckTimeout(self.key, timeout_s))
+            elif held_by is not None and held_by <= now:
+                # On the fast path nothing is owed; and yet one dead subscriber must not stop the others for ever.
+                overflow = SubscriberOverflow(self.key, self._settings.queue_events_max, held_s=timeout_s)
+                self._fail(subscription, overflow)
+            else:
+                deadlines += [owed_by, held_by]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def hold(self) -> Hold | None:
+        """Say why nothing is pulled at this moment; None where it is, or where the drain has stopped everything."""
+        if self._has_ended or self._settings.flow.is_stopped:
+            return None
+        absent = self._settings.seats.absent(self.key)
+        return find_hold(self._name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
+
+    async def run(self) -> None:
+        """The group's whole life. Raises nothing, whatever the producer does."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                if self._ledger is not None:
+                    nursery.start_soon(self._pump, self._ledger)
+                await self._poll()
+        self.done.set()
+        self._on_progress()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _end(self, cause: BaseException | None) -> None:
+        """End in one step without an await; later calls do nothing. ``cause``: what the poll or an advance raised."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._evict(self)
+        if self._ledger is not None:
+            self._ledger.close()
+        self._pump_scope.deadline = trio.current_time() + DRAIN_TIMEOUT_S
+        self._lease_scope.deadline = trio.current_time() + LEASE_WAIT_S
+        subscriptions = list(self._online.values())
+        self._online.clear()
+        if cause is not None:
+            self._log.error("shared stream terminated", subscribers=len(subscriptions), exc_info=cause)
+        for subscription in subscriptions:
+            # One exception for each: they are raised in different tasks, and each collects its own traceback.
+            failure = PollTerminated(self.key)
+            failure.__cause__ = cause
+            if cause is None:
+                subscription.stop(failure)
+            else:
+                subscription.terminate(failure)
+                self._settings.farewells.add(subscription, self.key)
+
+    def _fail(self, subscription: Subscription, failure: Exception) -> None:
+        """Give up on one subscriber; the others do not notice, except that nothing waits for it any more."""
+        if self._online.get(subscription.trigger_id) is not subscription:
+            return
+        del self._online[subscription.trigger_id]
+        if self._ledger is not None:
+            self._ledger.fail(_account(subscription))
+        self._room.unpark_all()
+        subscription.fail(failure)
+        if not self._online:
+            self.stop()
+
+    # --- the poll --------------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        """Pull until the group ends, wait for the pump, close the producer: all in one task and nesting.
+
+        Trio binds a nursery that a producer opens in open_stream, and leaves there or in aclose, to the task
+        and to the scopes around it. So both scopes are entered here, before the producer runs, and no scope is
+        entered around a single call of it.
+        """
+        with self._poll_scope, self._close_scope:
+            try:
+                await self._pull_until_end()
+            finally:
+                self._close_scope.shield = True  # from the poll scope, which `stop` has cancelled
+                self._poll_is_over = True
+                self._wake_pump()
+                if self._ledger is not None:
+                    # A nursery that the producer left open has been cancelled with the poll, hence this shield.
+                    with trio.CancelScope(shield=True):
+                        await self._pump_is_done.wait()
+                await self._close_producer()
+        if self._close_scope.cancelled_caught:
+            self._log.warning("closing the producer took too long", timeout_s=PRODUCER_CLOSE_TIMEOUT_S)
+
+    async def _pull_until_end(self) -> None:
+        """Raises nothing but trio's cancellation, and that only after `stop`."""
+        stream: AsyncIterator[Any] | None = None
+        try:
+            await self._settings.flow.wait_released()
+            await trio.sleep(self._settings.cohort_grace_s)
+            stream = self._open_stream()
+            await self._pull_all(stream)
+        except BaseException as raised:
+            failure, cancelled = checks.split_cancelled(raised)
+            if cancelled is not None and not self._poll_scope.cancel_called:
+                # Nobody cancelled us. A nursery inside open_stream did, because one of its tasks failed
+                # while the stream stood at a yield; its own error surfaces when the stream is closed.
+                failure, cancelled = failure or checks.leaked(cancelled), None
+            if failure is not None and self._has_ended:
+                self._log.warning("the producer failed while its stream was being stopped", exc_info=failure)
+            elif failure is not None:
+                self._end(failure)
+            await self._close_stream(stream)
+            if cancelled is not None:
+                raise cancelled from None
+
+    def _open_stream(self) -> AsyncIterator[Any]:
+        """Ask the first subscriber's class for the stream, in ack mode by way of its producer."""
+        name = self._trigger_class.__name__
+        if self._ledger is None:
+            return checks.iterator(self._trigger_class.open_shared_stream(self._kwargs), f"{name}.open_shared_stream")
+        producer = self._trigger_class.create_shared_stream_producer(self._kwargs)
+        if not isinstance(producer, SharedStreamProducer):
+            checks.discard_coroutine(producer)
+            raise TypeError(
+                f"{name}.create_shared_stream_producer must return a SharedStreamProducer, "
+                f"not {type(producer).__name__}"
+            )
+        self._producer = producer
+        return checks.iterator(producer.open_stream(), f"{type(producer).__name__}.open_stream")
+
+    async def _pull_all(self, stream: AsyncIterator[Any]) -> None:
+        while True:
+            await self._wait_for_room()
+            try:
+                item = await stream.__anext__()
+            except StopAsyncIteration:
+                raise RuntimeError("the stream returned; it must yield for ever, or raise") from None
+            await self._wait_for_absent()
+            self._broadcast(item)
+
+    async def _wait_for_absent(self) -> None:
+        """Wait for the subscribers that are expected back. The pull came first: it may have begun before they left."""
+        seats, now = self._settings.seats, self._settings.now
+        while (until := seats.wait_until(self.key)) is not None:
+            with trio.move_on_after(max(until - now(), SEAT_WAIT_S_MIN)):
+                await self._room.park()
+
+    async def _wait_for_room(self) -> None:
+        self._broadcasts += 1
+        if (
+            self._fullest >= min(BROADCASTS_PER_CHECKPOINT_MAX, self._settings.queue_events_max)
+            or self._broadcasts % BROADCASTS_PER_CHECKPOINT_MAX == 0
+        ):
+            # Twice: trio runs the tasks of one round in random order, so after one checkpoint a subscriber that
+            # the last broadcast woke may still stand behind us.
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        while self._must_wait():
+            await self._room.park()
+
+    def _must_wait(self) -> bool:
+        if self._settings.flow.is_stopped or self.outstanding >= OUTSTANDING_EVENTS_MAX:
+            return True
+        if self._settings.overflow != "pause" or self._fullest < self._settings.queue_events_max:
+            return False
+        return any(subscription.is_full for subscription in self._online.values())
+
+    def _broadcast(self, item: Any) -> None:
+        """Freeze who is online and queue the event for each of them; who has no room left is given up."""
+        subscriptions = list(self._online.values())
+        shares: Sequence[Share | None]
+        if self._ledger is None:
+            raw_event, shares = item, [None] * len(subscriptions)
+        else:
+            raw_event, shares = self._enter(item, subscriptions)
+        overflowing, fullest = [], 0
+        for subscription, share in zip(subscriptions, shares, strict=True):
+            queued = subscription.put(raw_event, share)
+            if not queued:
+                overflowing.append(subscription)
+            elif queued > fullest:
+                fullest = queued
+        self._fullest = fullest
+        if fullest >= self._settings.queue_events_max:
+            self._note_full(subscriptions)
+        # Only now, when everybody has the event: the last one to go ends the group.
+        for subscription in overflowing:
+            self._fail(subscription, SubscriberOverflow(self.key, self._settings.queue_events_max))
+
+    def _note_full(self, subscriptions: list[Subscription]) -> None:
+        """From now on these hold the group up, where a full queue does."""
+        if self._settings.overflow == "pause":
+            for subscription in subscriptions:
+                if subscription.is_full and not subscription.waits_for_store:
+                    subscription.full_since = self._settings.now()
+
+    def _enter(self, item: Any, subscriptions: list[Subscription]) -> tuple[Any, list[Share]]:
+        """Enter an event of ack mode in the ledger. Raises what the producer raises about it."""
+        assert self._ledger is not None
+        producer = self._producer
+        assert producer is not None
+        raw_event, broker_payload = checks.pair(item, producer)
+        lane = checks.hashable(producer.get_advance_lane(broker_payload), producer)
+        key = producer.event_key(broker_payload)
+        if key is not None:
+            checks.check_key(key, producer)
+        deadline = self._settings.now() + self._settings.ack_timeout_s
+        accounts = [_account(subscription) for subscription in subscriptions]
+        return raw_event, self._ledger.add(broker_payload, lane, key, deadline, accounts)
+
+    async def _close_stream(self, stream: AsyncIterator[Any] | None) -> None:
+        """Unwind open_stream, in the scope it was entered in: its nurseries can be left in no other."""
+        aclose = getattr(stream, "aclose", None)
+        if aclose is None:
+            return
+        self._poll_scope.deadline = trio.current_time() + STREAM_CLOSE_TIMEOUT_S
+        try:
+            await aclose()
+        except BaseException as raised:
+            failure, cancelled = checks.split_cancelled(raised)
+            if failure is not None:
+                self._log.warning("closing the stream failed", exc_info=failure)
+            if cancelled is not None and self._poll_scope.cancel_called:
+                raise cancelled from None
+
+    # --- the pump --------------------------------------------------------------------------------
+
+    def _wake_pump(self) -> None:
+        self._pump_work.unpark_all()
+
+    async def _pump(self, ledger: Ledger) -> None:
+        with self._pump_scope:
+            await self._advance_until_end(ledger)
+        if self._pump_scope.cancelled_caught:
+            self._log.warning("gave up advancing what was resolved", timeout_s=DRAIN_TIMEOUT_S)
+        self._pump_is_done.set()
+
+    async def _advance_until_end(self, ledger: Ledger) -> None:
+        """Return after the poll is over and nothing resolved is left, or when nothing more may be advanced."""
+        lease = self._settings.lease
+        while True:
+            if lease is not None and ledger.is_ready and not await self._wait_for(lease):
+                return  # what is resolved is redelivered, to us or to whoever has the lease now
+            # No await from here to the advance, so that it begins while the lease is held (I10).
+            batch = ledger.take_batch(ADVANCE_BATCH_EVENTS_MAX)
+            if batch:
+                self._is_advancing = True
+                try:
+                    if not await self._advance(batch):
+                        return
+                finally:
+                    self._is_advancing = False
+                    self._room.unpark_all()
+                    self._on_progress()
+            elif self._poll_is_over:
+                return
+            else:
+                await self._pump_work.park()
+
+    async def _wait_for(self, lease: Lease) -> bool:
+        """Wait until an advance may begin; False where none ever may. Once the group has ended, not for long."""
+        with trio.CancelScope() as self._lease_scope:
+            if self._has_ended:
+                self._lease_scope.deadline = trio.current_time() + LEASE_WAIT_S
+            return await lease.wait()
+        return False
+
+    async def _advance(self, batch: list[AdvanceItem]) -> bool:
+        """Hand over one batch. Where that fails the group ends, and nothing more may be advanced."""
+        assert self._producer is not None
+        try:
+            marks.reach("group.before_advance")
+            await self._producer.advance(batch)
+            marks.reach("group.after_advance")
+            await trio.lowlevel.checkpoint()  # an advance need not await anything
+        except BaseException as raised:
+            failure, cancelled = checks.split_cancelled(raised)
+            if cancelled is not None and not self._pump_scope.cancel_called:
+                failure, cancelled = failure or checks.leaked(cancelled), None
+            if failure is not None:
+                self._log.error("advance failed", events=len(batch), exc_info=failure)
+                self._end(failure)
+                self._poll_scope.cancel()
+            if cancelled is not None:
+                raise cancelled from None
+            return False
+        return True
+
+    async def _close_producer(self) -> None:
+        if self._producer is None:
+            return
+        self._close_scope.deadline = trio.current_time() + PRODUCER_CLOSE_TIMEOUT_S
+        try:
+            await self._producer.aclose()
+        except BaseException as raised:
+            failure, cancelled = checks.split_cancelled(raised)
+            if failure is not None:
+                self._log.warning("closing the producer failed", exc_info=failure)
+            if cancelled is not None and self._close_scope.cancel_called:
+                raise cancelled from None
+
+
+def _account(subscription: Subscription) -> Account:
+    assert subscription.account is not None
+    return subscription.account

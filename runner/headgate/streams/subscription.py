@@ -1,0 +1,238 @@
+"""One trigger's end of a shared stream: its queue, its binding window, and the refusal of a raw event.
+
+The binding window opens when a raw event is handed out and closes when the subscriber *asks* for the next
+one (or leaves). What the trigger fires meanwhile derives from that raw event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import structlog
+import trio
+
+from headgate.streams.contract import PollTerminated
+from headgate.streams.flow import FlowControl
+from headgate.streams.ledger import Account, Share
+
+# A pull that finds an event waiting does not visit the scheduler, which would cost more than all the rest;
+# but this many in a row do, or one subscriber with a full queue would keep every other task waiting.
+PULLS_PER_CHECKPOINT_MAX = 32
+
+# The subscription whose raw event the current task works on, or worked on last: whether its window is open, and
+# whether by this task, the subscription knows. Setting it anew for every event would cost more than the event.
+_window_owner: ContextVar[Subscription | None] = ContextVar("headgate_window_owner", default=None)
+
+
+class Binding(NamedTuple):
+    """What an event about to be fired derives from.
+
+    ``seq`` is what must be confirmed once it is stored; None where nothing waits for it. ``key`` is the
+    producer's name for the raw event and ``position`` counts the events derived from it (0, 1, 2, ...):
+    together they recognise the event after a redelivery (I2), so they are given even when ``seq`` is None
+    because the manager gave up on the subscriber meanwhile. No window open, or no producer: (None, None, 0).
+    """
+
+    seq: int | None
+    key: str | None
+    position: int
+
+
+NOTHING_BOUND = Binding(None, None, 0)
+
+
+class Subscription:
+    """An async iterator over the raw events of a shared stream, for one trigger and one task at a time.
+
+    Pulling raises what the manager failed the subscriber with (`AckTimeout`, `SubscriberOverflow`,
+    `PollTerminated`), and ends after the subscriber was unsubscribed. ``account`` is None on the fast path.
+    ``on_failed`` is called synchronously at the moment of such a failure, so that a trigger that never pulls
+    again can be cancelled.
+    """
+
+    def __init__(
+        self,
+        *,
+        trigger_id: int,
+        account: Account | None,
+        flow: FlowControl,
+        queue_events_max: int,
+        on_room: Callable[[], object],
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self.trigger_id = trigger_id
+        self.account = account
+        self.on_failed: Callable[[Exception], None] | None = None
+        # By the group's clock: when the queue was filled from which nothing was pulled since. None where there is room,
+        # and while the trigger waits for the store (`Host`), which is no fault of its own.
+        self.full_since: float | None = None
+        self.waits_for_store = False
+        self._flow = flow
+        self._queue_events_max = queue_events_max
+        self._on_room = on_room
+        self._log = log
+        self._queue: deque[tuple[Any, Share | None]] = deque()
+        self._arrivals = trio.lowlevel.ParkingLot()
+        self._window: Share | None = None
+        self._window_task: trio.lowlevel.Task | None = None
+        self._failure: Exception | None = None
+        self._has_left = False
+        self._is_pulling = False
+        self.is_over = False  # whoever pulls has been told of the end
+        self.pulls = 0
+
+    # --- the trigger's side ----------------------------------------------------------------------
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Move past the current raw event and return the next one."""
+        if self._is_pulling:
+            raise trio.BusyResourceError("another task is already pulling from this subscription")
+        self._close_window()
+        self._is_pulling = True
+        try:
+            self.pulls += 1
+            if self.pulls % PULLS_PER_CHECKPOINT_MAX:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            else:
+                await trio.lowlevel.checkpoint()
+            if not self._queue or self._flow.is_stopped:
+                await self._wait_for_event()
+        finally:
+            self._is_pulling = False
+        # No checkpoint from here on: an event taken off the queue is always handed out.
+        was_full = self.is_full
+        raw_event, share = self._queue.popleft()
+        if share is not None:
+            self._open_window(share)
+        if was_full:
+            self.full_since = None
+            self._on_room()
+        return raw_event
+
+    def bind(self) -> Binding:
+        """Bind an event about to be fired to the raw event it derives from.
+
+        Synchronous and O(1). Call it between taking the event off the trigger and queueing it outbound,
+        with no await in between (seed 000).
+        """
+        share = self._window
+        if share is None:
+            return NOTHING_BOUND
+        position = share.derived
+        return Binding(share.account.ledger.bind(share), share.event.key, position)
+
+    # --- the group's side ------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next raw event would be one too many."""
+        return len(self._queue) >= self._queue_events_max
+
+    @property
+    def queued(self) -> int:
+        """Raw events waiting, without the one being worked on."""
+        return len(self._queue)
+
+    def put(self, raw_event: Any, share: Share | None) -> int:
+        """Queue a raw event; return how many wait now. Where there is no room, nothing happens, and it is 0."""
+        if len(self._queue) >= self._queue_events_max:
+            return 0
+        self._queue.append((raw_event, share))
+        if self._arrivals:
+            self._arrivals.unpark()
+        return len(self._queue)
+
+    def fail(self, failure: Exception) -> None:
+        """Raise ``failure`` at the next pull, in place of what is queued."""
+        self._queue.clear()
+        self._end_with(failure)
+
+    def terminate(self, failure: PollTerminated) -> None:
+        """Raise ``failure`` after what is queued: the events of a stream come before its end."""
+        self._end_with(failure)
+
+    def stop(self, failure: PollTerminated) -> None:
+        """Raise ``failure`` at the next pull, without a report: the owner of the manager stopped the stream."""
+        self._queue.clear()
+        self._failure = failure
+        self._arrivals.unpark_all()
+
+    def leave(self) -> None:
+        """End the iteration. The caller settles the shares, the open one included."""
+        self._has_left = True
+        self._queue.clear()
+        self._window = self._window_task = None
+        self._arrivals.unpark_all()
+
+    def reject(self) -> bool:
+        """Refuse the raw event of the open window; False where there is none, or this is another task's."""
+        share = self._window
+        if share is None or self._window_task is not _current_task():
+            return False
+        return share.account.ledger.reject(share)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _wait_for_event(self) -> None:
+        while True:
+            if self._has_left:
+                self.is_over = True
+                raise StopAsyncIteration
+            if self._failure is not None and (not self._queue or self._flow.is_stopped):
+                self.is_over = True
+                raise self._failure
+            if self._queue and not self._flow.is_stopped:
+                return
+            await self._arrivals.park()
+
+    def _open_window(self, share: Share) -> None:
+        share.account.ledger.hand_out(share)
+        self._window = share
+        self._window_task = trio.lowlevel.current_task()
+        if _window_owner.get() is not self:
+            _window_owner.set(self)
+
+    def _close_window(self) -> None:
+        share = self._window
+        if share is None:
+            return
+        self._window = self._window_task = None
+        share.account.ledger.move_past(share)
+
+    def _end_with(self, failure: Exception) -> None:
+        self._failure = failure
+        self._arrivals.unpark_all()
+        if self.on_failed is None:
+            return
+        try:
+            self.on_failed(failure)
+        except Exception:
+            # The other subscribers must still be told, and the poll that is failing this one must go on.
+            self._log.exception("on_failed raised", trigger_id=self.trigger_id)
+
+
+def reject_shared_stream_event() -> None:
+    """Refuse the raw event the calling filter is working on, for good: the broker should dead-letter it.
+
+    It resolves at once as *rejected*; there is nothing to persist. Outside a binding window of an ack-mode
+    stream (the fast path, a standalone ``run()``, between two raw events, another task than the one that
+    drives the filter) it logs a warning and does nothing.
+    """
+    owner = _window_owner.get()
+    if owner is None or not owner.reject():
+        structlog.get_logger(__name__).warning(
+            "reject_shared_stream_event() had no effect: the calling task has no raw event of an ack-mode stream open"
+        )
+
+
+def _current_task() -> trio.lowlevel.Task | None:
+    try:
+        return trio.lowlevel.current_task()
+    except RuntimeError:
+        return None  # a thread that inherited the context of a task

@@ -1,0 +1,349 @@
+"""`crash_test`: a trigger or a producer of an author's own, taken through kills of the real pair.
+
+While messages are published, the runner and the supervisor are killed with SIGKILL, at random moments and at marks.
+After each death everything is read from outside: the broker by the author's own means, the journal of the producer,
+and the database by ``headgate events list``. The checker (`headgate.testing.crash.history`) holds them against each
+other.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headgate.testing.crash import history
+from headgate.testing.crash.brokers import Broker
+from headgate.testing.crash.deaths import Death, plan_deaths
+from headgate.testing.crash.journal import (
+    MESSAGE,
+    JournaledTrigger,
+    JournalReader,
+    ProducerTrigger,
+    is_journaled,
+    message_in,
+)
+from headgate.testing.crash.killing import MarkedDeaths
+from headgate.testing.crash.pair import Pair, folder_of
+from headgate.testing.crash.report import CrashReport, CrashTestFailed
+from headgate.triggers.base import BaseTrigger
+from headgate.triggers.shared_stream import SharedStreamProducer
+
+KILLS = 8
+MESSAGES = 400
+MESSAGES_MAX = 1_000_000  # a name has six digits
+CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in so many pieces ...
+CHUNK_PAUSE_S = 0.015  # ... and with this pause between them, so that a death meets some in flight
+MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not on the way
+SETTLED_AFTER_S = 15.0  # everything is published, and so long nothing more is stored or forgotten: nothing will be
+REST_INTERVAL_S = 0.1  # between two looks at whether everything has come to rest
+
+# What `pytest --headgate-kills` and `--headgate-seed` say, in place of what the tests say.
+overrides: dict[str, int] = {}
+# Of all crash tests of this process that came to an end, for the summary of the plugin.
+reports: list[CrashReport] = []
+
+
+def crash_test(
+    trigger: BaseTrigger | type[SharedStreamProducer],
+    broker: Broker,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    messages: int = MESSAGES,
+    kills: int = KILLS,
+    subscribers: int = 1,
+    events_per_message: int | Callable[[str], int] = 1,
+    settings: Mapping[str, str] | None = None,
+    seed: int | None = None,
+    folder: Path | None = None,
+) -> CrashReport:
+    """Kill the real pair ``kills`` times while it runs the trigger; raise unless nothing was lost or stored twice.
+
+    ``trigger`` is an event trigger, or the class of a producer, made with ``kwargs``. It must be importable by its
+    classpath, and fire ``events_per_message`` events for each message that ``broker`` publishes, each with the name of
+    the message in its payload; where messages differ, or a filter skips some, that is a function of the name of the
+    message (``lambda message: int(message[-6:]) % 3``). ``settings`` are headgate's, by name. ``seed`` draws where the
+    kills fall; the same one draws the same plan, though processes are never killed at the very same instant twice.
+    ``folder`` is where the database, the log and the history are kept; by default one that is removed if all is well.
+
+    Raises `CrashTestFailed` (an AssertionError) with the story of each finding, and `PairFailed` where the pair does
+    not do its part at all.
+    """
+    if isinstance(trigger, type):
+        assert issubclass(trigger, SharedStreamProducer), "give a trigger, or the class of a producer"
+        import_path = folder_of(trigger)
+        trigger = ProducerTrigger(f"{trigger.__module__}.{trigger.__qualname__}", dict(kwargs or {}))
+    else:
+        assert kwargs is None, "kwargs are for the class of a producer; a trigger has its own"
+        import_path = folder_of(type(trigger))
+    if not 1 <= messages <= MESSAGES_MAX:
+        raise ValueError(f"messages must be in 1..{MESSAGES_MAX:,}, not {messages!r}")
+    wanted = _wanted(events_per_message, [_NAME.format(number) for number in range(messages)])
+    kills = overrides.get("kills", kills)
+    seed = overrides.get("seed", secrets.randbelow(2**32) if seed is None else seed)
+    place = folder or Path(tempfile.mkdtemp(prefix="headgate-crash-"))
+    pair = Pair(
+        place / "pair", import_paths=[import_path], python_path=[place / "deaths"], settings=dict(settings or {})
+    )
+    with pair:
+        trial = _Trial(pair, trigger, broker, MarkedDeaths(place / "deaths"), place, wanted)
+        trial.subscribe(subscribers)
+        report = trial.run(messages, plan_deaths(kills, trigger, seed), seed)
+    reports.append(report)
+    if report.faults():
+        raise CrashTestFailed(report)
+    if folder is None:
+        shutil.rmtree(place)
+    return report
+
+
+_NAME = "message-{:06d}"
+
+
+def _wanted(events_per_message: int | Callable[[str], int], names: Sequence[str]) -> dict[str, int]:
+    """Return how many events each message is to give. Raises `ValueError` where that is no number of events."""
+    wanted = {name: events_per_message(name) if callable(events_per_message) else events_per_message for name in names}
+    for name, count in wanted.items():
+        if not isinstance(count, int) or count < 0:
+            raise ValueError(f"events_per_message is {count!r} for {name}, and must be 0 or more")
+    if not any(wanted.values()):
+        raise ValueError("with no event for any message nothing can be lost: events_per_message is 0 for all")
+    return wanted
+
+
+class _Trial:
+    """One crash test on its way."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        trigger: BaseTrigger,
+        broker: Broker,
+        deaths: MarkedDeaths,
+        place: Path,
+        wanted: Mapping[str, int],
+    ) -> None:
+        self._pair = pair
+        self._trigger = trigger
+        self._broker = broker
+        self._deaths = deaths
+        self._history_path = place / "history.jsonl"
+        self._wanted = wanted  # events, by message
+        self._has_journal = is_journaled(trigger)
+        self._journal_folder = place / "journal"
+        self._journal_folder.mkdir(parents=True)
+        self._journal = JournalReader(self._journal_folder)
+        self._unread: list[history.Record] = []  # of the journal, read between two looks
+        self._checker = history.Checker()
+        self._subscribers: list[str] = []
+        self._begun: list[str] = []  # messages whose publication has begun, in order
+        self._published: set[str] = set()
+        self._told = 0  # so many of the begun ones stand in the history
+        self._forgotten: set[str] = set()
+        self._pending: set[str] = set()
+        self._rows_seen: set[int] = set()
+        self._copies: Counter[tuple[str, str]] = Counter()
+        self._refused: set[str] = set()  # messages that a subscriber rejected: they need not be stored
+        self._strange_rows = 0
+        self._publishing_failed: BaseException | None = None
+        self._done: list[tuple[Death, bool]] = []  # and whether it met its process where it was meant to
+
+    def subscribe(self, count: int) -> None:
+        """Add the watchers."""
+        trigger = self._trigger
+        if self._has_journal:
+            classpath, kwargs = trigger.serialize()
+            trigger = JournaledTrigger(classpath, kwargs, str(self._journal_folder))
+        for number in range(count):
+            name = f"subscriber-{number}"
+            self._pair.add(trigger, name)
+            self._subscribers.append(name)
+            self._record([history.Subscribed(name)])
+
+    def run(self, messages: int, plan: Sequence[Death], seed: int) -> CrashReport:
+        """Publish, kill, look; come to rest, and say what was found."""
+        begun_at = time.monotonic()
+        names = [_NAME.format(number) for number in range(messages)]
+        share = len(names) // (len(plan) + 1)
+        self._pair.start()
+        for number, death in enumerate(plan):
+            self._window(names[number * share : (number + 1) * share], death)
+        self._publish(names[len(plan) * share :])
+        self._check_publisher()
+        self._come_to_rest()
+        exit_code = self._pair.stop()
+        self._look("the pair has left", at_rest=True)
+        return CrashReport(
+            subject=self._trigger.serialize()[0],
+            checked=self._checker.report(),
+            deaths=tuple((str(death), reached) for death, reached in self._done),
+            subscribers=len(self._subscribers),
+            has_producer=self._has_journal,
+            pending=len(self._pending),
+            strange_rows=self._strange_rows,
+            incomplete=self._incomplete(),
+            unwanted=sum(count for (_, name), count in self._copies.items() if not self._wanted[name]),
+            dead_letters=self._pair.dead_letters(),
+            last_error=self._pair.last_error(),
+            exit_code=exit_code,
+            seed=seed,
+            seconds=time.monotonic() - begun_at,
+            history_path=str(self._history_path),
+        )
+
+    def _incomplete(self) -> int:
+        """How many messages gave a subscriber some of their events, and not all. Where it has none, it is lost."""
+        return sum(
+            0 < count < self._wanted[name] and name not in self._refused for (_, name), count in self._copies.items()
+        )
+
+    # --- publishing and killing -------------------------------------------------------------------
+
+    def _publish(self, names: Sequence[str]) -> None:
+        """Publish at a pace; runs in a thread of its own while deaths happen."""
+        chunk = max(1, len(names) // CHUNKS_A_WINDOW)
+        pause = threading.Event()
+        try:
+            for start in range(0, len(names), chunk):
+                part = list(names[start : start + chunk])
+                self._begun += part
+                self._broker.publish(part)
+                self._published.update(part)
+                pause.wait(CHUNK_PAUSE_S)
+        except BaseException as error:
+            self._publishing_failed = error
+
+    def _check_publisher(self) -> None:
+        if self._publishing_failed is not None:
+            raise AssertionError("the broker's publish() failed") from self._publishing_failed
+
+    def _window(self, names: Sequence[str], death: Death) -> None:
+        """Publish some messages, and have somebody die while they are on their way.
+
+        Half of them wait until it is known who is to die where: the first half may all have come through by then.
+        """
+        middle, is_set_up = (len(names) + 1) // 2, threading.Event()
+
+        def publish() -> None:
+            self._publish(names[:middle])
+            is_set_up.wait()
+            self._publish(names[middle:])
+
+        publisher = threading.Thread(target=publish, name="headgate crash test publisher")
+        publisher.start()
+        try:
+            if names:
+                self._wait_flow()
+            runners = self._pair.runners()
+            self._done.append((death, self._kill(death, is_set_up)))
+        finally:
+            is_set_up.set()
+            publisher.join()
+        self._check_publisher()
+        if death.victim == "supervisor":
+            # Both are dead, so everything stands still while it is looked at.
+            self._pair.wait_dead(runners)
+            self._look(str(death))
+            self._pair.start()
+        else:
+            self._look(str(death))
+
+    def _kill(self, death: Death, is_set_up: threading.Event) -> bool:
+        """Have the death happen; return whether that was at its mark, if it has one. Say when it is to come."""
+        pair, mark = self._pair, death.mark
+        if mark is not None:
+            self._deaths.ask(mark)
+            is_set_up.set()
+            deadline, pause = time.monotonic() + MARK_WAIT_S, threading.Event()
+            while not self._deaths.has_died(mark) and time.monotonic() < deadline:
+                pause.wait(CHUNK_PAUSE_S)
+            if not self._deaths.take_back(mark):
+                return True
+        else:
+            is_set_up.set()
+            threading.Event().wait(death.delay_s)
+        if death.victim == "runner":
+            pair.kill_runner()
+        else:
+            pair.kill_supervisor()
+        return mark is None
+
+    def _wait_flow(self) -> None:
+        """Wait until messages flow: since the last look, something is handed out, or at least stored."""
+        if self._has_journal:
+            before = self._journal.handed_out
+
+            def flows() -> bool:
+                self._check_publisher()
+                self._unread += self._journal.read()
+                return self._journal.handed_out > before
+
+            self._pair.wait_until(flows, "a message is handed out again")
+        else:
+            stored = len(self._rows_seen)
+            self._pair.wait_until(lambda: len(self._pair.events()) > stored, "an event is stored again")
+
+    def _come_to_rest(self) -> None:
+        """Look until everything is stored and forgotten, or nothing changes any more."""
+        expected = sum(self._wanted[name] for name in self._begun) * len(self._subscribers)
+        changed_at, seen = time.monotonic(), (-1, -1)
+        pause = threading.Event()
+        while time.monotonic() - changed_at < SETTLED_AFTER_S:
+            self._look("coming to rest")
+            if len(self._rows_seen) >= expected and not (self._has_journal and self._pending):
+                return
+            if seen != (seen := (len(self._rows_seen), len(self._pending))):
+                changed_at = time.monotonic()
+            pause.wait(REST_INTERVAL_S)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _look(self, at: str, *, at_rest: bool = False) -> None:
+        """Read broker, journal and database, in this order: what is forgotten must be stored by the time we look."""
+        published = set(self._published)
+        self._pending = {name for text in self._broker.pending() for name in MESSAGE.findall(text)}
+        journal, self._unread = self._unread + self._journal.read(), []
+        rows = [row for row in self._pair.events() if row["id"] not in self._rows_seen]
+        begun = self._begun[self._told :]
+        self._record(
+            # Of a message that is to give no event nobody has to have one.
+            [
+                history.Published(name, "published", int(name[-6:]), None if self._wanted[name] else ())
+                for name in begun
+            ],
+        )
+        self._told += len(begun)
+        if self._has_journal:
+            forgotten = published - self._pending - self._forgotten
+            self._forgotten |= forgotten
+            self._record([history.Forgotten(name, at) for name in sorted(forgotten)])
+        self._record(journal)
+        advanced = [item for record in journal if isinstance(record, history.Advanced) for item in record.items]
+        self._refused |= {item.event for item in advanced if item.rejected}
+        self._record([record for row in rows if (record := self._stored(row, at)) is not None])
+        self._record([history.Looked(at, at_rest=at_rest)])
+
+    def _stored(self, row: Mapping[str, Any], at: str) -> history.Stored | None:
+        self._rows_seen.add(row["id"])
+        message = message_in(row["payload"])
+        if message is None:
+            self._strange_rows += 1
+            return None
+        if message not in self._wanted:
+            self._strange_rows += 1
+            return None
+        copy = self._copies[row["watcher"], message]
+        self._copies[row["watcher"], message] += 1
+        # One more than a message gives is one of them again; which, nobody can tell.
+        return history.Stored(message, row["watcher"], str(row["id"]), copy % max(1, self._wanted[message]), at)
+
+    def _record(self, records: Sequence[history.Record]) -> None:
+        self._checker.extend(records)
+        with self._history_path.open("ab") as file:
+            file.writelines(map(history.encode, records))

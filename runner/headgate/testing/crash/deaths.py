@@ -1,0 +1,52 @@
+"""Which deaths a crash test brings about, drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, NamedTuple
+
+from headgate.brokers.filelog import FileLogTrigger
+from headgate.protocol import marks
+from headgate.testing.crash.journal import is_journaled
+from headgate.triggers.base import BaseTrigger
+
+DELAY_S_MAX = 0.1  # a random wait before a death at no mark, so that none follows from the rhythm of our looks
+
+
+class Death(NamedTuple):
+    """One SIGKILL: whose, and where it meets its process; at a random moment if ``mark`` is None."""
+
+    victim: Literal["runner", "supervisor"]
+    mark: str | None
+    delay_s: float
+
+    def __str__(self) -> str:
+        return f"{self.victim}, {self.mark or 'at a random moment'}"
+
+
+def plan_deaths(count: int, trigger: BaseTrigger, seed: int) -> list[Death]:
+    """Return the deaths in order: every other one at a mark, both sides, all marks before any comes again."""
+    randomness = random.Random(seed)
+    names = [name for name, mark in marks.MARKS.items() if mark.when == "flow" and _is_passed(name, trigger)]
+    waiting: list[str] = []
+    deaths = []
+    for number in range(count):
+        delay_s = randomness.uniform(0, DELAY_S_MAX)
+        if number % 2 == 0:
+            waiting = waiting or randomness.sample(names, len(names))
+            mark = waiting.pop()
+            deaths.append(Death(marks.MARKS[mark].side, mark, delay_s))
+        else:
+            deaths.append(Death(randomness.choice(("runner", "runner", "supervisor")), None, delay_s))
+    return deaths
+
+
+def _is_passed(mark: str, trigger: BaseTrigger) -> bool:
+    """Whether a pair that runs this trigger comes by the mark."""
+    place = mark.partition(".")[0]
+    if place == "capture":
+        return False  # nothing is captured
+    if place == "filelog":
+        return isinstance(trigger, FileLogTrigger)
+    # A runner whose trigger has no producer advances nothing.
+    return place != "group" or is_journaled(trigger)

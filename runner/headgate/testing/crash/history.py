@@ -1,0 +1,451 @@
+"""The checker: what a broker handed out, what was forgotten there and what is stored, held against each other.
+
+It knows nothing of the code under test: it imports nothing of headgate, and a history is read from the broker's
+own files, from the database, and from a journal of ``advance`` calls. It is a sequence of records, in the order
+in which they were *seen*. Whoever looks from outside reads in this order, and writes the records in it::
+
+    what the broker has forgotten  ->  the journal  ->  the database  ->  `Looked`
+
+So whatever an advance or a commit of one look rests on must be stored in the same look (I1), whatever the clocks
+say. Tasks have a checker of their own, `tests.proof.history.task_history`. The findings:
+
+- ``lost``: forgotten by the broker, or at rest, and never stored for a subscriber that should have it
+- ``stored twice``: two rows of one event, for one subscriber, at one position (I2)
+- ``advanced before stored``: acknowledged at a look at which it was not stored; it was later (I1)
+- ``out of lane order``: a reader's advances of a lane are not what it handed out, in order, without a gap (I3)
+- ``commit past a failed offset``: forgotten though it failed, or though nobody ever resolved it (I3)
+
+::
+
+    python -m headgate.testing.crash.history FILE     the history as JSON lines; exit code 1 where something is found
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, assert_never, get_args
+
+import msgspec
+
+FINDINGS_SHOWN_MAX = 50  # of a report in text: who has read fifty stories knows what is wrong
+
+Kind = Literal[
+    "lost",
+    "stored twice",
+    "advanced before stored",
+    "out of lane order",
+    "commit past a failed offset",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+# --- the records of a history ----------------------------------------------------------------------
+
+
+class _Record(msgspec.Struct, frozen=True, tag_field="what", omit_defaults=True):
+    """What all records have in common. ``at`` is any text that helps a reader: a time, a cell of a matrix."""
+
+
+class Subscribed(_Record, frozen=True, tag="subscribed"):
+    """From here on this subscriber should have every event that is published."""
+
+    subscriber: str
+
+
+class Published(_Record, frozen=True, tag="published"):
+    """The broker holds an event: its name, and where it stands in its lane.
+
+    ``subscribers`` are those that should store it, where these are not all that subscribed before; an empty
+    list is right for an event that every filter skips.
+    """
+
+    event: str
+    lane: str
+    order: int
+    subscribers: tuple[str, ...] | None = None
+
+
+class HandedOut(_Record, frozen=True, tag="handed_out"):
+    """The journal of a reader (one producer in one process): it gave an event to its stream."""
+
+    event: str
+    lane: str
+    reader: str
+    at: str = ""
+
+
+class AdvancedItem(msgspec.Struct, frozen=True, array_like=True):
+    """One event of an advance, and how its subscribers resolved it."""
+
+    event: str
+    acked: int
+    failed: int
+    rejected: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the broker may forget it."""
+        return not self.failed and bool(self.acked or self.rejected)
+
+
+class Advanced(_Record, frozen=True, tag="advanced"):
+    """The journal of a reader: ``advance`` was called for these, before anything was done about it."""
+
+    lane: str
+    reader: str
+    items: tuple[AdvancedItem, ...]
+    at: str = ""
+
+
+class Committed(_Record, frozen=True, tag="committed"):
+    """The broker has forgotten every event of the lane whose order is less than ``before``."""
+
+    lane: str
+    before: int
+    at: str = ""
+
+
+class Forgotten(_Record, frozen=True, tag="forgotten"):
+    """The broker has forgotten this one event; for brokers that acknowledge message by message."""
+
+    event: str
+    at: str = ""
+
+
+class Stored(_Record, frozen=True, tag="stored"):
+    """A row of the database. ``position`` counts the events that one subscriber derives from one."""
+
+    event: str
+    subscriber: str
+    row: str
+    position: int = 0
+    at: str = ""
+
+
+class PutAside(_Record, frozen=True, tag="put_aside"):
+    """The database or the broker holds the event for this subscriber elsewhere, as a dead letter: it is not lost."""
+
+    event: str
+    subscriber: str
+    at: str = ""
+
+
+class Looked(_Record, frozen=True, tag="looked"):
+    """A look is complete: everything that was stored before it began stands above. ``at_rest``: nothing will change."""
+
+    at: str = ""
+    at_rest: bool = False
+
+
+Record = Subscribed | Published | HandedOut | Advanced | Committed | Forgotten | Stored | PutAside | Looked
+
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """Return a record as one JSON line."""
+    return msgspec.json.encode(record) + b"\n"
+
+
+def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
+    """Yield the records of whole lines; a last line that a kill tore off is no record. Raises `ValueError`."""
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            yield _decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{where}, line {number}: {error}") from error
+
+
+# --- what is found -----------------------------------------------------------------------------------
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that must never be. The story is in order of sight."""
+
+    kind: Kind
+    event: str
+    subscriber: str = ""
+    story: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        whose = f" for {self.subscriber}" if self.subscriber else ""
+        return "\n    ".join((f"{self.kind}: {self.event}{whose}", *self.story))
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a history shows. ``redelivered`` counts events that were handed out again; ``looks`` the looks."""
+
+    findings: tuple[Finding, ...]
+    published: int
+    stored: int
+    redelivered: int
+    advances: int
+    looks: int
+
+    def count(self, kind: Kind) -> int:
+        """How many findings there are of one kind."""
+        return sum(finding.kind == kind for finding in self.findings)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.published:,} events, {self.stored:,} rows, {self.advances:,} advances, {self.looks:,} looks, "
+            f"{self.redelivered:,} redelivered: "
+        )
+        if not self.findings:
+            return head + "nothing is wrong"
+        counts = ", ".join(f"{count:,} {kind}" for kind in KINDS if (count := self.count(kind)))
+        shown = [str(finding) for finding in self.findings[:FINDINGS_SHOWN_MAX]]
+        if len(self.findings) > FINDINGS_SHOWN_MAX:
+            shown.append(f"... and {len(self.findings) - FINDINGS_SHOWN_MAX:,} more")
+        return "\n".join([head + counts, *shown])
+
+
+# --- the checker -------------------------------------------------------------------------------------
+
+
+class _Event:
+    """What is known of one event."""
+
+    __slots__ = (
+        "expected",
+        "forgotten",
+        "handed_out",
+        "lane",
+        "order",
+        "resolved_clean",
+        "rows",
+        "story",
+        "told_early",
+    )
+
+    def __init__(self, lane: str, order: int, expected: frozenset[str]) -> None:
+        self.lane = lane
+        self.order = order
+        self.expected = expected
+        self.handed_out = 0
+        self.resolved_clean: bool | None = None  # how its last advance found it
+        self.forgotten = False
+        self.rows: Counter[tuple[str, int]] = Counter()  # by subscriber and position
+        self.told_early: set[str] = set()  # subscribers without it at a look at which it was acknowledged
+        self.story: list[str] = []
+
+    def missing(self) -> frozenset[str]:
+        """The subscribers that should have it and do not."""
+        return self.expected - {subscriber for subscriber, _ in self.rows}
+
+
+class Checker:
+    """Takes a history record by record; `report` may be asked for at any time, and again later.
+
+    Raises `ValueError` for a record that speaks of an event that was never published.
+    """
+
+    def __init__(self, history: Iterable[Record] = ()) -> None:
+        self._subscribers: list[str] = []
+        self._events: dict[str, _Event] = {}
+        self._lanes: defaultdict[str, list[str]] = defaultdict(list)  # events by order
+        self._forgotten_to: Counter[str] = Counter()  # an index into the lane
+        self._to_advance: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # by reader and lane
+        self._advanced_to: Counter[tuple[str, str]] = Counter()  # an index into the list above
+        self._passed_over: set[str] = set()  # events found to be forgotten without right
+        self._disordered: set[tuple[str, str]] = set()  # what follows a first disorder says nothing more
+        self._unproven: set[str] = set()  # acknowledged or forgotten, and not yet seen stored for all
+        self._found: list[Finding] = []
+        self._rows = self._advances = self._looks = 0
+        self._at_rest = False
+        self.extend(history)
+
+    def extend(self, history: Iterable[Record]) -> None:
+        """Take more records."""
+        for record in history:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        """Take the next record."""
+        match record:
+            case Subscribed():
+                self._subscribers.append(record.subscriber)
+            case Published():
+                self._publish(record)
+            case HandedOut():
+                self._hand_out(record)
+            case Advanced():
+                self._advance(record)
+            case Committed():
+                self._commit(record)
+            case Forgotten():
+                self._forget(record.event, f"the broker forgot it{_when(record.at)}")
+            case Stored():
+                self._store(record)
+            case PutAside():
+                event = self._event(record.event)
+                event.rows[record.subscriber, -1] = 1
+                event.story.append(f"put aside for {record.subscriber}{_when(record.at)}")
+            case Looked():
+                self._look(record)
+            case _:
+                assert_never(record)
+
+    def report(self) -> Report:
+        """Say what the history shows so far."""
+        return Report(
+            findings=tuple(self._findings()),
+            published=len(self._events),
+            stored=self._rows,
+            redelivered=sum(max(0, event.handed_out - 1) for event in self._events.values()),
+            advances=self._advances,
+            looks=self._looks,
+        )
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _event(self, name: str) -> _Event:
+        event = self._events.get(name)
+        if event is None:
+            raise ValueError(f"the history speaks of the event {name!r}, which was never published")
+        return event
+
+    def _publish(self, record: Published) -> None:
+        if record.event in self._events:
+            raise ValueError(f"the event {record.event!r} is published twice: names must tell events apart")
+        lane = self._lanes[record.lane]
+        if lane and self._events[lane[-1]].order >= record.order:
+            raise ValueError(f"the lane {record.lane!r} is not published in order at {record.event!r}")
+        expected = self._subscribers if record.subscribers is None else record.subscribers
+        self._events[record.event] = event = _Event(record.lane, record.order, frozenset(expected))
+        event.story.append(f"published in lane {record.lane} at {record.order}")
+        lane.append(record.event)
+        self._at_rest = False
+
+    def _hand_out(self, record: HandedOut) -> None:
+        event = self._event(record.event)
+        event.handed_out += 1
+        again = f", for the {_nth(event.handed_out)} time" if event.handed_out > 1 else ""
+        event.story.append(f"handed out by reader {record.reader}{again}{_when(record.at)}")
+        self._to_advance[record.reader, record.lane].append(record.event)
+
+    def _advance(self, record: Advanced) -> None:
+        self._advances += 1
+        where = (record.reader, record.lane)
+        for item in record.items:
+            event = self._event(item.event)
+            outcome = f"acked {item.acked}, failed {item.failed}, rejected {item.rejected}"
+            event.story.append(f"advanced by reader {record.reader}: {outcome}{_when(record.at)}")
+            event.resolved_clean = item.is_clean
+            if item.is_clean and not item.rejected:
+                self._unproven.add(item.event)
+            elif item.is_clean:
+                event.expected = frozenset()  # refused for good: it may be stored, and need not be
+            self._follow_order(where, item.event)
+
+    def _follow_order(self, where: tuple[str, str], name: str) -> None:
+        handed_out, index = self._to_advance[where], self._advanced_to[where]
+        self._advanced_to[where] += 1
+        if where in self._disordered or (index < len(handed_out) and handed_out[index] == name):
+            return
+        self._disordered.add(where)
+        due = handed_out[index] if index < len(handed_out) else "nothing"
+        story = (*self._event(name).story, f"reader {where[0]} advanced it where {due} was due in lane {where[1]}")
+        self._found.append(Finding("out of lane order", name, story=story))
+
+    def _commit(self, record: Committed) -> None:
+        lane = self._lanes[record.lane]
+        index = self._forgotten_to[record.lane]
+        while index < len(lane) and self._events[lane[index]].order < record.before:
+            self._forget(
+                lane[index], f"the broker forgot all of lane {record.lane} before {record.before}{_when(record.at)}"
+            )
+            index += 1
+        self._forgotten_to[record.lane] = index
+
+    def _forget(self, name: str, words: str) -> None:
+        event = self._event(name)
+        if event.forgotten:
+            return
+        event.forgotten = True
+        event.story.append(words)
+        self._unproven.add(name)
+
+    def _store(self, record: Stored) -> None:
+        event = self._event(record.event)
+        self._rows += 1
+        place = (record.subscriber, record.position)
+        event.rows[place] += 1
+        event.story.append(f"stored for {record.subscriber} as row {record.row}{_when(record.at)}")
+        if event.rows[place] == 2:
+            self._found.append(Finding("stored twice", record.event, record.subscriber))
+
+    def _look(self, record: Looked) -> None:
+        self._looks += 1
+        self._at_rest = record.at_rest
+        for name in sorted(self._unproven):
+            event = self._events[name]
+            missing = event.missing()
+            if missing:
+                event.told_early |= missing
+                event.story.append(
+                    f"not stored for {', '.join(sorted(missing))} at look {self._looks}{_when(record.at)}"
+                )
+            if event.forgotten and not event.resolved_clean and name not in self._passed_over:
+                self._pass_over(name, event)
+        self._unproven = {name for name in self._unproven if self._events[name].missing()}
+
+    def _pass_over(self, name: str, event: _Event) -> None:
+        """A look is complete: an advance that this commit rests on would stand above it."""
+        if event.resolved_clean is None and not self._advances:
+            return  # nobody kept a journal
+        self._passed_over.add(name)
+        event.story.append(f"it {'was never resolved' if event.resolved_clean is None else 'failed'}, and is forgotten")
+        self._found.append(Finding("commit past a failed offset", name))
+
+    # --- findings ---------------------------------------------------------------------------------
+
+    def _findings(self) -> Iterator[Finding]:
+        for finding in self._found:
+            # Its story may have gone on since.
+            yield finding if finding.story else msgspec.structs.replace(finding, story=self._story(finding.event))
+        for name, event in self._events.items():
+            missing = event.missing()
+            acknowledged = event.forgotten or event.resolved_clean
+            for subscriber in sorted(event.expected):
+                if subscriber in missing and (self._at_rest or (acknowledged and subscriber in event.told_early)):
+                    yield Finding("lost", name, subscriber, self._story(name))
+                elif subscriber in event.told_early and subscriber not in missing:
+                    yield Finding("advanced before stored", name, subscriber, self._story(name))
+
+    def _story(self, name: str) -> tuple[str, ...]:
+        return tuple(self._event(name).story)
+
+
+def check(history: Iterable[Record]) -> Report:
+    """Check a whole history. Raises `ValueError` for one that contradicts itself."""
+    return Checker(history).report()
+
+
+def _when(at: str) -> str:
+    return f" ({at})" if at else ""
+
+
+def _nth(number: int) -> str:
+    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the history in a file; return the exit code: 0 nothing found, 1 something, 2 no history."""
+    if len(arguments) != 1:
+        print("usage: python -m headgate.testing.crash.history FILE", file=sys.stderr)
+        return 2
+    try:
+        report = check(decode_lines(Path(arguments[0]).read_bytes(), where=arguments[0]))
+    except (OSError, ValueError) as error:
+        print(f"history: {error}", file=sys.stderr)
+        return 2
+    print(report)
+    return 1 if report.findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,198 @@
+"""A journal of what a producer hands out and is told to advance, written by the runner it runs in.
+
+`JournaledTrigger` stands in for an author's trigger: it runs that trigger's own filter on that trigger's own producer,
+and writes down what passes between the producer and its stream. The journal is written with one ``write`` a record and
+before anything is done about it, so it survives the death of its process; each producer writes a file of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headgate.runner.loading import import_class
+from headgate.streams import checks
+from headgate.testing.crash import history
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+
+SUFFIX = ".jsonl"
+# What names a message of a crash test wherever it is met: in a raw event of any form, in a payload, at the broker.
+MESSAGE = re.compile(r"message-\d{6}")
+
+
+def message_in(value: object) -> str | None:
+    """Return the name of the message a value speaks of, wherever in it that stands; None where it is nowhere."""
+    found = MESSAGE.search(value if isinstance(value, str) else repr(value))
+    return None if found is None else found.group()
+
+
+class JournaledTrigger(BaseEventTrigger):
+    """Does what the trigger of ``classpath`` and ``kwargs`` does, with a journal of its producer in ``journal``."""
+
+    def __init__(self, classpath: str, kwargs: dict[str, Any], journal: str) -> None:
+        self.journal = journal
+        inner = import_class(classpath)(**kwargs)
+        assert isinstance(inner, BaseEventTrigger), "only a trigger with a producer is journaled"
+        self._inner = inner
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return this class, with what the journaled trigger says of itself."""
+        classpath, kwargs = self._inner.serialize()
+        cls = type(self)
+        arguments = {"classpath": classpath, "kwargs": kwargs, "journal": self.journal}
+        return f"{cls.__module__}.{cls.__qualname__}", arguments
+
+    def shared_stream_key(self) -> Hashable | None:
+        """Return the key of the journaled trigger."""
+        return self._inner.shared_stream_key()
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        """Return the producer of the journaled trigger, with a journal."""
+        inner = import_class(kwargs["classpath"])
+        assert issubclass(inner, BaseEventTrigger)
+        return JournaledProducer(inner.create_shared_stream_producer(kwargs["kwargs"]), Path(kwargs["journal"]))
+
+    def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
+        """Return the filter of the journaled trigger itself."""
+        self._inner._ask_last_event = self._ask_last_event
+        return self._inner.filter_shared_stream(shared_stream)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Raise RuntimeError: what has a producer has no run."""
+        raise RuntimeError("a journaled trigger reads a shared stream")
+        yield
+
+    async def cleanup(self) -> None:
+        """Call the hook of the journaled trigger."""
+        await self._inner.cleanup()
+
+    async def on_kill(self) -> None:
+        """Call the hook of the journaled trigger."""
+        await self._inner.on_kill()
+
+
+class _Marked(NamedTuple):
+    broker_payload: Any
+    message: str | None
+
+
+class JournaledProducer(SharedStreamProducer):
+    """A producer between an author's producer and the stream."""
+
+    def __init__(self, inner: SharedStreamProducer, folder: Path) -> None:
+        self._inner = inner
+        self._reader = f"{time.time_ns()}-{os.getpid()}"
+        self._file = os.open(folder / f"{self._reader}{SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
+        """Yield what the author's producer yields, written down first."""
+        stream = checks.iterator(self._inner.open_stream(), f"{type(self._inner).__name__}.open_stream")
+        async with aclosing(stream) as pairs:  # type: ignore[type-var]
+            async for raw_event, broker_payload in pairs:
+                message = message_in(raw_event)
+                if message is not None:
+                    lane = repr(self._inner.get_advance_lane(broker_payload))
+                    self._write(history.HandedOut(message, lane, self._reader))
+                yield raw_event, _Marked(broker_payload, message)
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Write the batch down, and have the author's producer advance it."""
+        items = tuple(
+            history.AdvancedItem(item.broker_payload.message, *_counts(item))
+            for item in batch
+            if item.broker_payload.message is not None
+        )
+        if items:
+            lane = repr(self._inner.get_advance_lane(batch[0].broker_payload.broker_payload))
+            self._write(history.Advanced(lane, self._reader, items))
+        await self._inner.advance([AdvanceItem(item.broker_payload.broker_payload, item.outcome) for item in batch])
+
+    def get_advance_lane(self, broker_payload: _Marked) -> Hashable:
+        """Return the lane the author's producer gives."""
+        return self._inner.get_advance_lane(broker_payload.broker_payload)
+
+    def event_key(self, broker_payload: _Marked) -> str | None:
+        """Return the key the author's producer gives."""
+        return self._inner.event_key(broker_payload.broker_payload)
+
+    async def aclose(self) -> None:
+        """Close the author's producer, then the journal."""
+        try:
+            await self._inner.aclose()
+        finally:
+            os.close(self._file)
+
+    def _write(self, record: history.Record) -> None:
+        os.write(self._file, history.encode(record))
+
+
+def _counts(item: AdvanceItem) -> tuple[int, int, int]:
+    return item.outcome.acked, item.outcome.failed, item.outcome.rejected
+
+
+class ProducerTrigger(BaseEventTrigger):
+    """Fires every raw event of a producer, for a producer that has no trigger of its own yet."""
+
+    def __init__(self, classpath: str, kwargs: dict[str, Any]) -> None:
+        self.classpath = classpath
+        self.kwargs = kwargs
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return this class and the producer's."""
+        cls = type(self)
+        return f"{cls.__module__}.{cls.__qualname__}", {"classpath": self.classpath, "kwargs": self.kwargs}
+
+    def shared_stream_key(self) -> tuple[str, str, str]:
+        """Return one key for all triggers of one producer with the same arguments."""
+        return "producer", self.classpath, repr(self.kwargs)
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        """Return the producer."""
+        make: Callable[..., SharedStreamProducer] = pkgutil.resolve_name(kwargs["classpath"])
+        return make(**kwargs["kwargs"])
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Raise RuntimeError: what has a producer has no run."""
+        raise RuntimeError("a producer feeds a shared stream")
+        yield
+
+
+class JournalReader:
+    """The harness's end: reads what all producers have written since the last time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read_to: dict[Path, int] = {}
+        self.handed_out = 0
+
+    def read(self) -> list[history.Record]:
+        """Return the new records, reader by reader, the oldest reader first."""
+        records: list[history.Record] = []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            read_to = self._read_to.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(read_to)
+                data = file.read()
+            data = data[: data.rfind(b"\n") + 1]
+            self._read_to[path] = read_to + len(data)
+            records += history.decode_lines(data, where=path.name)
+        self.handed_out += sum(isinstance(record, history.HandedOut) for record in records)
+        return records
+
+
+def is_journaled(trigger: BaseTrigger) -> bool:
+    """Whether a trigger has a producer, whose doings can be written down."""
+    return (
+        isinstance(trigger, BaseEventTrigger)
+        and trigger.shared_stream_key() is not None
+        and checks.has_producer(type(trigger))
+    )

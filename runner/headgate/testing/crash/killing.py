@@ -1,0 +1,63 @@
+"""Deaths at marks: processes that kill themselves where the harness wants them to.
+
+The harness puts a folder on ``PYTHONPATH`` whose ``sitecustomize.py`` arms the marks of every Python process started
+with it, before anything else of headgate runs. Asking for a death is making a file named after the mark; the process
+that reaches the mark takes the file away, by renaming it, and dies at once. So a death happens exactly once, and that
+it happened is seen by the file's new name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from headgate.protocol import marks
+
+_SITECUSTOMIZE = """\
+from headgate.testing.crash.killing import die_at_marks
+
+die_at_marks({folder!r})
+"""
+
+
+class MarkedDeaths:
+    """The harness's end: asks for deaths, and sees that they happened. ``folder`` is made, and belongs to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._wanted = folder / "wanted"
+        self._wanted.mkdir(parents=True)
+        (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(folder=str(self._wanted)))
+
+    def ask(self, mark: str) -> None:
+        """Have the next process that reaches the mark die there."""
+        assert mark in marks.MARKS or mark in marks.TASK_MARKS, mark
+        (self._wanted / f"{mark}.died").unlink(missing_ok=True)
+        (self._wanted / mark).touch()
+
+    def has_died(self, mark: str) -> bool:
+        """Whether a process has reached the mark since it was asked to die there."""
+        return (self._wanted / f"{mark}.died").exists()
+
+    def take_back(self, mark: str) -> bool:
+        """Ask no more; return False where it was too late."""
+        try:
+            (self._wanted / mark).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def die_at_marks(folder: str) -> None:
+    """Arm the marks of this process."""
+
+    def look(mark: str) -> None:
+        path = f"{folder}/{mark}"
+        try:
+            os.rename(path, f"{path}.died")
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    marks.arm(look)

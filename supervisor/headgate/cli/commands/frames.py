@@ -1,0 +1,234 @@
+"""``headgate frames``: what supervisor and runner said to each other, from a capture."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from headgate.cli.invocation import CommandError, Invocation, invocation
+from headgate.cli.output import JsonOption, LimitOption, console, json_line
+
+if TYPE_CHECKING:
+    from headgate.protocol.framelog.log import Damaged, Record, Torn
+    from headgate.supervisor.replay.run import Replayed
+
+app = typer.Typer(help="Captures of the link between supervisor and runner.", no_args_is_help=True)
+
+FILE_PATTERN = "*.hgframe"
+PROGRESS_INTERVAL_S = 0.2  # between two looks of the bar: a terminal shows no more, and a frame takes far less
+PROGRESS_LINE_INTERVAL_S = 5.0  # between two lines of progress where there is no terminal
+
+PathArgument = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A frame log, or a folder of them.")]
+
+
+@app.command()
+def show(ctx: typer.Context, path: PathArgument, limit: LimitOption = None, as_json: JsonOption = False) -> None:
+    """Print the frames, one a line. Kwargs of triggers are masked in every capture."""
+    shown = 0
+    for file, record in _records(path):
+        if limit is not None and shown == limit:
+            return
+        shown += 1
+        print(_frame_as_json(file, record) if as_json else _frame_as_text(file, record))
+
+
+@app.command()
+def verify(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Check the CRC of every frame and the order of the conversation; exit with 1 if anything is wrong.
+
+    A torn last record, which a crash while writing leaves behind, is reported and is no error.
+    """
+    from headgate.protocol.framelog.log import verify as verify_file
+
+    ok = True
+    for file in frame_logs(path):
+        verification = verify_file(file)
+        ok = ok and verification.ok
+        if as_json:
+            print(json_line(dataclasses.asdict(verification) | {"ok": verification.ok}))
+            continue
+        left_off = verification.findings_left_off
+        incarnations = ", ".join(map(str, verification.incarnations)) or "none"
+        print(
+            f"{file}: {verification.frames:,} frames, incarnations {incarnations}: {'ok' if verification.ok else 'BAD'}"
+        )
+        for finding in verification.findings:
+            print(f"  {finding.severity} at offset {finding.offset:,}: {finding.problem}")
+        if left_off:
+            print(f"  and {left_off:,} more")
+    if not ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    ctx: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A frame log, or the folder of a capture.")],
+    until: Annotated[
+        int | None, typer.Option("--until", min=1, metavar="N", help="Stop behind frame N, to look at the database.")
+    ] = None,
+    db: Annotated[str | None, typer.Option(metavar="URL", help="An empty database to replay on, and to keep.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Play a capture again on a fresh supervisor and database, and compare every answer and every row.
+
+    Exits with 1 at the first difference, and shows both frames. Without --db the database is a temporary one.
+    """
+    from headgate.supervisor.replay.run import LogIncomplete, ReplayStuck, look_ahead, open_replay_store
+    from headgate.supervisor.replay.run import replay as replay_files
+
+    given = invocation(ctx)
+    _log_nothing_but_trouble(given)
+    files = frame_logs(path)
+    try:
+        outlook = look_ahead(files)
+        progress = _ReplayProgress(min(outlook.frames, until or outlook.frames))
+        # A database from a file of settings or the environment is somebody's real one.
+        with open_replay_store(db or given.flags.get("database_url")) as store, progress:
+            replayed = replay_files(files, store, outlook=outlook, until=until, on_frame=progress.update)
+    except (LogIncomplete, ReplayStuck) as exc:
+        raise CommandError(f"{path} cannot be replayed: {exc}") from exc
+    if as_json:
+        print(json_line(dataclasses.asdict(replayed) | {"is_clean": replayed.is_clean, "seconds": progress.seconds}))
+    else:
+        print(_replayed_as_text(path, replayed, outlook.frames, progress.seconds))
+    if not replayed.is_clean:
+        raise typer.Exit(1)
+
+
+def frame_logs(path: Path) -> list[Path]:
+    """Return the file, or the frame logs of the folder in the order they were written. Raises `CommandError`."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob(FILE_PATTERN))
+    if not files:
+        raise CommandError(f"there is no frame log ({FILE_PATTERN}) in {path}")
+    return files
+
+
+def _records(path: Path) -> Iterator[tuple[Path, Record | Torn | Damaged]]:
+    from headgate.protocol.framelog.log import read_frames
+
+    for file in frame_logs(path):
+        for record in read_frames(file):
+            yield file, record
+
+
+def _frame_as_text(file: Path, record: Record | Torn | Damaged) -> str:
+    from headgate.protocol.framelog.log import Damaged, Torn, describe
+
+    match record:
+        case Torn():
+            return f"{file.name}: the last record is torn: {record.torn_bytes} bytes at offset {record.offset}"
+        case Damaged():
+            return f"{file.name}: damaged at offset {record.offset}: {record.problem}"
+        case _:
+            return describe(record)
+
+
+def _frame_as_json(file: Path, record: Record | Torn | Damaged) -> str:
+    from headgate.protocol.framelog.log import Damaged, Torn, describe
+
+    place = {"file": str(file), "offset": record.offset}
+    match record:
+        case Torn():
+            return json_line(place | {"torn_bytes": record.torn_bytes})
+        case Damaged():
+            return json_line(place | {"damaged": record.problem})
+        case _:
+            return json_line(
+                place
+                | {
+                    "time": record.time,
+                    "direction": record.direction.name.lower(),
+                    "incarnation": record.incarnation,
+                    "body_bytes": len(record.body),
+                    "text": describe(record),
+                }
+            )
+
+
+def _log_nothing_but_trouble(given: Invocation) -> None:
+    """Keep the core quiet: what it has to log was news when the capture was made. ``--debug`` lets it speak."""
+    from headgate.supervisor.logs import logs
+
+    settings = given.resolve().settings
+    if given.flags.get("log_level") is None:
+        settings = msgspec.structs.replace(settings, log_level="critical")
+    logs.configure(settings)
+
+
+class _ReplayProgress:
+    """A bar on a terminal, and a line now and then elsewhere; both on standard error."""
+
+    def __init__(self, frames: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._out = console(stderr=True)
+        self._frames = frames
+        self._bar = Progress(
+            TextColumn("replayed"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._out,
+            transient=True,
+            disable=not self._out.is_terminal,
+        )
+        self._task = self._bar.add_task("replayed", total=frames)
+        self._show_at = 0.0
+        self._started_at = 0.0
+        self.seconds = 0.0
+
+    def __enter__(self) -> _ReplayProgress:
+        self._started_at = time.monotonic()
+        self._show_at = self._started_at + self._interval_s
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        self.seconds = round(time.monotonic() - self._started_at, 3)
+
+    @property
+    def _interval_s(self) -> float:
+        return PROGRESS_INTERVAL_S if self._out.is_terminal else PROGRESS_LINE_INTERVAL_S
+
+    def update(self, frame: int) -> None:
+        now = time.monotonic()
+        if now < self._show_at:
+            return
+        self._show_at = now + self._interval_s
+        if self._out.is_terminal:
+            self._bar.update(self._task, completed=frame)
+        else:
+            per_s = frame / (now - self._started_at)
+            self._out.print(f"replayed {frame:,} of {self._frames:,} frames, {per_s:,.0f} a second", markup=False)
+
+
+def _replayed_as_text(path: Path, replayed: Replayed, frames: int, seconds: float) -> str:
+    difference = replayed.difference
+    if difference is not None:
+        lines = [f"{path}: frame {difference.frame:,} of {frames:,} differs: {difference.problem}"]
+        lines += [f"  in {difference.path} at offset {difference.offset:,}"]
+        lines += [f"  recorded  {difference.recorded or '(cannot be read)'}"]
+        lines += [f"  replayed  {difference.replayed or '(nothing)'}"]
+        return "\n".join(lines)
+    left_out = [
+        *([f"{replayed.skipped:,} frames before the first Hello passed over"] if replayed.skipped else []),
+        *([f"{replayed.torn:,} torn records passed over"] if replayed.torn else []),
+    ]
+    return "; ".join(
+        [
+            f"{path}: replayed clean: {replayed.frames:,} frames of {replayed.sittings:,} supervisors and "
+            f"{replayed.runners:,} runners in {seconds:.1f} s; {replayed.rows:,} rows, "
+            f"{replayed.redelivered:,} redelivered, {replayed.dead_letters:,} dead letters",
+            *left_out,
+        ]
+    )

@@ -1,0 +1,200 @@
+"""``headgate variables|connections|pools``: what tasks and triggers read, and what they share."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import parse_qsl, urlsplit
+
+import typer
+
+from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.output import JsonOption, print_record, print_structs
+
+if TYPE_CHECKING:
+    from headgate.store.task_verbs import ValueVerbs
+
+variables_app = typer.Typer(help="Variables that tasks and triggers read, encrypted.", no_args_is_help=True)
+connections_app = typer.Typer(help="Connections that tasks and triggers read, encrypted.", no_args_is_help=True)
+pools_app = typer.Typer(help="Pools: how many tasks of a kind may run at once.", no_args_is_help=True)
+
+MASK = "***"
+NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
+DescriptionOption = Annotated[str, typer.Option(metavar="TEXT", help="What it is for; lists show it.")]
+
+
+# --- variables -----------------------------------------------------------------------------------
+
+
+@variables_app.command("set")
+def set_variable(
+    ctx: typer.Context,
+    name: NameArgument,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="`-`: read it from standard input.")],
+    description: DescriptionOption = "",
+) -> None:
+    """Store a variable, in place of what was there."""
+    with invocation(ctx).store() as store:
+        store.tasks.variables.put(name, _value(value), description=description)
+    print(f"set variable {name}")
+
+
+@variables_app.command("get")
+def get_variable(ctx: typer.Context, name: NameArgument, as_json: JsonOption = False) -> None:
+    """Print the value of a variable."""
+    with invocation(ctx).store() as store:
+        value = _stored(store.tasks.variables, name, "variable")
+    if as_json:
+        print_record({"name": name, "value": value}, as_json=True)
+    else:
+        print(value)
+
+
+@variables_app.command("list")
+def list_variables(ctx: typer.Context, as_json: JsonOption = False) -> None:
+    """List the variables by name, without their values."""
+    with invocation(ctx).store() as store:
+        print_structs(store.tasks.variables.listed(), as_json=as_json)
+
+
+@variables_app.command("delete")
+def delete_variable(ctx: typer.Context, name: NameArgument) -> None:
+    """Delete a variable."""
+    with invocation(ctx).store() as store:
+        store.tasks.variables.remove(name)
+    print(f"deleted variable {name}")
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+@connections_app.command("set")
+def set_connection(
+    ctx: typer.Context,
+    name: NameArgument,
+    uri: Annotated[
+        str,
+        typer.Argument(metavar="URI", help="SCHEME://LOGIN:PASSWORD@HOST:PORT/SCHEMA?NAME=VALUE; `-`: standard input."),
+    ],
+    description: DescriptionOption = "",
+) -> None:
+    """Store a connection, in place of what was there."""
+    value = _value(uri)
+    _check_uri(value.decode(), name)
+    with invocation(ctx).store() as store:
+        store.tasks.connections.put(name, value, description=description)
+    print(f"set connection {name}")
+
+
+@connections_app.command("get")
+def get_connection(
+    ctx: typer.Context,
+    name: NameArgument,
+    reveal: Annotated[bool, typer.Option("--reveal", help="With its password and its extra values.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the URI of a connection, its password and extra values masked."""
+    with invocation(ctx).store() as store:
+        uri = _stored(store.tasks.connections, name, "connection")
+    told = uri if reveal else masked(uri)
+    if as_json:
+        print_record({"name": name, "uri": told}, as_json=True)
+    else:
+        print(told)
+
+
+@connections_app.command("list")
+def list_connections(ctx: typer.Context, as_json: JsonOption = False) -> None:
+    """List the connections by name, without their URIs."""
+    with invocation(ctx).store() as store:
+        print_structs(store.tasks.connections.listed(), as_json=as_json)
+
+
+@connections_app.command("delete")
+def delete_connection(ctx: typer.Context, name: NameArgument) -> None:
+    """Delete a connection."""
+    with invocation(ctx).store() as store:
+        store.tasks.connections.remove(name)
+    print(f"deleted connection {name}")
+
+
+def masked(uri: str) -> str:
+    """Return a URI without its password and the values of its query; what is no URI is masked altogether."""
+    try:
+        parts = urlsplit(uri)
+        has_password = parts.password is not None
+        names = [key for key, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    except ValueError:
+        return MASK
+    if not parts.scheme:
+        return MASK
+    login, _, host = parts.netloc.rpartition("@")
+    if has_password:
+        login = f"{login.partition(':')[0]}:{MASK}"
+    place = f"{login}@{host}" if login else host
+    query = "&".join(f"{name}={MASK}" for name in names)
+    return f"{parts.scheme}://{place}{parts.path}" + (f"?{query}" if query else "")
+
+
+def _check_uri(uri: str, name: str) -> None:
+    try:
+        parts = urlsplit(uri)
+        port_is_right = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, port_is_right = urlsplit(""), False
+    if not parts.scheme or not port_is_right:
+        # Never the text itself: there may be a password in it.
+        raise CommandError(f"the connection {name}: this is no URI of the form SCHEME://HOST:PORT/...", exit_code=2)
+
+
+def _value(text: str) -> bytes:
+    if text != "-":
+        return text.encode("utf-8", "surrogateescape")
+    from headgate.store.tasks.task_values import VALUE_BYTES_MAX
+
+    # One byte and a line's end more than may be stored: enough for the store to say that it is too long.
+    data = sys.stdin.buffer.read(VALUE_BYTES_MAX + 2)
+    data = data.removesuffix(b"\n")
+    try:
+        data.decode()
+    except UnicodeDecodeError as exc:
+        raise CommandError("standard input: this is no text in UTF-8", exit_code=2) from exc
+    return data
+
+
+def _stored(verbs: ValueVerbs, name: str, what: str) -> str:
+    value = verbs.get(name)
+    if value is None:
+        from headgate.store.errors import NoSuchRow
+
+        names = [one.name for one in verbs.listed()]
+        raise NoSuchRow(what, name, near=_near(name, names))
+    return value.decode("utf-8", "backslashreplace")
+
+
+def _near(name: str, names: list[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(name, names, n=3)
+
+
+# --- pools ---------------------------------------------------------------------------------------
+
+
+@pools_app.command("list")
+def list_pools(ctx: typer.Context, as_json: JsonOption = False) -> None:
+    """List the pools, how many slots each has and has in use, and how many tasks wait for some."""
+    with invocation(ctx).store() as store:
+        print_structs(store.inspect.pools(), as_json=as_json)
+
+
+@pools_app.command("set")
+def set_pool(
+    ctx: typer.Context,
+    name: NameArgument,
+    slots: Annotated[int, typer.Argument(metavar="SLOTS", help="How many; 0 lets nothing begin.")],
+) -> None:
+    """Make a pool, or change how many slots it has; what has begun goes on."""
+    with invocation(ctx).store() as store:
+        store.tasks.set_pool(name, slots)
+    print(f"the pool {name} has {slots:,} slots")

@@ -1,0 +1,1 @@
+"""``headgate demo``: the main job with kills."""

@@ -1,0 +1,1 @@
+"""Engines, transactions, prepared statements, times and secrets."""

@@ -1,0 +1,179 @@
+"""Many rows at a time, in the way that is fast on each database.
+
+SQLite runs in this process, so a statement costs it little: what counts is how many times Python goes through a
+row. There an insert has a parameter a value, in one of a few sizes, and a lookup is a statement a row. On PostgreSQL
+every statement is a trip, and the driver would spend more time on the text of a long one than the server on its
+rows; there every column travels as one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Column, Connection, Table, bindparam, column, func, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+from headgate.store.db.prepared import Prepared, driver_of
+
+ROWS_PER_STATEMENT_MAX = 500  # times 12 columns: far below the 32,766 parameters that SQLite takes
+IDS_PER_STATEMENT_MAX = 1000  # the same for ids in one IN (...)
+# Rows of the prepared inserts on SQLite, largest first; each is parsed once a connection. Any number of rows is a
+# sum of them.
+_SIZES = (256, 64, 16, 4, 1)
+
+Item = TypeVar("Item")
+Rows = Sequence[tuple[Any, ...]]
+Insert = sqlite.Insert | postgresql.Insert
+
+
+class Kind(NamedTuple):
+    """Which columns of a table the rows have, in order. Hashable: statements are kept by it."""
+
+    table: Table
+    columns: tuple[str, ...]
+
+    def all_columns(self) -> list[Column[Any]]:
+        """Return the columns themselves."""
+        return [self.table.c[name] for name in self.columns]
+
+
+def chunks(items: Sequence[Item], items_max: int = IDS_PER_STATEMENT_MAX) -> Iterator[Sequence[Item]]:
+    """Cut into pieces that one statement can take."""
+    for start in range(0, len(items), items_max):
+        yield items[start : start + items_max]
+
+
+def insert_into(connection: Connection, table: Table) -> Insert:
+    """Return the INSERT of the connection's dialect, because ON CONFLICT is not in the common one."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def insert_new(connection: Connection, kind: Kind, rows: Rows, *, returning: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Insert the rows that meet no unique rule; return the columns ``returning`` of those that went in.
+
+    Rows may meet one another: the first goes in. Values are the driver's (see `headgate.store.db.times`).
+    """
+    inserted: list[tuple[Any, ...]] = []
+    driver = driver_of(connection)
+    if connection.dialect.name == "sqlite":
+        for some in _in_sizes(rows):
+            text = _insert_new_values(kind, returning, len(some)).text(connection.dialect)
+            flat = some[0] if len(some) == 1 else [value for row in some for value in row]
+            inserted += driver.execute(text, flat).fetchall()
+        return inserted
+    for some in chunks(rows, ROWS_PER_STATEMENT_MAX):
+        statement = _insert_new_arrays(kind, returning)
+        inserted += statement.run(connection, **_arrays(kind.columns, some)).fetchall()
+    return inserted
+
+
+def insert_or_add(connection: Connection, kind: Kind, rows: Rows, *, add: str) -> None:
+    """Insert rows; where the primary key is there already, add to the column ``add`` and replace the others.
+
+    No two rows have the same primary key.
+    """
+    if connection.dialect.name == "sqlite":
+        _insert_or_add_values(kind, add).run_many(
+            connection, (dict(zip(kind.columns, row, strict=True)) for row in rows)
+        )
+        return
+    for some in chunks(rows, ROWS_PER_STATEMENT_MAX):
+        _insert_or_add_arrays(kind, add).run(connection, **_arrays(kind.columns, some))
+
+
+def find(connection: Connection, kind: Kind, rows: Rows, *, returning: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Return the columns ``returning`` of the rows whose columns ``kind.columns`` together are one of ``rows``."""
+    found: list[tuple[Any, ...]] = []
+    if connection.dialect.name == "sqlite":
+        statement = _find_values(kind, returning)
+        for row in rows:
+            found += statement.run(connection, **dict(zip(kind.columns, row, strict=True))).fetchall()
+        return found
+    for some in chunks(rows, ROWS_PER_STATEMENT_MAX):
+        found += _find_arrays(kind, returning).run(connection, **_arrays(kind.columns, some)).fetchall()
+    return found
+
+
+# --- SQLite: a parameter a value -----------------------------------------------------------------
+
+
+def _in_sizes(rows: Rows) -> Iterator[Rows]:
+    start = 0
+    for size in _SIZES:
+        while len(rows) - start >= size:
+            yield rows[start : start + size]
+            start += size
+
+
+@cache
+def _insert_new_values(kind: Kind, returning: tuple[str, ...], rows: int) -> Prepared:
+    names: list[dict[str, Any]] = [
+        {name: bindparam(f"{name}_{number}") for name in kind.columns} for number in range(rows)
+    ]
+    statement = sqlite.insert(kind.table).values(names).on_conflict_do_nothing()
+    prepared = Prepared(statement.returning(*[kind.table.c[name] for name in returning]))
+    # The rows are handed over one after the other; this is the order that the text must have.
+    in_order = [f"{name}_{number}" for number in range(rows) for name in kind.columns]
+    assert list(prepared.places(sqlite.dialect())) == in_order
+    return prepared
+
+
+@cache
+def _insert_or_add_values(kind: Kind, add: str) -> Prepared:
+    statement = sqlite.insert(kind.table).values({name: bindparam(name) for name in kind.columns})
+    return Prepared(_or_add(kind, statement, add))
+
+
+@cache
+def _find_values(kind: Kind, returning: tuple[str, ...]) -> Prepared:
+    same = [column == bindparam(column.name) for column in kind.all_columns()]
+    return Prepared(select(*[kind.table.c[name] for name in returning]).where(*same))
+
+
+# --- PostgreSQL: an array a column ---------------------------------------------------------------
+
+
+@cache
+def _insert_new_arrays(kind: Kind, returning: tuple[str, ...]) -> Prepared:
+    statement = postgresql.insert(kind.table).from_select(kind.columns, select(_unnested(kind)))
+    statement = statement.on_conflict_do_nothing()
+    return Prepared(statement.returning(*[kind.table.c[name] for name in returning]), binary=True)
+
+
+@cache
+def _insert_or_add_arrays(kind: Kind, add: str) -> Prepared:
+    statement = postgresql.insert(kind.table).from_select(kind.columns, select(_unnested(kind)))
+    return Prepared(_or_add(kind, statement, add), binary=True)
+
+
+@cache
+def _find_arrays(kind: Kind, returning: tuple[str, ...]) -> Prepared:
+    wanted = tuple_(*kind.all_columns()).in_(select(_unnested(kind)))
+    return Prepared(select(*[kind.table.c[name] for name in returning]).where(wanted), binary=True)
+
+
+def _unnested(kind: Kind) -> TableValuedAlias:
+    """Return the rows as a table with the names and types of their columns, from one array parameter a column."""
+    columns = kind.all_columns()
+    arrays = [bindparam(c.name, type_=postgresql.ARRAY(c.type)) for c in columns]
+    return func.unnest(*arrays).table_valued(*[column(c.name, c.type) for c in columns]).render_derived()
+
+
+def _arrays(columns: tuple[str, ...], rows: Rows) -> dict[str, list[Any]]:
+    return {name: list(values) for name, values in zip(columns, zip(*rows, strict=True), strict=True)}
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+def _or_add(kind: Kind, statement: Insert, add: str) -> Insert:
+    keys = list(kind.table.primary_key.columns)
+    replaced = {
+        name: kind.table.c[name] + statement.excluded[name] if name == add else statement.excluded[name]
+        for name in kind.columns
+        if name not in kind.table.primary_key.columns
+    }
+    return statement.on_conflict_do_update(index_elements=keys, set_=replaced)

@@ -1,0 +1,163 @@
+"""From a URL to an engine that keeps its promises: what is committed is on the disk, and nothing waits for ever.
+
+Limits are set on every connection. On PostgreSQL they matter most when a supervisor is stopped in the middle
+of a transaction (SIGSTOP, a suspended machine): the server ends the transaction of its own accord, and its
+locks no longer stand in the way of those who take over.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool, StaticPool
+
+from headgate.store.db.prepared import driver_of
+from headgate.store.errors import DatabaseFault, UnsupportedDatabase
+
+SQLITE_BUSY_TIMEOUT_S = 5.0  # waiting for another process's transaction; ours are all shorter by far
+SQLITE_RETRY_WAIT_S = 0.01  # between tries to switch to WAL, where SQLite does not wait by itself
+SQLITE_VERSION_MIN = (3, 35, 0)  # the first with RETURNING
+CONNECT_TIMEOUT_S = 5  # a server that does not answer by then is away
+LOCK_TIMEOUT_S = 5  # waiting for a row; whoever holds it for longer is stuck
+STATEMENT_TIMEOUT_S = 30  # the heartbeat limit: a supervisor that waits longer has lost its triggers anyway
+IDLE_IN_TRANSACTION_MAX_S = 10  # a stopped supervisor's locks are gone before others miss its heartbeat
+KEEPALIVE_IDLE_S = 10  # a server that vanished without a word is noticed after
+KEEPALIVE_INTERVAL_S = 5  # KEEPALIVE_IDLE_S + KEEPALIVE_PROBES_MAX * KEEPALIVE_INTERVAL_S seconds,
+KEEPALIVE_PROBES_MAX = 3  # which is within the heartbeat limit
+TCP_UNACKED_MAX_S = 20  # the same, for what was sent and never acknowledged
+
+
+SUPPORTED = "use sqlite:///path/to/file.db or postgresql://user@host/database"
+READS_ONLY = "headgate_reads_only"  # execution option of a connection whose next transaction writes nothing
+
+
+def open_engine(url: str) -> Engine:
+    """Return an engine for ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
+
+    Nothing is connected yet. Raises `UnsupportedDatabase` for other schemes, and for what is no URL.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        # The text may hold a password, so it is not shown.
+        raise UnsupportedDatabase(f"the database URL cannot be read: {SUPPORTED}") from None
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        return _open_sqlite(parsed.set(drivername="sqlite+pysqlite"))
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return _open_postgresql(parsed.set(drivername="postgresql+psycopg"))
+    raise UnsupportedDatabase(f"headgate has no support for {parsed.drivername!r} databases: {SUPPORTED}")
+
+
+def database_name(engine: Engine) -> str:
+    """Return the URL for people to read: without password, and without parameters, which may hold one."""
+    return engine.url.set(query={}).render_as_string(hide_password=True)
+
+
+def is_in_memory(engine: Engine) -> bool:
+    """Whether the database is gone when its connection is."""
+    return engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
+
+
+# --- SQLite --------------------------------------------------------------------------------------
+
+
+def _open_sqlite(url: URL) -> Engine:
+    if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
+        needed = ".".join(map(str, SQLITE_VERSION_MIN))
+        raise UnsupportedDatabase(f"this Python has SQLite {sqlite3.sqlite_version}; headgate needs {needed}")
+    if url.query:
+        raise UnsupportedDatabase(f"a sqlite URL takes no parameters here: {SUPPORTED}")
+    in_memory = url.database in (None, "", ":memory:")
+    engine = create_engine(
+        url,
+        # In memory there is one connection, and it is the database; a file is opened by whoever uses it.
+        poolclass=StaticPool if in_memory else NullPool,
+        connect_args={"isolation_level": None, "timeout": SQLITE_BUSY_TIMEOUT_S},
+        hide_parameters=True,  # errors end up in logs, and parameters are users' data
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_pragmas(dbapi_connection: sqlite3.Connection, record: Any) -> None:
+        _set_pragmas(dbapi_connection, database_name(engine))
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # The driver would begin late and weakly. Taking the write lock at once means that a transaction that
+        # has begun to write can always go on: a later upgrade of the lock may fail, and waiting does not help.
+        reads_only = connection.get_execution_options().get(READS_ONLY, False)
+        driver_of(connection).execute("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _set_pragmas(connection: sqlite3.Connection, database: str) -> None:
+    """Set what durability needs, and read it back: SQLite says nothing when it does not obey."""
+    journal_mode = _switch_to_wal(connection)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    (synchronous,) = connection.execute("PRAGMA synchronous").fetchone()
+    (foreign_keys,) = connection.execute("PRAGMA foreign_keys").fetchone()
+    if journal_mode not in ("wal", "memory"):
+        raise DatabaseFault(database, f"its journal mode stays {journal_mode!r} and must be WAL (a network folder?)")
+    if synchronous != 2 or not foreign_keys:
+        raise DatabaseFault(database, "this build of SQLite does not do synchronous=FULL or foreign keys")
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> str:
+    deadline = time.monotonic() + SQLITE_BUSY_TIMEOUT_S
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            return str(mode)
+        except sqlite3.OperationalError as error:
+            # Two processes that both open a new file: SQLite sees a deadlock ahead and does not wait.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(SQLITE_RETRY_WAIT_S)
+
+
+# --- PostgreSQL ----------------------------------------------------------------------------------
+
+_CONNECT_ARGS = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "keepalives": 1,
+    "keepalives_idle": KEEPALIVE_IDLE_S,
+    "keepalives_interval": KEEPALIVE_INTERVAL_S,
+    "keepalives_count": KEEPALIVE_PROBES_MAX,
+    "tcp_user_timeout": TCP_UNACKED_MAX_S * 1000,
+    "application_name": "headgate",
+}
+
+# Fencing relies on READ COMMITTED: whoever waited for a row sees it as it is then, not as it was (I10).
+# A role or a database may have set synchronous_commit to less than on, which would break I1; more is fine.
+_SESSION = f"""
+SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false),
+       set_config('statement_timeout', '{STATEMENT_TIMEOUT_S}s', false),
+       set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MAX_S}s', false),
+       set_config('default_transaction_isolation', 'read committed', false),
+       set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+                  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+"""
+
+
+def _open_postgresql(url: URL) -> Engine:
+    engine = create_engine(
+        url,
+        poolclass=NullPool,
+        # What the URL says itself goes before our defaults.
+        connect_args={name: value for name, value in _CONNECT_ARGS.items() if name not in url.query},
+        hide_parameters=True,
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_limits(dbapi_connection: Any, record: Any) -> None:
+        dbapi_connection.autocommit = True
+        dbapi_connection.execute(_SESSION)
+        dbapi_connection.autocommit = False
+
+    return engine

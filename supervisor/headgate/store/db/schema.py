@@ -1,0 +1,131 @@
+"""The schema's version: bringing a database up to date, and refusing to work on one that is not.
+
+The migrations stand in ``headgate/store/db/migrations`` and are run by alembic, without an ``alembic.ini``. Alembic is
+imported where there is something to migrate: a supervisor that starts on a database that is up to date asks for one
+row, and alembic would be a fifth of its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+from headgate.store.db import driver_errors
+from headgate.store.db.engine import READS_ONLY, database_name
+from headgate.store.errors import SchemaOutOfDate
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+HEAD_REVISION = "0004"  # the newest in the folder of migrations, which a test compares
+MIGRATION_LOCK = 0x68656164  # "head": an advisory lock of PostgreSQL that all our migrations agree on
+MIGRATION_WAIT_S = 60  # for another process's migration; longer than any of ours takes on a big table
+
+_MIGRATIONS = Path(__file__).with_name("migrations")
+
+
+def upgrade(engine: Engine) -> str:
+    """Bring the database to the newest revision, in one transaction; return that revision.
+
+    Any number of processes may do it at once: one does it, the others find it done. Where nothing is to be done, nobody
+    is waited for: not for a supervisor that stands still and holds SQLite's lock, say. Raises `DatabaseAway`,
+    `DatabaseFault`, and `SchemaOutOfDate` when the database is newer than this headgate.
+    """
+    if current_revision(engine) == head_revision():
+        return head_revision()
+    from alembic import command
+
+    with _migrating(engine) as connection:
+        _refuse_newer(engine, _revision(connection))
+        command.upgrade(_config(connection), "head")
+    return head_revision()
+
+
+def downgrade(engine: Engine, revision: str) -> None:
+    """Take the database back to ``revision`` (``base``: no tables at all). Data that has no place there is lost."""
+    from alembic import command
+
+    with _migrating(engine) as connection:
+        command.downgrade(_config(connection), revision)
+
+
+def current_revision(engine: Engine) -> str | None:
+    """Return the revision of the database; None where headgate never made its tables."""
+    with _translated(engine), engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+        return _revision(connection)
+
+
+def head_revision() -> str:
+    """Return the newest revision this headgate knows."""
+    return HEAD_REVISION
+
+
+def require_current(engine: Engine) -> None:
+    """Raise `SchemaOutOfDate` unless the database has the tables of this headgate; the message says what to do."""
+    current = current_revision(engine)
+    if current == head_revision():
+        return
+    if current is None:
+        raise SchemaOutOfDate(f"the database {database_name(engine)} has no tables yet: run `headgate db upgrade`")
+    _refuse_newer(engine, current)
+    raise SchemaOutOfDate(
+        f"the database {database_name(engine)} has the tables of an older headgate "
+        f"(revision {current}, needed {head_revision()}): run `headgate db upgrade`"
+    )
+
+
+def _refuse_newer(engine: Engine, current: str | None) -> None:
+    known = {script.revision for script in _scripts().walk_revisions()}
+    if current is not None and current not in known:
+        raise SchemaOutOfDate(
+            f"the database {database_name(engine)} is newer than this headgate (its revision {current} is unknown "
+            f"here, the newest known is {head_revision()}): upgrade headgate"
+        )
+
+
+def _revision(connection: Connection) -> str | None:
+    # Alembic's own table; a database that holds other people's tables only does not have it.
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return revision
+
+
+def _scripts() -> ScriptDirectory:
+    from alembic.script import ScriptDirectory
+
+    return ScriptDirectory(str(_MIGRATIONS))
+
+
+def _config(connection: Connection) -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    # A percent sign in the path would be taken for an interpolation.
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+@contextmanager
+def _migrating(engine: Engine) -> Generator[Connection]:
+    """Run one transaction that keeps other migrations out. On SQLite its write lock does that."""
+    with _translated(engine), engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_WAIT_S}s'"))
+            connection.execute(text(f"SET LOCAL statement_timeout = '{MIGRATION_WAIT_S}s'"))
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+        yield connection
+
+
+@contextmanager
+def _translated(engine: Engine) -> Generator[None]:
+    try:
+        yield
+    except driver_errors.translated() as error:
+        raise driver_errors.translate(error, database=database_name(engine)) from error

@@ -1,0 +1,1 @@
+"""Queries by which people look at the database."""

@@ -1,0 +1,250 @@
+"""What `headgate.scheduling.why` has to know, read in one transaction: all that it says was so at one moment.
+
+On PostgreSQL a transaction of several statements sees what others commit in between; the reader of a "why" does not
+mind, because what changed is what it then says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, or_, select
+
+from headgate.protocol.messages.dags import TaskState
+from headgate.scheduling.why import Pool, RunStands, StoredEvent, Supervisor, SupervisorStands, TaskFacts, TriggerFacts
+from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.inspect import inspecting
+from headgate.store.inspect.inspecting import TaskRef
+from headgate.store.tables import (
+    asset_watcher,
+    dag,
+    dag_run,
+    import_error,
+    pool,
+    redelivery,
+    task_instance,
+    trigger,
+    trigger_event,
+    triggerer,
+)
+from headgate.store.tasks import task_rows
+
+_C = task_instance.c
+SUPERVISORS_MAX = 1000  # looked at; the newest
+HOLDERS_MAX = 20  # of a pool
+OTHER_RUNS_MAX = 1000
+_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+
+
+# --- supervisors ---------------------------------------------------------------------------------
+
+
+def supervisors(connection: Connection, now: datetime, *, silence_max_s: float) -> list[Supervisor]:
+    """Return those that neither ended nor were fenced, newest first."""
+    living = and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
+    rows = connection.execute(select(triggerer).where(living).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX))
+    return [_supervisor(connection, now, row, silence_max_s) for row in rows.all()]
+
+
+def supervisor(connection: Connection, now: datetime, epoch: int | None, *, silence_max_s: float) -> Supervisor | None:
+    """Return the supervisor of an epoch; None where there is none."""
+    if epoch is None:
+        return None
+    row = connection.execute(select(triggerer).where(triggerer.c.id == epoch)).first()
+    return None if row is None else _supervisor(connection, now, row, silence_max_s)
+
+
+def _supervisor(connection: Connection, now: datetime, row: Any, silence_max_s: float) -> Supervisor:
+    age_s = (now - row.latest_heartbeat).total_seconds()
+    stands: SupervisorStands = "alive" if age_s <= silence_max_s else "silent"
+    if row.stopped_at is not None:
+        stands = "ended"
+    elif row.fenced_at is not None:
+        stands = "fenced"
+    triggers = select(func.count()).where(trigger.c.triggerer_id == row.id, _OPEN)
+    tasks = select(func.count()).where(_C.triggerer_id == row.id)
+    return Supervisor(
+        epoch=row.id,
+        hostname=row.hostname,
+        pid=row.pid,
+        stands=stands,
+        heartbeat_age_s=max(age_s, 0.0),
+        capacity=row.capacity,
+        queues=tuple(queue for queue in row.queues.split(",") if queue),
+        workers=row.workers,
+        open_triggers=connection.execute(triggers).scalar_one(),
+        tasks=connection.execute(tasks).scalar_one(),
+    )
+
+
+# --- triggers ------------------------------------------------------------------------------------
+
+
+def trigger_facts(connection: Connection, now: datetime, trigger_id: int, *, silence_max_s: float) -> TriggerFacts:
+    """Return the facts about a trigger. Raises `NoSuchRow`."""
+    row = connection.execute(
+        select(trigger, asset_watcher.c.name.label("watcher"))
+        .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
+        .where(trigger.c.id == trigger_id)
+    ).first()
+    if row is None:
+        raise NoSuchRow("trigger", str(trigger_id))
+    task = connection.execute(
+        select(dag.c.name, dag_run.c.run_id, _C.task_id)
+        .select_from(task_instance.join(dag_run).join(dag))
+        .where(_C.trigger_id == trigger_id)
+    ).first()
+    return TriggerFacts(
+        id=row.id,
+        classpath=row.classpath,
+        queue=row.queue,
+        age_s=_ago(now, row.created_date) or 0.0,
+        owner=supervisor(connection, now, row.triggerer_id, silence_max_s=silence_max_s),
+        watcher=row.watcher,
+        task=None if task is None else (task[0], task[1], task[2]),
+        failure_count=row.failure_count,
+        last_error=row.last_error,
+        last_failed_age_s=_ago(now, row.last_failed_at),
+        finished_age_s=_ago(now, row.finished_at),
+        removed_age_s=_ago(now, row.removed_at),
+        newest_event=_newest_event(connection, now, trigger_id),
+    )
+
+
+def _newest_event(connection: Connection, now: datetime, trigger_id: int) -> StoredEvent | None:
+    row = connection.execute(
+        select(trigger_event.c.id, trigger_event.c.stored_at, redelivery.c.count)
+        .select_from(trigger_event.outerjoin(redelivery))
+        .where(trigger_event.c.trigger_id == trigger_id)
+        .order_by(trigger_event.c.id.desc())
+        .limit(1)
+    ).first()
+    return None if row is None else StoredEvent(row[0], _ago(now, row[1]) or 0.0, row[2] or 0)
+
+
+def _ago(now: datetime, then: datetime | None) -> float | None:
+    return None if then is None else max((now - then).total_seconds(), 0.0)
+
+
+def _until(now: datetime, then: datetime | None) -> float | None:
+    return None if then is None else (then - now).total_seconds()
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def task_facts(connection: Connection, now: datetime, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
+    """Return the facts about a task."""
+    row = connection.execute(
+        select(
+            task_instance,
+            *(dag.c.id.label("dag_id"), dag.c.spec, dag.c.is_paused, dag.c.max_active_runs, dag.c.removed_at),
+            *(import_error.c.error.label("import_error"), inspecting.RUN_STATE.label("run_state")),
+        )
+        .select_from(task_instance.join(dag_run).join(dag).outerjoin(import_error, import_error.c.file == dag.c.file))
+        .where(_C.id == task.id)
+    ).one()
+    state = TaskState(row.state)
+    spec, unreadable = None, None
+    try:
+        spec = inspecting.task_spec(task.dag, row.spec, task.task_id)
+    except SpecUnreadable as error:
+        unreadable = str(error)
+    upstream = () if spec is None else spec.upstream
+    states = inspecting.states_of(connection, task.dag_run_id, upstream)
+    waits_for = None
+    if row.trigger_id is not None:
+        waits_for = trigger_facts(connection, now, row.trigger_id, silence_max_s=silence_max_s)
+    return TaskFacts(
+        dag=task.dag,
+        run_id=task.run_id,
+        task_id=task.task_id,
+        state=state,
+        pool=_pool(connection, row.pool),
+        run_state=_run_stands(row),
+        try_number=row.try_number,
+        tries_max=row.tries_max,
+        since_s=_ago(now, _since(row, state)) if waits_for is None else waits_for.age_s,
+        is_paused=bool(row.is_paused),
+        is_dag_removed=row.removed_at is not None,
+        is_in_dag=spec is not None,
+        unreadable=unreadable,
+        import_error=row.import_error,
+        max_active_runs=row.max_active_runs,
+        other_runs=_other_runs(connection, row.dag_id, task.dag_run_id),
+        trigger_rule="all_success" if spec is None else spec.trigger_rule,
+        upstream=tuple((name, states.get(name, TaskState.NONE)) for name in upstream),
+        queue=row.queue,
+        pool_slots=row.pool_slots,
+        ahead=_ahead(connection, row) if state is TaskState.SCHEDULED else 0,
+        owner=supervisor(connection, now, row.triggerer_id, silence_max_s=silence_max_s),
+        trigger=waits_for,
+        next_method=row.next_method,
+        retry_in_s=_until(now, row.retry_at),
+        timeout_in_s=_until(now, row.trigger_timeout),
+        deadline_in_s=_until(now, row.deadline),
+        last_error=row.last_error,
+    )
+
+
+def _run_stands(row: Any) -> RunStands:
+    stands: RunStands = row.run_state
+    return stands
+
+
+def _since(row: Any, state: TaskState) -> datetime | None:
+    """Return when the task came to be where it is, where its row says so."""
+    match state:
+        case TaskState.SCHEDULED:
+            since = row.scheduled_at
+        case TaskState.QUEUED:
+            since = row.queued_at
+        case TaskState.RUNNING:
+            since = row.started_at
+        case TaskState.NONE | TaskState.RESTARTING | TaskState.UP_FOR_RETRY | TaskState.DEFERRED:
+            since = None
+        case _:
+            since = row.ended_at
+    found: datetime | None = since
+    return found
+
+
+def _other_runs(connection: Connection, dag_id: int, dag_run_id: int) -> tuple[str, ...]:
+    active = select(dag_run.c.run_id).where(
+        dag_run.c.dag_id == dag_id,
+        dag_run.c.ended_at.is_(None),
+        dag_run.c.started_at.is_not(None),
+        dag_run.c.id != dag_run_id,
+    )
+    return tuple(connection.execute(active.order_by(dag_run.c.id).limit(OTHER_RUNS_MAX)).scalars())
+
+
+def _pool(connection: Connection, name: str) -> Pool:
+    slots = connection.execute(select(pool.c.slots).where(pool.c.name == name)).scalar_one_or_none()
+    holds = and_(_C.pool == name, _C.triggerer_id.is_not(None))
+    used = connection.execute(select(func.coalesce(func.sum(_C.pool_slots), 0)).where(holds)).scalar_one()
+    holders: Sequence[Any] = connection.execute(
+        select(dag.c.name, dag_run.c.run_id, _C.task_id, _C.pool_slots)
+        .select_from(task_instance.join(dag_run).join(dag))
+        .where(holds)
+        .order_by(_C.pool_slots.desc(), _C.id)
+        .limit(HOLDERS_MAX)
+    ).all()
+    return Pool(name, slots, int(used), tuple((row[0], row[1], row[2], row[3]) for row in holders))
+
+
+def _ahead(connection: Connection, row: Any) -> int:
+    """Count the scheduled tasks of the pool that come before: as `headgate.store.tasks.tasks.fit` orders them."""
+    is_resumed = row.next_method is not None
+    before_it = or_(
+        _C.priority_weight > row.priority_weight, and_(_C.priority_weight == row.priority_weight, _C.id < row.id)
+    )
+    before = and_(_C.next_method.is_not(None), before_it) if is_resumed else or_(_C.next_method.is_not(None), before_it)
+    statement = (
+        select(func.count())
+        .select_from(task_instance.join(dag_run).join(dag))
+        .where(task_rows.is_in(TaskState.SCHEDULED), _C.pool == row.pool, dag.c.is_paused.is_(False), before)
+    )
+    return int(connection.execute(statement.where(_C.id != row.id)).scalar_one())

@@ -1,0 +1,1 @@
+"""Which runs and tasks begin, and when."""

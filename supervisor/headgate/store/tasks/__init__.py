@@ -1,0 +1,1 @@
+"""DAGs, runs, tasks, deferrals and the values that tasks read."""

@@ -1,0 +1,1 @@
+"""Leases, claims, events, dead letters, watchers and assets."""

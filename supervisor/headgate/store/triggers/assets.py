@@ -1,0 +1,202 @@
+"""Runs by the events of assets: which DAG waits for which asset, and with which events.
+
+An event begins to wait for a run in the very transaction that stores it, and ceases to in the one that makes the run.
+So none is lost, none makes two runs, and none is taken for another because of when somebody looked. While a DAG is
+paused, or has as many runs as it may have at once, its events wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, literal_column, select, update
+
+from headgate.protocol.messages.dags import AssetSchedule, CronSchedule
+from headgate.scheduling.contracts import AssetRun, Backlog, Waiting
+from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
+from headgate.store.db.prepared import Prepared
+from headgate.store.tables import (
+    asset,
+    asset_subscription,
+    dag,
+    dag_run,
+    dag_run_event,
+    trigger_event,
+    waiting_event,
+)
+
+WAITING_EVENTS_MAX = 10_000  # per DAG; beyond it the oldest wait no longer, which is counted and logged
+
+_RUN_EVENT = Kind(dag_run_event, ("dag_run_id", "trigger_event_id", "asset_id", "is_superseded"))
+
+
+class Backlogged(msgspec.Struct, frozen=True):
+    """A DAG that events wait for. ``room``: how many runs it may have beside those that have not ended."""
+
+    dag_id: int
+    name: str
+    spec_hash: str
+    is_held: bool  # paused, or no longer in any file
+    room: int
+    backlog: Backlog
+
+
+# --- who waits for what --------------------------------------------------------------------------
+
+
+def subscribe(
+    connection: Connection, now: datetime, dag_id: int, schedule: CronSchedule | AssetSchedule | None
+) -> None:
+    """Have a DAG wait for the assets of its schedule and for no others; what waited for others waits no longer."""
+    ids: dict[str, int] = {}
+    if isinstance(schedule, AssetSchedule):
+        for name in sorted(schedule.assets):
+            statement = insert_into(connection, asset).values(name=name, created_date=now)
+            connection.execute(statement.on_conflict_do_nothing())
+        found = select(asset.c.name, asset.c.id).where(asset.c.name.in_(schedule.assets))
+        ids = {name: int(id_) for name, id_ in connection.execute(found)}
+        for asset_id in sorted(ids.values()):
+            told = {"contract": schedule.contract, "batch_seconds": schedule.batch_seconds}
+            new = insert_into(connection, asset_subscription).values(dag_id=dag_id, asset_id=asset_id, **told)
+            keys = [asset_subscription.c.dag_id, asset_subscription.c.asset_id]
+            connection.execute(new.on_conflict_do_update(index_elements=keys, set_=told))
+    for table in (asset_subscription, waiting_event):
+        others = table.c.dag_id == dag_id, table.c.asset_id.not_in(ids.values())
+        connection.execute(delete(table).where(*others))
+
+
+# --- what waits ----------------------------------------------------------------------------------
+
+_WAIT = Prepared(
+    insert(waiting_event).from_select(
+        ["dag_id", "trigger_event_id", "asset_id", "stored_at"],
+        select(
+            asset_subscription.c.dag_id, trigger_event.c.id, asset_subscription.c.asset_id, trigger_event.c.stored_at
+        )
+        .select_from(asset_subscription.join(trigger_event, trigger_event.c.id == bindparam("of_event")))
+        .where(asset_subscription.c.asset_id == bindparam("of_asset")),
+    )
+)
+_HAS_SUBSCRIBERS = Prepared(
+    select(asset_subscription.c.dag_id).where(asset_subscription.c.asset_id == bindparam("of_asset")).limit(1)
+)
+
+
+def wait(connection: Connection, events: Mapping[int, int]) -> bool:
+    """Have events wait that this transaction has stored, the asset's id by the event's; return whether any DAG does."""
+    waited_for = {
+        asset_id
+        for asset_id in sorted(set(events.values()))
+        if _HAS_SUBSCRIBERS.run(connection, of_asset=asset_id).fetchone() is not None
+    }
+    rows = [
+        {"of_event": event_id, "of_asset": asset_id}
+        for event_id, asset_id in sorted(events.items())
+        if asset_id in waited_for
+    ]
+    if rows:
+        _WAIT.run_many(connection, rows)
+    return bool(rows)
+
+
+_ACTIVE = (
+    select(func.count())
+    .where(dag_run.c.dag_id == dag.c.id, dag_run.c.ended_at.is_(None))
+    .correlate(dag)
+    .scalar_subquery()
+)
+# An event that was being stored while its subscription was taken away: its row has none, and makes no run.
+SUBSCRIBED = and_(
+    asset_subscription.c.dag_id == waiting_event.c.dag_id, asset_subscription.c.asset_id == waiting_event.c.asset_id
+)
+_BACKLOGS = (
+    select(
+        *(dag.c.id, dag.c.name, dag.c.spec_hash, dag.c.is_paused, dag.c.removed_at),
+        *((dag.c.max_active_runs - _ACTIVE).label("room"), func.count().label("events")),
+        func.count(waiting_event.c.asset_id.distinct()).label("assets"),
+        func.min(waiting_event.c.stored_at).label("first_at"),
+    )
+    .select_from(waiting_event.join(asset_subscription, SUBSCRIBED).join(dag, dag.c.id == waiting_event.c.dag_id))
+    .group_by(dag.c.id)
+    .order_by(dag.c.id)
+)
+
+
+def backlogs(connection: Connection) -> list[Backlogged]:
+    """Return the DAGs that events wait for."""
+    return [
+        Backlogged(
+            row.id,
+            row.name,
+            row.spec_hash,
+            bool(row.is_paused) or row.removed_at is not None,
+            row.room,
+            Backlog(row.events, row.assets, row.first_at),
+        )
+        for row in connection.execute(_BACKLOGS)
+    ]
+
+
+_LOCK = Prepared(
+    select(dag.c.id).where(dag.c.id == bindparam("of_id")).with_for_update(skip_locked=True, key_share=True)
+)
+
+
+def lock_dag(connection: Connection, dag_id: int) -> bool:
+    """Lock a DAG's row, for as long as its runs are counted and others are begun; False where another has it."""
+    return _LOCK.run(connection, of_id=dag_id).fetchone() is not None
+
+
+def waiting(connection: Connection, dag_id: int, limit: int | None) -> list[Waiting]:
+    """Return the events that wait for a DAG, by id; the DAG is locked."""
+    statement = (
+        select(
+            waiting_event.c.trigger_event_id,
+            waiting_event.c.asset_id,
+            waiting_event.c.stored_at,
+            func.length(trigger_event.c.payload),
+        )
+        .select_from(waiting_event.join(asset_subscription, SUBSCRIBED).join(trigger_event))
+        .where(waiting_event.c.dag_id == dag_id)
+        .order_by(waiting_event.c.trigger_event_id)
+        .limit(WAITING_EVENTS_MAX if limit is None else limit)
+    )
+    return [Waiting(*row) for row in connection.execute(statement)]
+
+
+def take(connection: Connection, dag_id: int, dag_run_id: int, run: AssetRun) -> None:
+    """Give the events of a run to it; they wait no longer for this DAG."""
+    rows = [(dag_run_id, event.event_id, event.asset_id, False) for event in run.events]
+    rows += [(dag_run_id, event.event_id, event.asset_id, True) for event in run.superseded]
+    insert_new(connection, _RUN_EVENT, rows, returning=("trigger_event_id",))
+    for some in chunks([row[1] for row in rows]):
+        taken = waiting_event.c.dag_id == dag_id, waiting_event.c.trigger_event_id.in_(some)
+        connection.execute(delete(waiting_event).where(*taken))
+
+
+def drop_oldest(connection: Connection, dag_id: int) -> int:
+    """Have those that wait longest for a DAG wait no longer, as far as more do than may, and count them.
+
+    Return how many there were. They stay in the event log.
+    """
+    count = select(func.count()).select_from(waiting_event).where(waiting_event.c.dag_id == dag_id)
+    events = max(0, connection.execute(count).scalar_one() - WAITING_EVENTS_MAX)
+    oldest = (
+        select(waiting_event.c.trigger_event_id, waiting_event.c.asset_id)
+        .where(waiting_event.c.dag_id == dag_id)
+        .order_by(waiting_event.c.trigger_event_id)
+        .limit(events)
+    )
+    by_asset: dict[int, list[int]] = {}
+    for event_id, asset_id in connection.execute(oldest):
+        by_asset.setdefault(asset_id, []).append(event_id)
+    for asset_id, ids in sorted(by_asset.items()):
+        for some in chunks(ids):
+            gone = waiting_event.c.dag_id == dag_id, waiting_event.c.trigger_event_id.in_(some)
+            connection.execute(delete(waiting_event).where(*gone))
+        subscription = asset_subscription.c.dag_id == dag_id, asset_subscription.c.asset_id == asset_id
+        dropped = asset_subscription.c.dropped + literal_column(str(len(ids)))
+        connection.execute(update(asset_subscription).where(*subscription).values(dropped=dropped))
+    return sum(map(len, by_asset.values()))

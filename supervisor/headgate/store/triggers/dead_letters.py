@@ -1,0 +1,130 @@
+"""What could not be stored as it is: kept with the reason, in a form that any database takes.
+
+Burying is the last resort, so it must not fail on the very thing that made the event unstorable. Text is
+escaped and cut, numbers are brought into range, and nothing refers to another table. What had to be changed
+to name the event gets a digest of what it was, so that two events never become one by that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import BindParameter, Connection, and_, bindparam, or_, update
+
+from headgate.protocol.messages.runner import (
+    ERROR_CHARS_MAX,
+    KEY_CHARS_MAX,
+    REFUSED_HEAD_BYTES_MAX,
+    FiredEvent,
+    RefusedEvent,
+)
+from headgate.store.db.bulk import Kind, insert_new
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.times import bound
+from headgate.store.tables import dead_letter
+
+_NAMES = ("trigger_id", "trigger_run_id", "sequence_index", "key", "position")  # the fields of `Coordinates`
+_PAYLOAD = ("payload", "payload_head", "payload_bytes", "payload_kept", "reason")
+_LETTER = Kind(dead_letter, (*_NAMES, *_PAYLOAD, "stored_at"))
+
+_OF: dict[str, BindParameter[Any]] = {name: bindparam(f"of_{name}") for name in _NAMES}
+_TELL_PAYLOAD = Prepared(
+    update(dead_letter)
+    .where(
+        or_(
+            *(
+                and_(*(dead_letter.c[name] == _OF[name] for name in rule))
+                for rule in (("trigger_run_id", "sequence_index"), ("trigger_id", "key", "position"))
+            )
+        ),
+        dead_letter.c.payload_kept.is_(False),
+    )
+    .values({name: bindparam(name) for name in _PAYLOAD})
+)
+
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1  # what a BIGINT holds
+
+
+class Coordinates(msgspec.Struct, frozen=True):
+    """What names an event, and the message it derives from, in storable form."""
+
+    trigger_id: int
+    trigger_run_id: str
+    sequence_index: int
+    key: str | None
+    position: int
+
+
+def storable_text(text: str, chars_max: int) -> str:
+    """Escape what a database's text cannot hold (NUL, lone surrogates) and cut to ``chars_max`` characters."""
+    return text.replace("\0", r"\x00").encode("utf-8", "backslashreplace").decode("utf-8")[:chars_max]
+
+
+def _storable_number(number: int) -> int:
+    return min(max(number, INT_MIN), INT_MAX)
+
+
+def _storable_name(name: str, *others: int) -> str:
+    """Return ``name`` as it is where all of it can be stored, else a storable one that is as unique."""
+    storable = storable_text(name, KEY_CHARS_MAX)
+    if storable == name and all(_storable_number(other) == other for other in others):
+        return name
+    digest = hashlib.sha256(repr((name, others)).encode()).hexdigest()
+    return f"{storable[: KEY_CHARS_MAX - len(digest) - 1]}#{digest}"
+
+
+def coordinates(event: FiredEvent | RefusedEvent) -> Coordinates:
+    """Return what names ``event``, unchanged wherever it can be stored."""
+    key = None if event.key is None else _storable_name(event.key, event.trigger_id, event.position)
+    return Coordinates(
+        trigger_id=_storable_number(event.trigger_id),
+        trigger_run_id=_storable_name(event.trigger_run_id, event.sequence_index),
+        sequence_index=_storable_number(event.sequence_index),
+        key=key,
+        position=_storable_number(event.position),
+    )
+
+
+def bury(connection: Connection, now: datetime, event: FiredEvent, reason: str) -> None:
+    """Record an event with its whole payload. Doing it again changes nothing.
+
+    A dead letter of the same event or the same message, of which only the head was known, gets the payload:
+    the caller tells the broker that it is kept.
+    """
+    names = coordinates(event)
+    payload = (
+        event.payload,
+        event.payload[:REFUSED_HEAD_BYTES_MAX],
+        len(event.payload),
+        True,
+        storable_text(reason, ERROR_CHARS_MAX),
+    )
+    row = (*msgspec.structs.astuple(names), *payload, bound(connection, now))
+    if insert_new(connection, _LETTER, [row], returning=("id",)):
+        return
+    told = dict(zip(_PAYLOAD, payload, strict=True))
+    _TELL_PAYLOAD.run(
+        connection, **told, **{f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
+    )
+
+
+def bury_refused(connection: Connection, now: datetime, events: Sequence[RefusedEvent]) -> None:
+    """Record events that the runner refused, with the head of their payload. Doing it again changes nothing."""
+    stored_at = bound(connection, now)
+    rows = [
+        (
+            *msgspec.structs.astuple(coordinates(event)),
+            None,
+            event.payload_head[:REFUSED_HEAD_BYTES_MAX],
+            _storable_number(event.payload_bytes),
+            False,
+            storable_text(event.reason, ERROR_CHARS_MAX),
+            stored_at,
+        )
+        for event in events
+    ]
+    insert_new(connection, _LETTER, rows, returning=("id",))

@@ -1,0 +1,294 @@
+"""Children that run users' code: spawned with three descriptors and a scrubbed environment, watched, reaped.
+
+What each inherits: one end of the socket for frames, one end of the socket for log records, and a pipe as
+standard output and error. Nothing else: no database descriptor, and of the environment only the variables
+on an allow-list, less any that holds the database's URL or a key (I12).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import psutil
+
+from headgate.supervisor.children.link import Link
+
+# What a program needs of its surroundings to find files, speak the user's language and trust certificates.
+ENVIRONMENT_ALLOWED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "VIRTUAL_ENV",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+
+SECRET_CHARS_MIN = 6  # a shorter one is found by chance in any PATH
+
+LINE_BYTES_MAX = 64 * 1024  # a longer line of output or log is cut into several
+READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop, so that frames never wait for logs
+EMPTY_READS_MAX = 16  # reads to find a pipe empty: what it held before is among them, and nobody writes without end
+LAST_LINES_MAX = 40  # of standard error, kept to explain a death
+SESSION_LOOKS_MAX = 10  # at who is left of a session: who forks as fast as we kill is not followed for ever
+REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
+
+
+def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterable[str]) -> dict[str, str]:
+    """Return the environment of a runner: what is allowed or asked to be ``passed``, less what holds a secret.
+
+    ``passed`` are names or patterns of the user's (``AWS_*``); ``secrets`` are values that must not leave.
+    ``HEADGATE_*`` never passes.
+    """
+    patterns = (*ENVIRONMENT_ALLOWED, *passed)
+    hidden = [secret for secret in secrets if len(secret) >= SECRET_CHARS_MIN]
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("HEADGATE_")
+        and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        and not any(secret in value for secret in hidden)
+    }
+
+
+class LineReader:
+    """Lines out of a descriptor that must never block; a long line is cut, the last one may lack its end."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._partial = b""
+        self._reads = 0  # that gave something
+        self.is_ended = False
+
+    def fileno(self) -> int:
+        """The descriptor, for the selector."""
+        return self._descriptor
+
+    def read(self) -> list[bytes]:
+        """Return the complete lines that can be read now, at most `READ_BYTES_MAX`."""
+        try:
+            data = os.read(self._descriptor, READ_BYTES_MAX)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.is_ended = True
+            last, self._partial = self._partial, b""
+            return [last] if last else []
+        self._reads += 1
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        while len(self._partial) > LINE_BYTES_MAX:
+            lines.append(self._partial[:LINE_BYTES_MAX])
+            self._partial = self._partial[LINE_BYTES_MAX:]
+        return lines
+
+    def read_empty(self) -> list[bytes]:
+        """Return all that can be read now, in `EMPTY_READS_MAX` reads at most, the beginning of a line included."""
+        lines: list[bytes] = []
+        for _ in range(EMPTY_READS_MAX):
+            held = self._reads
+            lines += self.read()
+            if self._reads == held or self.is_ended:
+                break
+        if self._partial:
+            rest, self._partial = self._partial, b""
+            lines.append(rest)
+        return lines
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self.is_ended = True
+        os.close(self._descriptor)
+
+
+class ChildStatistics(msgspec.Struct, frozen=True):
+    """What the operating system says of a runner: resident memory in bytes, CPU time in seconds."""
+
+    rss_bytes: int
+    cpu_s: float
+
+
+class ChildProcess:
+    """One process of ``module``, with its sockets, the pipe of its output, and the kernel's word of its end."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Iterable[str],
+        environment: Mapping[str, str],
+        *,
+        hide: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        """Start it. ``hide`` takes out of a line of its output what must not be shown."""
+        frames, frames_of_child = socket.socketpair()
+        logs, logs_of_child = socket.socketpair()
+        read_end, write_end = os.pipe()
+        try:
+            with frames_of_child, logs_of_child:
+                command = [sys.executable, "-P", "-m", module]
+                command += ["--frames-fd", str(frames_of_child.fileno()), "--logs-fd", str(logs_of_child.fileno())]
+                command += [*arguments, "--supervisor-pid", str(os.getpid())]
+                self._process = subprocess.Popen(
+                    command,
+                    env=dict(environment),
+                    pass_fds=(frames_of_child.fileno(), logs_of_child.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=write_end,
+                    stderr=write_end,
+                    # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which drains, and
+                    # whatever users' code has started can be ended together with it.
+                    start_new_session=True,
+                )
+            self.pid = self._process.pid
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            frames.close()
+            logs.close()
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self.frames = frames
+        self.output = LineReader(read_end)
+        self._logs = logs
+        self.records = LineReader(logs.fileno())
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
+        self._killed_because = ""
+        self.returncode: int | None = None  # once reaped
+        self._hide = hide
+
+    def note_output(self, line: bytes) -> str:
+        """Remember a line of output, without secrets, in case it explains a death; return it as text."""
+        text = self._hide(line).decode("utf-8", "backslashreplace")
+        self._last_lines.append(text)
+        return text
+
+    def has_died(self) -> bool:
+        """Whether the process has ended, by the kernel's word of now; it is still to be reaped."""
+        return os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process alone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def dump_stacks(self) -> None:
+        """Have the process write the stacks of all its threads to standard error, even if it is stuck."""
+        self.send_signal(signal.SIGUSR1)
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL to the process and to what it has started; ``reason`` becomes part of the explanation."""
+        self._killed_because = reason
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def statistics(self) -> ChildStatistics | None:
+        """What it uses; None when it is gone."""
+        try:
+            process = psutil.Process(self.pid)
+            with process.oneshot():
+                times = process.cpu_times()
+                return ChildStatistics(process.memory_info().rss, times.user + times.system)
+        except psutil.Error:
+            return None
+
+    def reap(self) -> str:
+        """Collect the process, whose end has been signalled; return how it died, in one sentence."""
+        # What it had started dies with it: nothing of an earlier incarnation may go on beside the next. Before it is
+        # collected, as its number is the session's, and could be another's afterwards.
+        kill_rest_of_session(self.pid)
+        self.returncode = self._process.wait(REAP_WAIT_S)
+        return explain_death(self.returncode, self._killed_because, self._last_lines)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self.frames.close()
+        self.output.close()
+        self._logs.close()
+        os.close(self.pidfd)
+
+
+class Child(ChildProcess):
+    """One incarnation of the runner."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        *,
+        environment: Mapping[str, str],
+        link_of: Callable[[socket.socket, int], Link],
+        hide: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        super().__init__("headgate.runner", ("--incarnation", str(incarnation)), environment, hide=hide)
+        self.incarnation = incarnation
+        self.link = link_of(self.frames, incarnation)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self.link.close()
+        super().close()
+
+
+def processes_of(session: int) -> list[int]:
+    """Return the pids of the processes of a session, whatever groups they have made within it."""
+    found: list[int] = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == session:
+                found.append(pid)
+    return found
+
+
+def kill_rest_of_session(leader: int) -> None:
+    """SIGKILL to all processes of a session but its leader, which is dead and not yet collected."""
+    for _ in range(SESSION_LOOKS_MAX):
+        left = [pid for pid in processes_of(leader) if pid != leader]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals, which have no names of their own
+        return f"signal {number}"
+
+
+def explain_death(code: int, killed_because: str, last_lines: Iterable[str]) -> str:
+    """Say how a process died: by exit code or signal, why we killed it, and its last words."""
+    if code < 0:
+        how = f"killed by {_signal_name(-code)}"
+    else:
+        how = f"exited with code {code}"
+    if killed_because:
+        how += f" (we did it: {killed_because})"
+    words = "\n".join(last_lines)
+    return f"{how}; its last output was:\n{words}" if words and code != 0 else how

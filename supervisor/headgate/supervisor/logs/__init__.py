@@ -1,0 +1,1 @@
+"""Logs of the supervisor, and of each try of a task."""

@@ -1,0 +1,221 @@
+"""The log: structlog on standard error, human on a terminal and JSON lines elsewhere.
+
+Three streams of records end in one `_Sink`: those of headgate's own loggers (structlog), those of libraries
+(the standard library's logging, warnings and above), and those of children, which arrive finished over a
+channel of their own and are written as they are by `relay`. A log that cannot be written, because the
+terminal or the disk is gone, never stops the work.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import structlog
+
+from headgate.supervisor.config import Settings
+from headgate.supervisor.logs.log_writer import LogWriter
+
+# What stands first in every JSON line, so that lines can be read by eye too.
+_FIRST = ("timestamp", "level", "event", "logger")
+_LEVELS: dict[str, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+
+Record = Mapping[str, Any]
+
+
+class _Sink:
+    """Renders a finished record and writes it, one line (or one traceback) at a time."""
+
+    def __init__(self, stream: TextIO | None, log_format: str, level: int) -> None:
+        self._stream = stream
+        self._writer: LogWriter | None = None
+        self.level = level
+        terminal = self._target().isatty()
+        self._human: structlog.dev.ConsoleRenderer | None = None
+        if log_format == "human" or (log_format == "auto" and terminal):
+            # The plain formatter: the rich one shows local variables, and those may hold kwargs (I12).
+            self._human = structlog.dev.ConsoleRenderer(
+                colors=terminal, exception_formatter=structlog.dev.plain_traceback
+            )
+
+    def _target(self) -> TextIO:
+        # Looked up each time: standard error may be redirected while we run.
+        return sys.stderr if self._stream is None else self._stream
+
+    def render(self, record: Record) -> str:
+        if self._human is not None:
+            return str(self._human(None, str(record.get("level")), dict(record)))
+        return _json_line(record)
+
+    def write(self, line: str) -> None:
+        if self._writer is None:
+            self._write_now(line)
+        else:
+            self._writer.put(line)
+
+    @contextmanager
+    def in_background(self) -> Generator[None]:
+        self._writer = writer = LogWriter(self._write_now, self._tell_dropped)
+        try:
+            yield
+        finally:
+            self._writer = None
+            writer.close()
+
+    def _tell_dropped(self, lines: int) -> str:
+        fields = {"timestamp": _text_of_time(None), "level": "warning", "event": "log lines were dropped"}
+        return self.render({**fields, "logger": __name__, "lines": lines})
+
+    def _write_now(self, line: str) -> None:
+        target = self._target()
+        try:
+            target.write(line + "\n")
+            target.flush()
+        except (OSError, ValueError):
+            # The reader of the log has gone. Whoever waits for events to be stored has not.
+            pass
+
+
+class _Logger:
+    """What structlog calls with the rendered line; it has the name that `get_logger` was given."""
+
+    def __init__(self, name: str, sink: _Sink) -> None:
+        self.name = name
+        self._sink = sink
+
+    def msg(self, line: str) -> None:
+        self._sink.write(line)
+
+    debug = info = warning = error = critical = msg
+
+
+class _FromLogging(logging.Handler):
+    """Takes the records of libraries that use the standard library's logging."""
+
+    def __init__(self, sink: _Sink) -> None:
+        super().__init__()
+        self._sink = sink
+        self.setFormatter(logging.Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields = {
+                "timestamp": _text_of_time(record.created),
+                "level": record.levelname.lower(),
+                "event": record.getMessage(),
+                "logger": record.name,
+            }
+            if record.exc_info and record.exc_info[0] is not None:
+                fields["exception"] = logging.Formatter().formatException(record.exc_info)
+            self._sink.write(self._sink.render(fields))
+        except Exception:  # a library's record with bad arguments: logging's own way of saying so
+            self.handleError(record)
+
+
+_sink: _Sink | None = None
+
+
+def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
+    """Send all records of this process to ``stream`` (standard error by default). May be called again.
+
+    ``settings.log_level`` holds for headgate's own loggers and for relayed records. Libraries are heard from
+    warnings on: below that they would write statements with their parameters.
+    """
+    global _sink
+    level = _LEVELS[settings.log_level]
+    sink = _sink = _Sink(stream, settings.log_format, level)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            lambda _logger, _method, record: sink.render(record),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *names: _Logger(names[0] if names else "headgate", sink),
+        # A second call of configure must reach loggers that were used before it.
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _FromLogging)]:
+        root.removeHandler(handler)
+    root.addHandler(_FromLogging(sink))
+    root.setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(True)
+
+
+def in_background() -> AbstractContextManager[None]:
+    """While this lasts, a thread writes the log, so that a log nobody reads delays nobody."""
+    return nullcontext() if _sink is None else _sink.in_background()
+
+
+def relay(record: Record) -> None:
+    """Write a record that a child made: ``event``, ``level``, ``timestamp``, ``logger`` and whatever else it has.
+
+    Every field is kept as it came; what is missing of the four is filled in. A record below the level that
+    was set is dropped. Never raises, whatever the record holds: it comes from a process that runs users' code.
+    """
+    sink = _sink if _sink is not None else _Sink(None, "auto", logging.INFO)
+    level = str(record.get("level", "info")).lower()
+    if _LEVELS.get(level, logging.INFO) < sink.level:
+        return
+    fields: dict[str, Any] = {
+        "timestamp": _text_of_time(None),
+        "logger": "headgate.runner",
+        **{str(key): value for key, value in record.items()},
+        "level": level,
+        "event": str(record.get("event", "")),
+    }
+    # These mean live objects to the renderer; from a child they can only be text.
+    for key in ("exc_info", "stack_info"):
+        if (value := fields.pop(key, None)) is not None:
+            fields[f"{key}_text"] = str(value)
+    for key in ("exception", "stack"):
+        if key in fields:
+            fields[key] = str(fields[key])
+    try:
+        line = sink.render(fields)
+    except Exception as exc:  # a renderer's own opinion of a value must not cost the record
+        line = _json_line({**fields, "render_error": repr(exc)})
+    sink.write(line)
+
+
+def _json_line(record: Record) -> str:
+    ordered = {key: record[key] for key in _FIRST if key in record}
+    ordered.update(record)
+    try:
+        return json.dumps(ordered, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        # A dict with keys that JSON does not have, or a cycle: the fields are told apart at least.
+        return json.dumps({key: value if isinstance(value, str) else repr(value) for key, value in ordered.items()})
+
+
+def _text_of_time(seconds: float | None) -> str:
+    """Return a time in the form of all our records; None is now."""
+    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def reset() -> None:
+    """Undo `configure`: for tests, which share one process."""
+    global _sink
+    _sink = None
+    structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _FromLogging)]:
+        root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(False)

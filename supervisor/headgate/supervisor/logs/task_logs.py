@@ -1,0 +1,373 @@
+"""Writes the logs of tasks, one for each try, in a thread of its own: a slow disk delays no acknowledgement.
+
+Whoever has something for a log only appends to a bounded queue. The thread takes all of it, and writes what belongs to
+one file at once. A disk that refuses holds up nothing but the logs: what could not be written is held, within a limit,
+and tried again; it is said once that it began, and once that it is over. What is more than queue and limit take is
+dropped, newest first, and counted in the log that lacks it.
+
+What is written is with the kernel: it outlives this process, as it must. Where the files are, and what is in them, says
+`headgate.supervisor.logs.task_log_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from headgate.scheduling.names import TryName
+from headgate.supervisor.config import TASK_LOG_BYTES_MAX
+from headgate.supervisor.logs.task_log_files import BEFORE_FIELD, file_of, folder_of_try, parts_in, record_of
+
+log = structlog.get_logger(__name__)
+
+END_BYTES_MAX: Final = 1024 * 1024  # of each of the files that hold the end
+ENDS_KEPT: Final = 2  # of these files: a new one begins empty, and the one before it is full
+WRITE_BYTES_MAX: Final = 1024 * 1024  # in one call: what may have to be taken back, and is read at once by followers
+RECORDS_WAITING_MAX: Final = 200_000  # records that wait for the thread: one task's flood of 100,000 lines fits
+BYTES_WAITING_MAX: Final = 64 * 1024 * 1024  # of these records: what logs may cost in memory
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of what the disk refused, of all tries together
+OPEN_FILES_MAX: Final = 128  # descriptors; the one that was not written for the longest time is closed for another
+LOSSES_MAX: Final = 1000  # tries of which it is counted apart what they lost
+RETRY_WAIT_S: Final = 5.0  # before a disk that refused is tried again
+FLUSH_WAIT_S: Final = 0.05  # how long the end of a step waits for its log: a healthy disk takes a thousandth of this
+CLOSE_WAIT_S: Final = 2.0  # how long the last records may take
+
+# Of a task's record, to be in the supervisor's log as well.
+LEVELS_FOR_ALL: Final = ("warning", "error", "critical")
+
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+_NAMES: Final = frozenset(TryName.__struct_fields__)  # the folder says it
+
+
+class TaskLogs:
+    """The logs that one supervisor writes. ``epoch`` tells its epoch, which is known once there is something to log."""
+
+    def __init__(self, folder: Path, epoch: Callable[[], int], *, bytes_max: int = TASK_LOG_BYTES_MAX) -> None:
+        self._epoch = epoch
+        self._files = _Files(folder, bytes_max)
+        self._queue: deque[tuple[int, TryName, bytes]] = deque()
+        self._bytes = 0
+        self._dropped: dict[tuple[int, TryName], int] = {}
+        self._wake = threading.Condition()
+        self._put = self._written = 0  # records, since the beginning
+        self._late_until = 0  # a flush gave up waiting for this record
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="headgate task logs", daemon=True)
+        self._thread.start()
+
+    # --- what there is to log ---------------------------------------------------------------------
+
+    def write(self, name: TryName, record: Mapping[str, Any], *, source: str = "task") -> None:
+        """Add a record that a child made. What it lacks of the usual fields is filled in; never waits, never raises."""
+        kept = {key: value for key, value in record.items() if key not in _NAMES}
+        self._add(
+            name,
+            {
+                "timestamp": kept.pop("timestamp", None) or now_text(),
+                "level": kept.pop("level", "info"),
+                "event": kept.pop("event", ""),
+                "logger": kept.pop("logger", ""),
+                "source": kept.pop("source", source),
+                **kept,
+            },
+        )
+
+    def output(self, name: TryName, line: bytes) -> None:
+        """Add a line that came by the pipe of a worker: from C code, or from a process that the task started."""
+        self.write(name, {"event": line.decode("utf-8", "backslashreplace"), "logger": "pipe"}, source="output")
+
+    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
+        """Add what the supervisor itself has to say about a task."""
+        self.write(name, {"level": level, "event": event, "logger": "headgate", **fields}, source="supervisor")
+
+    def flush(self, within_s: float = FLUSH_WAIT_S) -> bool:
+        """Wait until what was added before is written; return whether it is, within so many seconds.
+
+        A disk that refuses at the moment is not waited for, nor one that has been slow until now.
+        """
+        with self._wake:
+            put = self._put
+            if self._written >= self._late_until:
+                self._wake.wait_for(lambda: self._written >= put or self._files.is_refused, within_s)
+            is_written = self._written >= put
+            if not is_written:
+                self._late_until = put
+            return is_written and not self._files.is_refused
+
+    def close(self) -> None:
+        """Write what is queued, for at most `CLOSE_WAIT_S` seconds."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify_all()
+        self._thread.join(CLOSE_WAIT_S)
+
+    def _add(self, name: TryName, record: Mapping[str, Any]) -> None:
+        line = _line_of(record)
+        key = (self._epoch(), name)
+        with self._wake:
+            if len(self._queue) >= RECORDS_WAITING_MAX or self._bytes >= BYTES_WAITING_MAX:
+                if key in self._dropped or len(self._dropped) < LOSSES_MAX:
+                    self._dropped[key] = self._dropped.get(key, 0) + 1
+                return
+            self._queue.append((*key, line))
+            self._bytes += len(line)
+            self._put += 1
+            self._wake.notify_all()
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(
+                    lambda: self._queue or self._dropped or self._is_closing, self._files.retry_in_s(time.monotonic())
+                )
+                queue, self._queue = self._queue, deque()
+                dropped, self._dropped = self._dropped, {}
+                self._bytes = 0
+                is_closing = self._is_closing
+            batches: dict[tuple[int, TryName], list[bytes]] = {}
+            for epoch, name, line in queue:
+                batches.setdefault((epoch, name), []).append(line)
+            for key, count in dropped.items():
+                batches.setdefault(key, []).append(_note("records were dropped: too many came at once", count))
+            try:
+                self._files.write(batches, time.monotonic(), is_last=is_closing)
+            except Exception:  # a bug of ours; the next records may fare better, and the supervisor goes on
+                log.exception("logs of tasks were lost", records=len(queue))
+            with self._wake:
+                self._written += len(queue)
+                self._wake.notify_all()
+                if is_closing and not self._queue:
+                    break
+        self._files.close()
+
+
+def now_text() -> str:
+    """Return the time in the form of all our records."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _line_of(record: Mapping[str, Any]) -> bytes:
+    try:
+        return _encode(record) + b"\n"
+    except Exception:  # a lone surrogate, a number beyond 64 bits, a key that is no text, a repr that raises
+        return _encode({str(key): _as_text(value) for key, value in record.items()}) + b"\n"
+
+
+def _as_text(value: object) -> str:
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception as exc:
+        text = f"<{type(value).__name__} whose repr raised {type(exc).__name__}>"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _note(event: str, records: int) -> bytes:
+    fields = {"level": "warning", "event": event, "logger": "headgate", "source": "supervisor", "records": records}
+    return _line_of({"timestamp": now_text(), **fields})
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+_Key = tuple[int, TryName]  # epoch and try
+
+
+class _File:
+    """The file that is written for one epoch and try, or the part of its end."""
+
+    __slots__ = ("bytes", "descriptor", "part", "records", "records_before")
+
+    def __init__(self, path: Path, part: int) -> None:
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.bytes = os.fstat(self.descriptor).st_size
+        self.part = part
+        self.records = 0  # of this part of an end
+        self.records_before = 0  # of the parts of the end before this one
+
+    def append(self, data: bytes) -> None:
+        """Append whole lines. Raises `OSError`, and the file is as it was."""
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self.descriptor, data[written:] if written else data)
+        except OSError:
+            # Nobody else writes it: what was begun is taken back, and readers wait for the end of a line anyway.
+            os.ftruncate(self.descriptor, self.bytes)
+            raise
+        self.bytes += len(data)
+
+
+class _Refused:
+    """What the disk did not take of one try: the first lines, and how many more there were."""
+
+    __slots__ = ("dropped", "lines")
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.dropped = 0
+
+
+class _Files:
+    """Appends lines to files, and holds those that the disk refuses. Only the thread uses it."""
+
+    def __init__(self, folder: Path, bytes_max: int) -> None:
+        self._folder = folder
+        self._bytes_max = bytes_max
+        self._open: OrderedDict[_Key, _File] = OrderedDict()
+        self._refused: dict[_Key, _Refused] = {}
+        self._held_bytes = 0
+        self._lost = 0  # records of tries beyond `LOSSES_MAX`
+        self._retry_at = 0.0
+        self._is_failing = False  # from the first refusal until nothing is refused any more
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the disk refused something that is not written yet."""
+        return bool(self._refused)
+
+    def retry_in_s(self, now: float) -> float | None:
+        """Return when what was refused is tried again; None where there is nothing."""
+        return max(0.0, self._retry_at - now) if self._refused else None
+
+    def write(self, batches: Mapping[_Key, list[bytes]], now: float, *, is_last: bool = False) -> None:
+        """Write the lines of each try; hold those that the disk does not take, and try them again when it is time."""
+        is_due = is_last or now >= self._retry_at
+        for key in list(self._refused) if is_due else ():
+            if key not in batches:
+                self._write(key, [], now)
+        for key, lines in batches.items():
+            if is_due or key not in self._refused:
+                self._write(key, lines, now)
+            else:
+                self._hold(key, lines)  # those before them come first
+        if self._is_failing and not self._refused:
+            self._is_failing = False
+            log.info("logs of tasks can be written again", records_lost=self._lost)
+            self._lost = 0
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            self._close_oldest()
+
+    def _write(self, key: _Key, lines: list[bytes], now: float) -> None:
+        """Write what was held of this try, and these lines; hold the rest, should the disk refuse it."""
+        held = self._refused.pop(key, None) or _Refused()
+        self._held_bytes -= sum(map(len, held.lines))
+        dropped = held.dropped
+        error = self._append(key, held.lines)
+        if error is None and dropped:
+            error = self._append(key, [_note("records were lost: the disk refused them", dropped)])
+            dropped = dropped if error is not None else 0
+        if error is None:
+            error = self._append(key, lines)
+        if error is None:
+            return
+        self._retry_at = now + RETRY_WAIT_S
+        if not self._is_failing:
+            self._is_failing = True
+            log.error("logs of tasks cannot be written; trying again", error=str(error), retry_in_s=RETRY_WAIT_S)
+        self._hold(key, [*held.lines, *lines], dropped)
+
+    def _hold(self, key: _Key, lines: list[bytes], dropped: int = 0) -> None:
+        if key not in self._refused and len(self._refused) >= LOSSES_MAX:
+            self._lost += len(lines) + dropped
+            return
+        refused = self._refused.setdefault(key, _Refused())
+        for line in lines:
+            if refused.dropped or self._held_bytes + len(line) > HELD_BYTES_MAX:
+                refused.dropped += 1
+            else:
+                refused.lines.append(line)
+                self._held_bytes += len(line)
+        refused.dropped += dropped
+
+    def _append(self, key: _Key, lines: list[bytes]) -> OSError | None:
+        """Append lines to their file, or to its end; take those that are written off the list."""
+        done = 0
+        try:
+            while done < len(lines):
+                file = self._file_with_room(key, len(lines[done]))
+                limit = END_BYTES_MAX if file.part else self._bytes_max
+                end, size = done + 1, len(lines[done])
+                while end < len(lines) and size < WRITE_BYTES_MAX and file.bytes + size + len(lines[end]) <= limit:
+                    size += len(lines[end])
+                    end += 1
+                file.append(b"".join(lines[done:end]))
+                file.records += end - done
+                done = end
+        except OSError as exc:
+            return exc
+        finally:
+            del lines[:done]
+        return None
+
+    def _file_with_room(self, key: _Key, line_bytes: int) -> _File:
+        file = self._open.get(key)
+        if file is None:
+            file = self._open_file(key)
+        else:
+            self._open.move_to_end(key)
+        limit = END_BYTES_MAX if file.part else self._bytes_max
+        if file.bytes and file.bytes + line_bytes > limit:
+            file = self._begin_part(key, file)
+        return file
+
+    def _open_file(self, key: _Key) -> _File:
+        if len(self._open) >= OPEN_FILES_MAX:
+            self._close_oldest()
+        epoch, name = key
+        folder = folder_of_try(self._folder, name)
+        path = file_of(self._folder, name, epoch)
+        try:
+            file = _File(path, 0)
+        except FileNotFoundError:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = _File(path, 0)
+        if file.bytes >= self._bytes_max // 2 and (part := max(parts_in(folder)[epoch])) > 0:
+            # It had been closed for another: it goes on where it was.
+            os.close(file.descriptor)
+            path = file_of(self._folder, name, epoch, part)
+            file = _File(path, part)
+            head, *lines = path.read_bytes().splitlines() or [b"{}"]
+            file.records_before, file.records = int(record_of(head).get(BEFORE_FIELD, 0)), len(lines)
+        self._open[key] = file
+        return file
+
+    def _begin_part(self, key: _Key, full: _File) -> _File:
+        """Go on in the next file of the end, and give up the one before the last."""
+        epoch, name = key
+        path = file_of(self._folder, name, epoch, full.part + 1)
+        file = _File(path, full.part + 1)
+        try:
+            if full.part:
+                file.records_before = full.records_before + full.records
+            if not file.bytes:
+                event = f"the log is longer than {self._bytes_max:,} bytes: of the rest only the end is kept"
+                head = {"timestamp": now_text(), "event": event, BEFORE_FIELD: file.records_before}
+                file.append(_line_of(head))
+            with contextlib.suppress(FileNotFoundError):
+                if file.part > ENDS_KEPT:
+                    file_of(self._folder, name, epoch, file.part - ENDS_KEPT).unlink()
+        except OSError:
+            os.close(file.descriptor)
+            raise
+        os.close(full.descriptor)
+        self._open[key] = file
+        return file
+
+    def _close_oldest(self) -> None:
+        _, file = self._open.popitem(last=False)
+        with contextlib.suppress(OSError):  # a network's file system may complain only now
+            os.close(file.descriptor)

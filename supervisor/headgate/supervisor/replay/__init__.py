@@ -1,0 +1,1 @@
+"""The capture of frames, and their replay against a fresh supervisor."""

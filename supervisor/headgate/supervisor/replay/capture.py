@@ -1,0 +1,41 @@
+"""The flight recorder on the supervisor's links: every frame of both directions, to a frame log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from headgate.protocol.framelog.log import FrameLogError, FrameLogWriter
+from headgate.protocol.link.session import Direction
+from headgate.protocol.messages.runner import FromRunner, FromSupervisor
+
+log = structlog.get_logger(__name__)
+
+Observer = Callable[[Direction, FromRunner | FromSupervisor, bytes], None]
+
+
+class Capture:
+    """Records frames until the disk refuses; a recorder that fails never stops the flight."""
+
+    def __init__(self, writer: FrameLogWriter) -> None:
+        self._writer = writer
+        self._is_recording = True
+
+    def of(self, incarnation: int) -> Observer:
+        """Return what records the frames of one incarnation."""
+
+        def record(direction: Direction, message: FromRunner | FromSupervisor, body: bytes) -> None:
+            if not self._is_recording:
+                return
+            try:
+                self._writer.record(direction, incarnation, message, body)
+            except FrameLogError as exc:
+                self._is_recording = False
+                log.error("the capture ends here", error=str(exc))
+
+        return record
+
+    def close(self) -> None:
+        """Close the current file."""
+        self._writer.close()

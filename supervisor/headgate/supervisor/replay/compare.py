@@ -1,0 +1,103 @@
+"""Whether two messages say the same, and if not, where they first differ.
+
+Compared is what the protocol promises. What depends on the run is brought into one form before: trigger run ids are
+those of the replay, masked kwargs are compared by their size, and the reason for which a database refused an event is
+left out, as each database has words of its own for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headgate.protocol.messages.runner import FromRunner, FromSupervisor, Response, StateChanges, StateSync, TriggerSpec
+from headgate.supervisor.replay.database import masked_bytes
+
+SHOWN_CHARS_MAX = 80  # of a value that differs
+
+
+def translated(changes: StateChanges, run_ids: Mapping[str, str]) -> StateChanges:
+    """Return what the runner sent, with the run ids of the replay; a run of no `TriggerSpec` keeps a marked name."""
+
+    def renamed(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            msgspec.structs.replace(part, trigger_run_id=replayed_run_id(part.trigger_run_id, run_ids))
+            for part in parts
+        )
+
+    return msgspec.structs.replace(
+        changes,
+        events=renamed(changes.events),
+        refused=renamed(changes.refused),
+        finished=renamed(changes.finished),
+    )
+
+
+def replayed_run_id(recorded: str, run_ids: Mapping[str, str]) -> str:
+    """Return the run id of the replay for one of the log."""
+    # A run that was never started here must not be taken for one of ours that happens to have its name.
+    return run_ids.get(recorded) or f"recorded:{recorded}"
+
+
+def compared_form(message: FromRunner | FromSupervisor, run_ids: Mapping[str, str] | None = None) -> Any:
+    """Return a message in the form that is compared; ``run_ids`` are given for a recorded one."""
+    match message:
+        case StateSync():
+            refused = tuple(
+                msgspec.structs.replace(refusal, reason="") if refusal.payload_kept else refusal
+                for refusal in message.refused
+            )
+            specs = tuple(_spec_form(spec, run_ids) for spec in message.to_create)
+            return msgspec.structs.replace(message, refused=refused, to_create=specs, lease_s=None)
+        case Response(answer=answer) if answer is not None and run_ids is not None:
+            run_id = replayed_run_id(answer.trigger_run_id, run_ids)
+            return msgspec.structs.replace(message, answer=msgspec.structs.replace(answer, trigger_run_id=run_id))
+        case _:
+            return message
+
+
+def _spec_form(spec: TriggerSpec, run_ids: Mapping[str, str] | None) -> TriggerSpec:
+    run_id = spec.trigger_run_id if run_ids is None else replayed_run_id(spec.trigger_run_id, run_ids)
+    kwargs = b"%d bytes" % masked_bytes(spec.kwargs)
+    return msgspec.structs.replace(spec, trigger_run_id=run_id, kwargs=kwargs)
+
+
+def first_difference(recorded: Any, replayed: Any, path: str = "") -> str | None:
+    """Say where two values first differ (``persisted[3] is 12, replayed 13``); None where they do not."""
+    where = path or "the message"
+    if type(recorded) is not type(replayed):
+        if isinstance(recorded, msgspec.Struct) and isinstance(replayed, msgspec.Struct):
+            return f"{where} is a {type(recorded).__name__}, replayed a {type(replayed).__name__}"
+        return f"{where} is {_shown(recorded)}, replayed {_shown(replayed)}"
+    if isinstance(recorded, msgspec.Struct):
+        for name in recorded.__struct_fields__:
+            inner = f"{path}.{name}" if path else name
+            found = first_difference(getattr(recorded, name), getattr(replayed, name), inner)
+            if found is not None:
+                return found
+        return None
+    if isinstance(recorded, tuple):
+        for index, (one, other) in enumerate(zip(recorded, replayed, strict=False)):
+            found = first_difference(one, other, f"{path}[{index}]")
+            if found is not None:
+                return found
+        if len(recorded) != len(replayed):
+            return f"{where} has {len(recorded):,} elements, replayed {len(replayed):,}"
+        return None
+    return None if recorded == replayed else f"{where} is {_shown(recorded)}, replayed {_shown(replayed)}"
+
+
+def cut_like(whole: StateSync, cut_off: StateSync) -> StateSync:
+    """Return as much of ``whole`` as a `StateSync` can hold that was cut off between two of its frames."""
+    kept = {
+        name: getattr(whole, name)[: len(getattr(cut_off, name))]
+        for name in ("persisted", "refused", "to_cancel", "to_create")
+    }
+    return msgspec.structs.replace(whole, **kept)
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 3]}..."

@@ -1,0 +1,259 @@
+"""The database of a replay: a fresh one, in which only what the log shows to have happened happens.
+
+Triggers get the ids they have in the log, so that whoever looks at the database finds what they know from
+there. Which of them can be claimed, and when, was decided outside the log, by users and by other supervisors: here it
+is decided by `ReplayStore.allow`, from what the log shows next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import sqlite3
+import tempfile
+from collections.abc import Generator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.fernet import Fernet
+from sqlalchemy import Engine, event, exists, insert, select, update
+
+from headgate.protocol.messages.questions import Answered, Question
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent, TriggerSpec
+from headgate.protocol.values import encode_value
+from headgate.store.db import schema
+from headgate.store.db.engine import database_name, open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.errors import DatabaseAway, StoreError
+from headgate.store.store import Store
+from headgate.store.tables import asset_watcher, dead_letter, trigger, trigger_event, triggerer
+from headgate.store.triggers.events import StoredSlice
+from headgate.store.triggers.leases import ClaimedTrigger, Poll
+from headgate.supervisor.answers import AnswerRefused
+from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
+
+TRIGGER_ID_MAX = 2**63 - 1  # what the column holds
+FENCED_FOR_GOOD_S = 1e9  # silence that no triggerer of a replay comes to
+CLAIM_LIMIT = 1000  # triggers claimed in one transaction
+
+_MASKED = re.compile(rb'"masked: (\d{1,9}) bytes"')
+_KWARGS_BYTES_MAX = 1024 * 1024  # as many as a trigger can have
+
+
+class DatabaseNotFresh(StoreError):
+    """The database given for a replay holds rows already."""
+
+
+class RecordedFault(DatabaseAway):
+    """The database did not answer a question when the log was recorded, so it does not in the replay either."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RecordedAnswers:
+    """What triggers asked beside their last events is answered as the log shows: a capture holds no secrets (I12)."""
+
+    def __init__(self) -> None:
+        self._next: Answered | str = ""
+
+    def give(self, answer: Answered | str) -> None:
+        """Have the next question answered so, or refused with this text."""
+        self._next = answer
+
+    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
+        """Answer as told. Raises `AnswerRefused`."""
+        if isinstance(self._next, str):
+            raise AnswerRefused(self._next)
+        return self._next
+
+
+class ReplayStore(Store):
+    """A store whose surroundings (users, neighbours, faults, the clock) follow a log.
+
+    ``time`` is what its clock shows, in seconds since 1970. ``fault`` is what the database itself last refused,
+    which is a fault of the replay's own database and nothing the log says.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        secrets = Secrets([Fernet.generate_key().decode()], source="the replay")
+        super().__init__(engine, secrets=secrets, clock=self._clock_of_log)
+        self.time = 0.0
+        self.recorded = RecordedAnswers()
+        self.fault: StoreError | None = None
+        self.made: dict[int, str] = {}  # the names of the triggers made so far, by id
+        self._removed: set[int] = set()
+        self._allowed: set[int] = set()
+        self._fault_told: str | None = None
+
+    def _clock_of_log(self) -> datetime:
+        try:
+            return datetime.fromtimestamp(self.time if math.isfinite(self.time) else 0.0, UTC)
+        except (ValueError, OverflowError, OSError):
+            return datetime.fromtimestamp(0.0, UTC)
+
+    # --- what happens outside ---------------------------------------------------------------------
+
+    def allow(self, specs: Sequence[TriggerSpec]) -> None:
+        """Let these triggers be claimed, and no others; make those that are not there yet."""
+        for spec in specs:
+            if spec.trigger_id not in self.made:
+                self._make(spec)
+        self._allowed = {spec.trigger_id for spec in specs}
+
+    def _make(self, spec: TriggerSpec) -> None:
+        now = self._clock_of_log()
+        for trigger_id, name in self.made.items():
+            if name == spec.name:
+                # Its name was given anew, so it had been removed: while no supervisor looked, or it would stand here.
+                self.remove(trigger_id)
+        kwargs = self._secrets.encrypt(kwargs_like(spec.kwargs))
+        with self._writing() as connection:
+            row = {"id": spec.trigger_id, "classpath": spec.classpath, "kwargs": kwargs, "created_date": now}
+            connection.execute(insert(trigger).values(row))
+            watcher = {"name": spec.name, "trigger_id": spec.trigger_id, "created_date": now}
+            connection.execute(insert(asset_watcher).values(watcher))
+        self.made[spec.trigger_id] = spec.name
+
+    def remove(self, trigger_id: int) -> None:
+        """Remove a trigger, as a user would; one that is not there, or removed, is left alone."""
+        if trigger_id not in self.made or trigger_id in self._removed:
+            return
+        self._removed.add(trigger_id)
+        now = self._clock_of_log()
+        with self._writing() as connection:
+            which = asset_watcher.c.trigger_id == trigger_id
+            connection.execute(update(asset_watcher).where(which).values(removed_at=now))
+            connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(removed_at=now))
+
+    def finish(self, trigger_id: int) -> None:
+        """Have nothing wait for a trigger any more, as when its task has timed out; its owner stays."""
+        of_id = trigger.c.id == trigger_id, trigger.c.removed_at.is_(None), trigger.c.finished_at.is_(None)
+        with self._writing() as connection:
+            connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
+
+    def fence(self, epoch: int) -> None:
+        """Take the lease of ``epoch`` away, as a neighbour would."""
+        neighbour = self.register_triggerer(
+            hostname="neighbour", pid=0, machine="neighbour", process_started=0.0, capacity=1, queues=("default",)
+        )
+        self.fence_triggerers(neighbour, silence_max_s=FENCED_FOR_GOOD_S, dead=[epoch])
+        self.release_triggerer(neighbour)
+
+    def fail_next_question(self, text: str) -> None:
+        """Have the next `last_event` fail with this text."""
+        self._fault_told = text
+
+    # --- what the core asks -----------------------------------------------------------------------
+
+    def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
+        """Say that triggers can be claimed only where the log shows them to be."""
+        poll = super().poll(epoch, queues)
+        return Poll(poll.removed, poll.claimable and bool(self._allowed), poll.ended)
+
+    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+        """Claim what the log shows to be claimed next, all of it at once."""
+        claimed: list[ClaimedTrigger] = []
+        with self._noting_faults():
+            while True:
+                some = super().claim_triggers(epoch, limit=CLAIM_LIMIT, queues=queues)
+                claimed += some
+                if len(some) < CLAIM_LIMIT:
+                    break
+            others = [found.id for found in claimed if found.id not in self._allowed]
+            if others:
+                self.release_triggers(epoch, others)
+        mine = [found for found in claimed if found.id in self._allowed]
+        self._allowed.difference_update(found.id for found in mine)
+        return mine
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent] = (),
+        refused: Sequence[RefusedEvent] = (),
+        finished: Sequence[FinishedTrigger] = (),
+    ) -> StoredSlice:
+        """Store, and note it where the database cannot."""
+        with self._noting_faults():
+            return super().store_slice(epoch, events=events, refused=refused, finished=finished)
+
+    def last_event(self, trigger_id: int) -> StoredEvent | None:
+        """Answer, or fail as the log shows that it failed."""
+        told, self._fault_told = self._fault_told, None
+        if told is not None:
+            raise RecordedFault(told)
+        with self._noting_faults():
+            return super().last_event(trigger_id)
+
+    @contextlib.contextmanager
+    def _noting_faults(self) -> Generator[None]:
+        try:
+            yield
+        except DATABASE_UNUSABLE as error:
+            self.fault = error
+            raise
+
+    def is_dead_letter(self, trigger_run_id: str, sequence_index: int) -> bool:
+        """Whether this event is buried. One whose coordinates had to be changed to bury it is not found."""
+        which = (dead_letter.c.trigger_run_id == trigger_run_id, dead_letter.c.sequence_index == sequence_index)
+        with self._reading() as connection:
+            return connection.execute(select(dead_letter.c.id).where(*which)).first() is not None
+
+    def require_fresh(self) -> None:
+        """Raise `DatabaseNotFresh` where anything has been stored here before."""
+        with self._reading() as connection:
+            for table in (triggerer, trigger, trigger_event, dead_letter):
+                if connection.execute(select(exists(select(table.c.id)))).scalar_one():
+                    name = database_name(self._engine)
+                    raise DatabaseNotFresh(f"the database {name} is not empty: a replay needs one of its own")
+
+
+def masked_bytes(kwargs: bytes) -> int:
+    """Return how many bytes the kwargs had before they were masked for the capture."""
+    masked = _MASKED.fullmatch(kwargs)
+    return len(kwargs) if masked is None else int(masked[1])
+
+
+def kwargs_like(recorded: bytes) -> bytes:
+    """Return encoded kwargs of the size that is all a capture tells of them.
+
+    No kwargs have 3 to 5 bytes: where a log says so, the size differs in the replay as well.
+    """
+    bytes_wanted = min(masked_bytes(recorded), _KWARGS_BYTES_MAX)
+    empty = encode_value({"": ""}, where="kwargs")
+    if bytes_wanted < len(empty):
+        return b"{}" if bytes_wanted < len(empty) - 1 else b'{"":0}'
+    return encode_value({"": "x" * (bytes_wanted - len(empty))}, where="kwargs")
+
+
+@contextlib.contextmanager
+def open_replay_store(url: str | None) -> Generator[ReplayStore]:
+    """Open a fresh database for a replay: that of ``url``, which is kept, else one that is removed at the end.
+
+    Raises `DatabaseNotFresh`, and as `open_engine` and `headgate.store.db.schema.upgrade` do.
+    """
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-replay-"))
+            engine = open_engine(f"sqlite:///{Path(folder) / 'replay.db'}")
+            event.listen(engine, "connect", _do_not_sync)
+        else:
+            engine = open_engine(url)
+        stack.callback(engine.dispose)
+        schema.upgrade(engine)
+        store = stack.enter_context(contextlib.closing(ReplayStore(engine)))
+        store.require_fresh()
+        yield store
+
+
+def _do_not_sync(connection: sqlite3.Connection, record: Any) -> None:
+    # What is thrown away at the end need not survive a power cut, and a replay is a thousand commits a second.
+    connection.execute("PRAGMA synchronous = OFF")

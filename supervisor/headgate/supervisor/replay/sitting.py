@@ -1,0 +1,465 @@
+"""One supervisor's part of a log, played again: a real core, driven by what the log shows.
+
+The core is a function of what it is told. What the runner told it is in the log; what users, neighbours, signals and
+the clock did is not, but it shows in what the supervisor said next. So a runner's frame is held until an answer
+in the log shows that it was worked on, and what came from outside happens when the log shows its consequence:
+a trigger that is to be created is added and claimed, one that is cancelled is removed, a `Drain` is asked for.
+The core's clock stands still unless the log shows that time has passed.
+
+What nobody lived to answer when a supervisor died is in doubt: it may have been stored or not. It is
+stored as far as a later answer in the log shows it, and not beyond.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from headgate.protocol.errors import ProtocolError, RemoteProtocolError
+from headgate.protocol.framelog.log import mask
+from headgate.protocol.link.session import Role, Session
+from headgate.protocol.messages.runner import (
+    CancelTrigger,
+    Drain,
+    FiredEvent,
+    FromRunner,
+    FromSupervisor,
+    Hello,
+    LastEvent,
+    Reply,
+    Request,
+    Response,
+    RunnerSettings,
+    StateChanges,
+    StateSync,
+    StoredEvent,
+    TriggerSpec,
+    Welcome,
+)
+from headgate.supervisor.commands import DumpStacks, Exit, Kill, Send, Spawn
+from headgate.supervisor.core import ENDED_GRACE_S, RunnerState, SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.replay.compare import compared_form, cut_like, first_difference, replayed_run_id, translated
+from headgate.supervisor.replay.database import FENCED_FOR_GOOD_S, TRIGGER_ID_MAX, ReplayStore
+from headgate.supervisor.replay.log import EventName, Frame, Outlook
+from headgate.supervisor.replay.rows import Rows
+from headgate.supervisor.triggers.leases import Identity, LeaseTimes
+
+# The clock stands still but for these jumps, each so long that what it is for is due, and nothing else is.
+POLL_INTERVAL_S = 1.0
+RESPAWN_WAIT_S = 0.1
+POLL_JUMP_S = 2.0  # the next poll, and the next respawn
+RETRY_WAIT_S = 1e5
+RETRY_JUMP_S = 1e6  # all triggers that failed are due again
+FENCED_JUMP_S = 2 * FENCED_FOR_GOOD_S  # the next heartbeat, which finds the lease gone
+
+DRAIN_S = 30.0  # where the log shows none, nothing depends on it
+
+STEPS_MAX = 1_000_000  # steps of the core between two frames of a log; a round of 16 MiB takes some thousands
+RUNNERS_SILENT_MAX = 10_000  # incarnations in a row that died before they said anything
+
+
+class Differs(Exception):
+    """The replay and the log differ; ``replayed`` is what the core said, where it said anything."""
+
+    def __init__(self, problem: str, replayed: FromSupervisor | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.replayed = replayed
+
+
+class ReplayStuck(Exception):
+    """The core does not come to rest, or its database cannot be used: nothing can be said about the log."""
+
+
+class Sitting:
+    """One supervisor, from its first frame in the log to its last."""
+
+    def __init__(self, number: int, store: ReplayStore, rows: Rows, outlook: Outlook, run_ids: dict[str, str]) -> None:
+        self._number = number
+        self._store = store
+        self._rows = rows
+        self._outlook = outlook
+        self._run_ids = run_ids  # of the log to those of the replay; over all sittings
+        self._core = _core(store, outlook.settings.get(number), outlook.drain_s.get(number))
+        self._now = 0.0
+        self._session: Session | None = None
+        self._broken = ""  # why the runner that talks has no conversation any more
+        self._frame = 0
+        # What the runner said and nothing in the log shows to have been worked on.
+        self._held: deque[tuple[int, StateChanges]] = deque()
+        self._questions: dict[int, Request] = {}
+        # What the core said and the log has not shown yet. Creates stand with the StateSync they were part of.
+        self._spawned: deque[int] = deque()
+        self._exit: Exit | None = None
+        self._said: deque[FromSupervisor] = deque()
+        self._creates: dict[int, tuple[StateSync, TriggerSpec]] = {}
+        self._cancels: dict[int, CancelTrigger] = {}
+        self._pieces: StateSync | None = None  # of the log: a StateSync that is not complete yet
+        self._stored_here: set[int] = set()  # triggers with events that this sitting stored
+        self._is_fenced = False  # a neighbour took over: the core stores nothing more
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def follow(self, frame: Frame) -> None:
+        """Play one frame. Raises `Differs`, `ReplayStuck` and `StoreError`."""
+        self._frame = frame.number
+        incarnation = frame.record.incarnation
+        if self._session is None or incarnation != self._session.incarnation:
+            self._start_runner(incarnation)
+        assert self._session is not None
+        if self._broken:
+            raise Differs(f"the conversation went on after its end: {self._broken}")
+        sender = frame.record.direction.sender
+        try:
+            self._session.move(sender, frame.message)
+        except RemoteProtocolError as error:
+            self._broken = str(error)
+            self._core.protocol_failed(error)
+            return
+        except ProtocolError as error:
+            raise Differs(str(error)) from error
+        match frame.message:
+            case Hello() | StateChanges() | Request() as message:
+                self._hear(message)
+            case StateSync() as message:
+                self._expect_sync(message)
+            case Welcome() as message:
+                self._compare(message, self._wait_for(Welcome))
+            case Response() | Reply() as message:
+                self._expect_answer(message)
+            case Drain() as message:
+                self._expect_drain(message)
+
+    def end(self) -> None:
+        """The supervisor is gone; so far as the log shows what became of its last rounds, so it is done here."""
+        self._end_runner()
+        shown = [
+            event
+            for _, changes in self._held
+            for event in changes.events
+            if self._outlook.shown.get((event.trigger_run_id, event.sequence_index), 0) > self._frame
+        ]
+        if shown:
+            self._work_off(until=(shown[-1].trigger_run_id, shown[-1].sequence_index))
+        self._held.clear()
+        if self._core.is_leaving:
+            self._settle(lambda: self._exit is not None)
+
+    def _hear(self, message: FromRunner) -> None:
+        match message:
+            case Hello():
+                assert self._session is not None
+                self._core.receive(self._session.incarnation, message, self._now)
+            case StateChanges():
+                assert self._session is not None
+                self._held.append((self._session.incarnation, message))
+            case Request():
+                self._questions[message.id] = message
+
+    # --- the runner -------------------------------------------------------------------------------
+
+    def _start_runner(self, incarnation: int) -> None:
+        if incarnation <= self._core.incarnation:
+            raise Differs(f"incarnation {incarnation} comes after incarnation {self._core.incarnation}")
+        if incarnation - self._core.incarnation > RUNNERS_SILENT_MAX:
+            raise Differs(f"incarnation {incarnation} comes right after incarnation {self._core.incarnation}")
+        self._end_runner()
+        created = self._outlook.first_created.get((self._number, incarnation))
+        if created is not None:
+            # Triggers are only started when all that earlier runners reported is stored.
+            self._work_off()
+            self._make_claimable(created)
+            starting = {spec.trigger_id for spec in created}
+            for trigger_id in [*self._store.made]:
+                if trigger_id in self._core.assignments and trigger_id not in starting:
+                    self._store.remove(trigger_id)  # a handover leaves out nothing but what a user removed
+        while self._core.incarnation < incarnation:
+            if self._core.state is RunnerState.STARTING:
+                self._core.runner_ended(self._core.incarnation, "it left no frames", self._now)
+            self._now += POLL_JUMP_S
+            self._settle()
+            if not self._spawned:
+                raise Differs(f"a runner was started, incarnation {incarnation}, and the replay starts none")
+            self._spawned.clear()
+        self._session = Session(Role.SUPERVISOR, incarnation=incarnation)
+        self._broken = ""
+
+    def _end_runner(self) -> None:
+        if self._session is None:
+            return
+        if self._pieces is not None:
+            self._expect_whole_sync(self._pieces, is_cut_off=True)
+            self._pieces = None
+        self._core.runner_ended(self._session.incarnation, "its frames end here", self._now)
+        self._session = None
+        self._questions.clear()
+        self._said.clear()
+        self._creates.clear()
+        self._cancels.clear()
+
+    def _make_claimable(self, specs: tuple[TriggerSpec, ...]) -> None:
+        for spec in specs:
+            if not 1 <= spec.trigger_id <= TRIGGER_ID_MAX:
+                raise Differs(f"no trigger has the id {spec.trigger_id}")
+        self._store.allow([spec for spec in specs if spec.trigger_id not in self._core.assignments])
+
+    # --- what the supervisor said -----------------------------------------------------------------
+
+    def _expect_sync(self, message: StateSync) -> None:
+        before, self._pieces = self._pieces, None
+        if before is not None:
+            if before.round != message.round:
+                raise Differs(f"a StateSync of round {message.round} comes within one of round {before.round}")
+            message = StateSync(
+                message.round,
+                before.persisted + message.persisted,
+                before.refused + message.refused,
+                before.to_create + message.to_create,
+                before.to_cancel + message.to_cancel,
+                message.more,
+            )
+        if message.more:
+            self._pieces = message
+        else:
+            self._expect_whole_sync(message, is_cut_off=False)
+
+    def _expect_whole_sync(self, message: StateSync, *, is_cut_off: bool) -> None:
+        if is_cut_off:
+            message = msgspec.structs.replace(message, more=False)
+        if message.round:
+            self._work_off()
+            replayed = self._wait_for(StateSync)
+        else:
+            replayed = self._unasked_sync(message)
+        if is_cut_off and isinstance(replayed, StateSync):
+            replayed = cut_like(replayed, message)
+        self._compare(message, replayed)
+        self._check_rows()
+
+    def _unasked_sync(self, message: StateSync) -> StateSync | None:
+        """Let happen what made the supervisor speak unasked; return what the core says, as far as the log shows it."""
+        if message.to_create:
+            self._let_start(message.to_create)
+        if message.to_cancel or not message.to_create:
+            self._let_cancel(message.to_cancel)
+        if not message.to_cancel and not message.to_create:
+            # Only one that lost its lease, and has nothing to cancel, has nothing to say and says it.
+            return StateSync() if self._is_fenced and not self._cancels else None
+        created = [self._creates.pop(s.trigger_id) for s in message.to_create if s.trigger_id in self._creates]
+        cancels = [self._cancels.pop(c.trigger_id) for c in message.to_cancel if c.trigger_id in self._cancels]
+        if not created and not cancels:
+            return None
+        if any(sync is not created[0][0] for sync, _ in created):
+            raise Differs("these triggers were started together, and the replay starts them one after the other")
+        for recorded, (_, spec) in zip(message.to_create, created, strict=False):
+            if recorded.trigger_run_id in self._run_ids:
+                raise Differs(f"the run id {recorded.trigger_run_id!a:.80} is given a second time")
+            self._run_ids[recorded.trigger_run_id] = spec.trigger_run_id
+        return StateSync(to_create=tuple(spec for _, spec in created), to_cancel=tuple(cancels))
+
+    def _let_start(self, specs: tuple[TriggerSpec, ...]) -> None:
+        wanted = {spec.trigger_id for spec in specs}
+
+        def is_started() -> bool:
+            return wanted <= self._creates.keys()
+
+        self._settle_held_back(is_started)
+        if not is_started():
+            missing = tuple(spec for spec in specs if spec.trigger_id not in self._creates)
+            self._make_claimable(missing)
+            is_retry = any(spec.trigger_id in self._core.assignments for spec in missing)
+            self._now += RETRY_JUMP_S if is_retry else POLL_JUMP_S
+            self._settle(is_started)
+
+    def _let_cancel(self, cancels: tuple[CancelTrigger, ...]) -> None:
+        wanted = {cancel.trigger_id for cancel in cancels}
+
+        def is_cancelled() -> bool:
+            return wanted <= self._cancels.keys()
+
+        if all(cancel.reason == "reassigned" for cancel in cancels):
+            self._is_fenced = True
+            self._store.fence(self._core.leases.epoch)
+            self._now += FENCED_JUMP_S
+        else:
+            for cancel in cancels:
+                if cancel.reason == "timeout":
+                    self._store.finish(cancel.trigger_id)
+                else:
+                    self._store.remove(cancel.trigger_id)
+            self._now += POLL_JUMP_S
+            if any(cancel.reason == "timeout" for cancel in cancels):
+                self._settle()  # it hears of them, and gives them a moment
+                self._now += ENDED_GRACE_S
+        self._settle(is_cancelled)
+
+    def _expect_answer(self, message: Response | Reply) -> None:
+        question = self._questions.pop(message.id, None)
+        if question is None:
+            raise Differs(f"this answers question {message.id}, which was not asked")
+        asked = question.question
+        if not isinstance(asked, LastEvent):
+            self._store.recorded.give(message.answer if isinstance(message, Reply) else message.error)
+        elif isinstance(message, Response):
+            if message.error:
+                self._store.fail_next_question(message.error)
+            if message.answer is not None:
+                self._let_be_stored(asked.trigger_id, message.answer)
+        assert self._session is not None
+        self._core.receive(self._session.incarnation, question, self._now)
+        self._compare(message, self._wait_for(type(message)))
+
+    def _let_be_stored(self, trigger_id: int, answer: StoredEvent) -> None:
+        """See to it that an event is stored that the answer shows to have been, if anything can have stored it."""
+        name = (answer.trigger_run_id, answer.sequence_index)
+        if any(_holds(changes, name) for _, changes in self._held):
+            self._work_off(until=name)
+        elif answer.trigger_run_id not in self._outlook.runs and trigger_id not in self._stored_here:
+            # It was stored before the log begins, or by a neighbour: it is taken as given.
+            given = FiredEvent(
+                trigger_id,
+                replayed_run_id(answer.trigger_run_id, self._run_ids),
+                answer.sequence_index,
+                seq=0,
+                payload=answer.payload,
+                key=answer.key,
+            )
+            if trigger_id in self._store.made and self._core.leases.is_held:
+                self._store.store_slice(self._core.leases.epoch, events=(given,))
+                self._rows.report((given,))
+
+    def _expect_drain(self, message: Drain) -> None:
+        def is_draining() -> bool:
+            return any(isinstance(said, Drain) for said in self._said)
+
+        if any(changes.stuck for _, changes in self._held):
+            self._work_off()
+        self._settle_held_back(is_draining)
+        if not is_draining():
+            self._core.drain(self._now)
+        self._compare(message, self._wait_for(Drain))
+
+    def _compare(self, recorded: FromSupervisor, replayed: FromSupervisor | None) -> None:
+        if replayed is None:
+            raise Differs(f"the supervisor said {type(recorded).__name__}, and the replay says nothing")
+        problem = first_difference(compared_form(recorded, self._run_ids), compared_form(replayed))
+        if problem is not None:
+            captured = mask(replayed)
+            assert isinstance(captured, FromSupervisor)
+            raise Differs(problem, captured)
+
+    # --- the core ---------------------------------------------------------------------------------
+
+    def _work_off(self, *, until: EventName | None = None) -> None:
+        """Give the core what the runner said, all of it or up to and with one event, and have it stored."""
+        while self._held:
+            incarnation, changes = self._held.popleft()
+            is_last = until is not None and _holds(changes, until)
+            if is_last:
+                assert until is not None
+                changes, rest = _cut_behind(changes, until)
+                self._held.appendleft((incarnation, rest))
+            is_current = self._session is not None and incarnation == self._session.incarnation
+            if not is_current:
+                changes = msgspec.structs.replace(changes, stuck=())  # whoever was stuck is gone
+            changes = translated(changes, self._run_ids)
+            try:
+                self._core.receive(incarnation, changes, self._now)
+            except RemoteProtocolError as error:
+                self._broken = str(error)
+                self._core.protocol_failed(error)
+                return
+            if not self._is_fenced:
+                self._rows.report(changes.events)
+                self._stored_here.update(event.trigger_id for event in changes.events)
+            self._settle(lambda: self._core.intake.is_empty)
+            if is_last:
+                break
+        self._check_rows()
+
+    def _settle_held_back(self, is_done: Callable[[], bool]) -> None:
+        if not is_done():
+            self._settle(is_done)
+
+    def _check_rows(self) -> None:
+        problem = self._rows.check()
+        if problem is not None:
+            raise Differs(problem)
+
+    def _wait_for(self, kind: type[FromSupervisor]) -> FromSupervisor | None:
+        """Return the next thing of this kind the core says, or has said; None where it says none."""
+
+        def find() -> FromSupervisor | None:
+            return next((said for said in self._said if isinstance(said, kind)), None)
+
+        self._settle_held_back(lambda: find() is not None)
+        found = find()
+        if found is not None:
+            self._said.remove(found)
+        return found
+
+    def _settle(self, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Step until it is done, or nothing is due any more."""
+        for _ in range(STEPS_MAX):
+            commands = self._core.step(self._now)
+            for command in commands:
+                match command:
+                    case Spawn():
+                        self._spawned.append(command.incarnation)
+                    case Send():
+                        self._note(command.message)
+                    case Exit():
+                        self._exit = command
+                    case Kill() | DumpStacks():
+                        pass  # the log shows when a runner ended
+            if self._store.fault is not None:
+                raise ReplayStuck(str(self._store.fault))
+            if is_done() or self._exit is not None or (not commands and self._core.wake_at() > self._now):
+                return
+        raise ReplayStuck("the core does not come to rest")
+
+    def _note(self, message: FromSupervisor) -> None:
+        if isinstance(message, StateSync) and not message.round:
+            self._creates.update((spec.trigger_id, (message, spec)) for spec in message.to_create)
+            self._cancels.update((cancel.trigger_id, cancel) for cancel in message.to_cancel)
+        else:
+            self._said.append(message)
+
+
+def _core(store: ReplayStore, settings: RunnerSettings | None, drain_s: float | None) -> SupervisorCore:
+    settings = settings or RunnerSettings()
+    never_s = FENCED_FOR_GOOD_S
+    return SupervisorCore(
+        store,
+        Identity(hostname="replay", pid=0, machine="replay", process_started=0.0),
+        CoreSettings(
+            runner=settings,
+            lease=LeaseTimes(heartbeat_s=never_s, silence_max_s=never_s, poll_interval_s=POLL_INTERVAL_S),
+            capacity=TRIGGER_ID_MAX,
+            runner_silence_max_s=4 * FENCED_JUMP_S,
+            respawn_wait_s=RESPAWN_WAIT_S,
+            respawn_wait_max_s=RESPAWN_WAIT_S,
+            retry_wait_s=RETRY_WAIT_S,
+            retry_wait_max_s=RETRY_WAIT_S,
+            drain_s=DRAIN_S if drain_s is None else drain_s,
+        ),
+        is_gone=lambda row: True,  # the supervisors of earlier sittings
+        answers=store.recorded,
+    )
+
+
+def _holds(changes: StateChanges, name: EventName) -> bool:
+    return any((event.trigger_run_id, event.sequence_index) == name for event in changes.events)
+
+
+def _cut_behind(changes: StateChanges, name: EventName) -> tuple[StateChanges, StateChanges]:
+    """Cut a frame of a round in two, behind the event of this name."""
+    names = [(event.trigger_run_id, event.sequence_index) for event in changes.events]
+    end = names.index(name) + 1
+    return (
+        StateChanges(changes.round, changes.events[:end], more=True),
+        msgspec.structs.replace(changes, events=changes.events[end:]),
+    )

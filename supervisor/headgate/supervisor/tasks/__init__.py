@@ -1,0 +1,1 @@
+"""The supervisor's duties for tasks: outcomes, dispatch, scheduling, DAG files."""

@@ -1,0 +1,215 @@
+"""The folder of DAG files: what is new or changed in it is parsed by a worker process, and the result stored.
+
+The supervisor reads names, sizes and times of files, never their contents: those are users' code. A file is parsed
+again when its size or time of change differs, and after it all the others are, since they may import from it. One that
+is gone takes its DAGs with it, unless the whole folder cannot be read, or is empty.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.messages.dags import DagSpec, check_dag
+from headgate.protocol.messages.worker import FileParsed
+from headgate.store.errors import BadName, RowsRefused
+from headgate.store.tasks.dags import FILE_CHARS_MAX
+from headgate.store.triggers.watchers import check_name
+from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
+
+log = structlog.get_logger(__name__)
+
+FILES_MAX = 10_000  # DAG files of one folder; what is beyond it is not looked at, and said to be so
+DEPTH_MAX = 16  # folders within folders
+SAID_MAX = 1000  # different warnings that are given, each once and not at every look
+
+Signature = tuple[int, int, int]  # time of change in ns, size, inode
+
+
+class Parser(Protocol):
+    """Runs DAG files in a process of their own, one at a time, each within a limit of time."""
+
+    def room(self) -> int:
+        """How many files may be given to `parse` now: one or none."""
+        ...
+
+    def parse(self, file: str) -> None:
+        """Begin with a file."""
+        ...
+
+    def events(self, now: float) -> Sequence[FileParsed]:
+        """Return what was parsed since the last call, each file whole."""
+        ...
+
+    def wake_at(self) -> float:
+        """When `events` has something to do even if nothing happens."""
+        ...
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        ...
+
+
+class FileStore(Protocol):
+    """The verbs of the store that are used here."""
+
+    def save_file(self, epoch: int, file: str, specs: Sequence[DagSpec]) -> None: ...
+    def save_import_error(self, epoch: int, file: str, error: str) -> None: ...
+    def dag_files(self) -> list[str]: ...
+
+
+class DagFiles:
+    """Keeps the database in line with a folder of DAG files."""
+
+    def __init__(self, folder: Path, parser: Parser, store: FileStore, *, look_s: float) -> None:
+        self._folder = folder
+        self._parser = parser
+        self._store = store
+        self._look_s = look_s
+        self._look_at = 0.0
+        self._seen: dict[str, Signature] = {}
+        self._unseen: list[str] = []  # folders of which the last look did not see everything
+        self._waiting: deque[str] = deque()  # to be parsed
+        self._parsed: deque[FileParsed] = deque()  # to be stored
+        self._gone: deque[str] = deque()  # their DAGs are to be put away
+        self._knows_database = False
+        self._has_said: set[str] = set()
+
+    def step(self, epoch: int, now: float) -> bool:
+        """Do one piece of work, if any is due; return whether the database has changed.
+
+        Raises what the store raises; nothing is lost then, and the next step tries again.
+        """
+        self._parsed.extend(self._parser.events(now))
+        if now >= self._look_at:
+            self._look()
+            self._look_at = now + self._look_s
+        if self._waiting and self._parser.room():
+            self._parser.parse(self._waiting.popleft())
+        return self._store_next(epoch)
+
+    def wake_at(self) -> float:
+        """When the next step is due."""
+        if self._parsed or self._gone:
+            return 0.0
+        begin_at = 0.0 if self._waiting and self._parser.room() else math.inf
+        return min(begin_at, self._look_at, self._parser.wake_at())
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._parser.close()
+
+    def _store_next(self, epoch: int) -> bool:
+        if not self._knows_database:
+            # Files that went away while nobody looked.
+            prefix = str(self._folder) + os.sep
+            known = [file for file in self._store.dag_files() if file.startswith(prefix)]
+            there = {*self._seen, *self._gone}
+            self._gone.extend(file for file in known if file not in there and not self._is_unseen(file))
+            self._knows_database = True
+        if self._gone:
+            self._store.save_file(epoch, self._gone[0], ())
+            log.warning("a DAG file is gone, and its DAGs with it", file=self._gone.popleft())
+            return True
+        if self._parsed:
+            self._store_parsed(epoch, self._parsed[0])
+            self._parsed.popleft()
+            return True
+        return False
+
+    def _store_parsed(self, epoch: int, parsed: FileParsed) -> None:
+        error = parsed.error and f"{parsed.error}\n{parsed.traceback}".rstrip()
+        if not error:
+            try:
+                for spec in parsed.dags:
+                    check_dag(spec)  # it comes from a process that runs users' code
+                self._store.save_file(epoch, parsed.file, parsed.dags)
+            except DATABASE_UNUSABLE:
+                raise
+            except (ProtocolError, BadName, RowsRefused) as refused:
+                error = str(refused)
+            else:
+                log.info("parsed a DAG file", file=parsed.file, dags=len(parsed.dags))
+                return
+        self._store.save_import_error(epoch, parsed.file, error)
+        log.error("a DAG file cannot be parsed", file=parsed.file, error=parsed.error or error)
+
+    # --- the folder -------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        found: dict[str, Signature] = {}
+        was_unseen, self._unseen = bool(self._unseen), []
+        for path, signature in self._python_files(self._folder, DEPTH_MAX):
+            if len(found) == FILES_MAX:
+                self._say_once("there are more DAG files than are looked at", folder=str(self._folder), limit=FILES_MAX)
+                self._unseen = [str(self._folder)]
+                break
+            found[path] = signature
+        gone = sorted(path for path in self._seen.keys() - found.keys() if not self._is_unseen(path))
+        changed = [path for path, signature in sorted(found.items()) if self._seen.get(path) != signature]
+        if changed:
+            others = [path for path in found if path not in changed]
+            self._waiting = deque([*changed, *others])
+        elif gone:
+            self._waiting = deque(path for path in self._waiting if path not in gone)
+        self._gone.extend(gone)
+        kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}
+        self._seen = kept | found
+        if was_unseen and not self._unseen:
+            self._knows_database = False  # what is gone of it, nobody knows by now
+
+    def _is_unseen(self, file: str) -> bool:
+        """Whether a file may be there, though it was not seen: its folder could not be read, or held too many."""
+        return any(file.startswith(folder + os.sep) for folder in self._unseen)
+
+    def _python_files(self, folder: Path, depth: int) -> Iterator[tuple[str, Signature]]:
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            self._say_once("a folder of DAG files cannot be read", folder=str(folder), error=str(error))
+            self._unseen.append(str(folder))
+            return
+        if not entries and folder == self._folder:
+            # A disk that is not mounted looks like this, and all that waits in its DAGs would be removed.
+            self._say_once(
+                "the folder of DAG files is empty; what it held before goes on as it was", folder=str(folder)
+            )
+            self._unseen.append(str(folder))
+        for entry in entries:
+            if entry.name.startswith((".", "__")):
+                continue
+            try:
+                told = entry.stat()
+            except OSError:
+                continue  # gone this moment, or a link to nowhere
+            if stat.S_ISDIR(told.st_mode):
+                if depth > 1:
+                    yield from self._python_files(Path(entry.path), depth - 1)
+            elif entry.name.endswith(".py") and stat.S_ISREG(told.st_mode) and self._has_name(entry.path):
+                yield entry.path, (told.st_mtime_ns, told.st_size, told.st_ino)
+
+    def _has_name(self, file: str) -> bool:
+        """Whether the path can be told to a worker, and stored; a file's name may hold any bytes."""
+        try:
+            check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
+        except BadName as bad:
+            self._say_once("a DAG file is left alone for its name", file=repr(file), error=str(bad))
+            return False
+        return True
+
+    def _say_once(self, event: str, **fields: object) -> None:
+        key = f"{event} {fields}"
+        if key in self._has_said or len(self._has_said) > SAID_MAX:
+            return
+        self._has_said.add(key)
+        if len(self._has_said) > SAID_MAX:
+            event, fields = "there are more warnings about DAG files than are given", {"limit": SAID_MAX}
+        log.warning(event, **fields)

@@ -1,0 +1,1 @@
+"""The supervisor's duties for triggers: intake, leases, assignments, queries."""

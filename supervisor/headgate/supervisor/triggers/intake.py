@@ -1,0 +1,367 @@
+"""Rounds in, rows down, confirmations out: the place that decides whether an event may be acknowledged.
+
+A round of the runner is stored in one transaction, or, when it is long, in a few slices with a look at the
+rest of the supervisor's duties between them; how long is too long the intake learns from the database
+(`SliceSize`). Only when the last of them is committed is the round answered, and the answer names the seqs that
+are now durable (I1): `Intake.step` is the one place where they are named.
+
+Rows that the database refuses are halved until the single bad event is found. When it has been refused twice by
+itself it goes to the dead letters, all the others are stored (I9). A database that is away is asked again, after a
+wait; until then nothing is confirmed and nothing is forgotten. Where it took long to fail, it is asked for less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from headgate.protocol import marks
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.messages.runner import (
+    FinishedTrigger,
+    FiredEvent,
+    Refusal,
+    RefusedEvent,
+    StateChanges,
+    StateSync,
+)
+from headgate.store.errors import DatabaseAway, DatabaseFault, RowsRefused, SchemaOutOfDate
+from headgate.store.triggers.events import StoredSlice
+from headgate.supervisor.backoff import Backoff
+
+log = structlog.get_logger(__name__)
+
+# A runner waits for the answer to its round before it sends the next one. What an earlier incarnation left
+# behind may still wait for the database, so a few more may stand here; more than that is a broken peer.
+ROUNDS_WAITING_MAX = 16
+
+
+SLICE_S = 0.15  # what storing a slice should take: heartbeats, claims and requests wait for it
+SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
+SLICE_EVENTS_MIN = 50  # however slowly they are stored: a commit for each event would be slower still
+SLICES_LEARNT = 8  # the newest, by which the next one is measured
+# An attempt that failed sooner met a database that is down or locked: connecting, or waiting for a lock, is given up
+# after 5 s. One that failed later may have been too long for a statement, for the server's patience between two, or
+# for a thin link, which all have at least 10 s. Fewer events may then do what so many never will.
+FAILED_LATE_S = 8.0
+
+# Whether it is away, or there and unusable (a permission, a disk, a migration under way): nobody is helped by
+# giving up, for what is not stored is not confirmed. It is asked again until somebody has mended it.
+DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate)
+
+
+class EventStore(Protocol):
+    """The verbs of the store that the intake uses."""
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent],
+        refused: Sequence[RefusedEvent],
+        finished: Sequence[FinishedTrigger],
+    ) -> StoredSlice:
+        """Store all of it in one transaction, or nothing."""
+        ...
+
+    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+        """Record an event as a dead letter, with its payload."""
+        ...
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """A part of a round that is stored in one transaction; before it is cut, one frame of the round."""
+
+    incarnation: int
+    round: int
+    events: tuple[FiredEvent, ...] = ()
+    refused: tuple[RefusedEvent, ...] = ()
+    finished: tuple[FinishedTrigger, ...] = ()
+    ends_round: bool = False
+
+    def __len__(self) -> int:
+        return len(self.events) + len(self.refused) + len(self.finished)
+
+    def cut(self, items: int) -> tuple[Slice, Slice]:
+        """Cut in two, the first with so many of its items, in order: events, refused events, finished triggers."""
+        after_events = max(0, items - len(self.events))
+        after_refused = max(0, after_events - len(self.refused))
+        first = Slice(
+            self.incarnation,
+            self.round,
+            self.events[:items],
+            self.refused[:after_events],
+            self.finished[:after_refused],
+            ends_round=False,
+        )
+        rest = Slice(
+            self.incarnation,
+            self.round,
+            self.events[items:],
+            self.refused[after_events:],
+            self.finished[after_refused:],
+            self.ends_round,
+        )
+        return first, rest
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What one step of the intake brought about.
+
+    ``answer`` is set when a round is complete: it may be sent to the runner of that ``incarnation`` and to
+    no other (I6). ``finished`` are trigger runs whose end is now recorded; ``failure_counts`` says for each
+    trigger that failed how often it has failed in all, and ``over`` which of them are not to be started again.
+    ``moved_tasks``: tasks may go on, or runs begin, by what is stored.
+    """
+
+    incarnation: int
+    answer: StateSync | None
+    finished: tuple[FinishedTrigger, ...]
+    failure_counts: dict[int, int]
+    over: frozenset[int] = frozenset()
+    moved_tasks: bool = False
+
+
+class Tally(NamedTuple):
+    """What the answer to a round will say, as far as its slices are stored."""
+
+    persisted: list[int]
+    refused: list[Refusal]
+
+
+class SliceSize:
+    """How many events a slice takes: as many as the database stores in `SLICE_S`, and never more than ``events_max``.
+
+    Where the commit itself takes most of that, however many events it holds, fewer of them would only make more
+    commits: then a slice may take twice the commit's time. Which of the two it is, the last few slices tell: a line
+    through their sizes and times. The number at most doubles or halves from one slice to the next, since one
+    measurement says little.
+
+    A slice that failed late is halved, down to one event, so that one is stored if it can be at all. Nothing else
+    leads to fewer than `SLICE_EVENTS_MIN`.
+    """
+
+    def __init__(self, events_max: int) -> None:
+        self._events_max = events_max
+        self._samples: deque[tuple[int, float]] = deque(maxlen=SLICES_LEARNT)
+        self._commit_s = 0.0  # what a slice takes without its events, as far as is known
+        self.events = min(SLICE_EVENTS_FIRST, events_max)
+
+    def note(self, events: int, took_s: float) -> None:
+        """Learn from one slice. A short one says nothing of longer ones."""
+        if events * 4 < self.events:
+            return
+        self._samples.append((events, took_s))
+        if self.events < SLICE_EVENTS_MIN:
+            # Twice as many may take twice as long, and fail again. Where that is to be feared, it is tried now and
+            # then all the same: it may be the commit alone that takes so long.
+            is_tried = took_s <= FAILED_LATE_S / 2 or len(self._samples) == SLICES_LEARNT
+            if is_tried and events == self.events:
+                self.events = min(self.events * 2, SLICE_EVENTS_MIN, self._events_max)
+            return
+        fitting = max(self.events // 2, min(self._fitting(), self.events * 2))
+        self.events = min(max(fitting, SLICE_EVENTS_MIN), self._events_max)
+
+    def note_failure(self, events: int, took_s: float) -> None:
+        """Learn from a slice that the database did not store. What those before it taught holds no more.
+
+        The database may have gone away in the middle, and the size be blameless. That costs little: once it is back,
+        the number doubles with each slice.
+        """
+        if took_s < FAILED_LATE_S:
+            return
+        self.events = min(self.events, max(1, events // 2))
+        self._samples.clear()
+        self._commit_s = 0.0
+
+    def _fitting(self) -> int:
+        sizes = [size for size, _ in self._samples]
+        mean_size = sum(sizes) / len(sizes)
+        mean_s = sum(took_s for _, took_s in self._samples) / len(sizes)
+        allowed_s = max(SLICE_S, 2 * self._commit_s)
+        if max(sizes) - min(sizes) < mean_size / 4:
+            # Too much alike: their differences are noise. Where the time is not right, try quite another size.
+            newest_s = self._samples[-1][1]
+            if newest_s > allowed_s:
+                return self.events // 2
+            return self.events * 2 if newest_s < allowed_s / 2 else self.events
+        spread = sum((size - mean_size) ** 2 for size in sizes)
+        event_s = sum((size - mean_size) * (took_s - mean_s) for size, took_s in self._samples) / spread
+        self._commit_s = max(0.0, mean_s - max(0.0, event_s) * mean_size)
+        if event_s <= 0:
+            return self.events * 2  # more of them take no longer
+        return int((max(SLICE_S, 2 * self._commit_s) - self._commit_s) / event_s)
+
+
+class Intake:
+    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` times it, in seconds."""
+
+    def __init__(
+        self,
+        store: EventStore,
+        *,
+        slice_events_max: int,
+        backoff: Backoff,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._slice_size = SliceSize(slice_events_max)
+        self._clock = clock
+        self._backoff = backoff
+        self._waiting: deque[Slice] = deque()
+        self._retry_at = 0.0
+        # The first of those that wait, when it is a single element and was refused by itself: `_split_or_bury`.
+        self._refused_alone: Slice | None = None
+        # What the answers of the rounds being stored will say, by incarnation and round. A round whose runner
+        # died before its last frame is never answered, and nothing of it may get into another's (I6).
+        self._tallies: dict[tuple[int, int], Tally] = {}
+
+    def add(self, incarnation: int, changes: StateChanges) -> None:
+        """Take one frame of a round. Raises `RemoteProtocolError` when rounds come without waiting for answers."""
+        marks.reach("intake.round_read")
+        if len({(piece.incarnation, piece.round) for piece in self._waiting}) >= ROUNDS_WAITING_MAX:
+            raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
+        self._waiting.append(
+            Slice(incarnation, changes.round, changes.events, changes.refused, changes.finished, not changes.more)
+        )
+
+    def is_waiting_for(self, incarnation: int) -> bool:
+        """Whether a round of this incarnation stands here unanswered: its runner cannot be blamed for silence."""
+        return any(piece.incarnation == incarnation for piece in self._waiting)
+
+    def is_waiting_for_others(self, incarnation: int) -> bool:
+        """Whether something that another incarnation sent is not stored yet."""
+        return any(piece.incarnation != incarnation for piece in self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was received is stored."""
+        return not self._waiting
+
+    def discard(self, incarnation: int) -> list[int]:
+        """Forget what waits: the lease is lost, and nothing more may be written. Return the rounds of an incarnation.
+
+        Those that have come to their end, that is: of the others a frame is still to be answered.
+        """
+        rounds = [piece.round for piece in self._waiting if piece.incarnation == incarnation and piece.ends_round]
+        self._waiting.clear()
+        self._refused_alone = None
+        self._tallies.clear()
+        return rounds
+
+    def wake_at(self) -> float | None:
+        """When the next `step` has something to do; None while nothing waits."""
+        return self._retry_at if self._waiting else None
+
+    def step(self, epoch: int, now: float) -> Stored | None:
+        """Store the next slice; return what came of it, or None when there was nothing to do or no database.
+
+        Raises `LeaseLost` when another supervisor has taken over; nothing was written then.
+        """
+        if not self._waiting or now < self._retry_at:
+            return None
+        piece = self._take_slice()
+        tally = self._tally_of(piece)
+        failure_counts: dict[int, int] = {}
+        over: frozenset[int] = frozenset()
+        moved_tasks = False
+        begun_at = self._clock()
+        try:
+            if len(piece):
+                stored = self._store.store_slice(
+                    epoch, events=piece.events, refused=piece.refused, finished=piece.finished
+                )
+                self._slice_size.note(len(piece), self._clock() - begun_at)
+                failure_counts, over, moved_tasks = stored.failure_counts, stored.over, stored.moved_tasks
+            # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
+            tally.persisted.extend([event.seq for event in piece.events if event.seq])
+            tally.refused.extend(
+                Refusal(event.seq, event.trigger_id, event.reason, payload_kept=False) for event in piece.refused
+            )
+        except RowsRefused as exc:
+            if not self._split_or_bury(epoch, piece, tally, exc, now):
+                return None
+        except DATABASE_UNUSABLE as exc:
+            self._slice_size.note_failure(len(piece), self._clock() - begun_at)
+            self._wait_for_database(exc, now)
+            return None
+        self._backoff.succeed()
+        self._waiting.popleft()
+        self._refused_alone = None
+        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over, moved_tasks)
+
+    def _take_slice(self) -> Slice:
+        """Return the first slice, cut to the size of now."""
+        if len(self._waiting[0]) > self._slice_size.events:
+            self._cut_first(self._slice_size.events)
+        return self._waiting[0]
+
+    def _cut_first(self, items: int) -> None:
+        first, rest = self._waiting.popleft().cut(items)
+        self._waiting.extendleft((rest, first))
+
+    def _tally_of(self, piece: Slice) -> Tally:
+        if piece.incarnation:
+            dead = [key for key in self._tallies if 0 < key[0] < piece.incarnation]
+            for key in dead:
+                del self._tallies[key]
+        return self._tallies.setdefault((piece.incarnation, piece.round), Tally([], []))
+
+    def _answer(self, piece: Slice, tally: Tally) -> StateSync | None:
+        if not piece.ends_round:
+            return None
+        del self._tallies[piece.incarnation, piece.round]
+        return StateSync(round=piece.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
+
+    def _split_or_bury(self, epoch: int, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
+        """Halve a refused slice, or bury its single element. True when the element has been dealt with.
+
+        A refusal may be of the moment: what the rows refer to is deleted while they are being stored, and the check of
+        the foreign key waits for that, then fails. Whoever looks again sees that it is gone, and refers to it no more.
+        So an element is given up when it is refused in a second transaction of its own, and no later (I11).
+        """
+        if len(piece) > 1:
+            self._cut_first(len(piece) // 2)
+            return False
+        if piece is not self._refused_alone:
+            self._refused_alone = piece
+            return False
+        if not piece.events:
+            # A report about an event or a run, not an event: what it reports stands in the log instead.
+            log.error("the database refuses a report of the runner", report=repr(piece)[:2000], error=str(error))
+            tally.refused.extend(
+                Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in piece.refused
+            )
+            return True
+        event = piece.events[0]
+        try:
+            self._store.bury_event(epoch, event, str(error))
+        except DATABASE_UNUSABLE as exc:
+            self._wait_for_database(exc, now)
+            return False
+        log.error(
+            "an event cannot be stored and is kept as a dead letter",
+            trigger_id=event.trigger_id,
+            trigger_run_id=event.trigger_run_id,
+            sequence_index=event.sequence_index,
+            error=str(error),
+        )
+        # The dead letter holds all of it, so for the broker it is handled, like a stored one.
+        tally.refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
+        return True
+
+    def _wait_for_database(self, error: Exception, now: float) -> None:
+        wait_s = self._backoff.fail()
+        self._retry_at = now + wait_s
+        log.warning(
+            "the database cannot be used; events wait",
+            error=str(error),
+            slices=len(self._waiting),
+            tries=self._backoff.failures,
+            retry_in_s=round(wait_s, 3),
+        )

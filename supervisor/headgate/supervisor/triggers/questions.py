@@ -1,0 +1,58 @@
+"""What triggers ask, answered: their own newest events from the store, all else as the questions of tasks are."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.runner import LastEvent, Reply, Request, Response, StoredEvent
+from headgate.supervisor.answers import Answering, AnswerRefused
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
+
+
+class LastEvents(Protocol):
+    """The verb of the store that is used here."""
+
+    def last_event(self, trigger_id: int) -> StoredEvent | None:
+        """The newest stored event of a trigger."""
+        ...
+
+
+class TriggerQuestions:
+    """Answers the requests of runners. Without ``answers`` triggers can only ask for their own last events.
+
+    A database that does not answer holds up the loop at each question, so it is not asked again at once.
+    """
+
+    def __init__(self, store: LastEvents, answers: Answering | None, *, frame_bytes_max: int, backoff: Backoff) -> None:
+        self._store = store
+        self._answers = answers
+        self._frame_bytes_max = frame_bytes_max
+        self._backoff = backoff
+        self._ask_at = 0.0
+
+    def answer(self, request: Request, now: float) -> Response | Reply:
+        """Return the answer, or the error that the trigger gets in its place. One that fits no frame is an error."""
+        if now < self._ask_at:
+            return Response(request.id, error="the database did not answer a moment ago; try again later")
+        try:
+            answer = self._look_up(request)
+        except DATABASE_UNUSABLE as exc:
+            self._ask_at = now + self._backoff.fail()
+            return Response(request.id, error=str(exc))
+        except AnswerRefused as exc:
+            answer = Response(request.id, error=str(exc))
+        self._backoff.succeed()
+        needed, limit = len(encode_message(answer)), self._frame_bytes_max
+        if needed > limit:
+            error = f"the answer takes a frame of {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"
+            return Response(request.id, error=error)
+        return answer
+
+    def _look_up(self, request: Request) -> Response | Reply:
+        if isinstance(request.question, LastEvent):
+            return Response(request.id, answer=self._store.last_event(request.question.trigger_id))
+        if self._answers is None:
+            raise AnswerRefused("this supervisor answers no such questions")
+        return Reply(request.id, self._answers.answer(request.question, dag_run_id=None))

@@ -1,0 +1,176 @@
+"""The crash tests: ``python -m tests.proof.crash``, from the root of the repository.
+
+Runs every mark with every fault on every database, with random kills between, first of the pair and then of tasks, and
+adds what it counted to ``docs/proof.md``. The exit code is 1 where anything failed. ``--minutes`` bounds each of the
+two: what has begun is finished. Ten thousand kills: ``--kills 10000``, or ``--repeat 20``, which is twenty times the
+matrix. ``--pair`` and ``--tasks`` run one of the two alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+from rich.console import Console
+from tests.proof import document as proof
+from tests.proof.crash import matrix, task_campaign, task_matrix, task_proof
+from tests.proof.crash import proof as crash_proof
+from tests.proof.crash.campaign import Result, counts
+from tests.proof.crash.databases import POSTGRES_URL, Databases
+from tests.proof.crash.parts import Part, run_part
+from tests.proof.crash.server import NoServer, Server, why_none
+
+from headgate.protocol.marks import MARKS
+from headgate.supervisor.config import Settings
+from headgate.supervisor.logs import logs
+
+KILLS = 400
+JOBS = 3  # pairs for two cores: each is waited for now and then
+
+
+class _Postgres(NamedTuple):
+    """The server for all campaigns that need none of their own."""
+
+    url: str = POSTGRES_URL
+    version: str = ""
+
+
+def main() -> int:
+    """Run the command; return its exit code."""
+    given = _parse()
+    console = Console()
+    # Like Ctrl-C: servers and databases of ours are not left behind, and what was counted is written.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Replays let the supervisor's core speak, of what was news when it was captured.
+    logs.configure(msgspec.structs.replace(Settings(), log_level="critical"))
+    dialects = [given.db] if given.db else ["sqlite", "postgresql"]
+    folder = Path(tempfile.mkdtemp(prefix="headgate-crash-"))
+    with ExitStack() as stack:
+        postgres = _Postgres()
+        if "postgresql" in dialects:
+            try:
+                postgres = _find_postgres(console, stack)
+            except NoServer as error:
+                console.print(f"nothing is shown on PostgreSQL: none answers at {POSTGRES_URL}, and {error}")
+                dialects.remove("postgresql")
+        is_good = bool(dialects) and _run(given, console, dialects, postgres, folder, stack)
+    console.print(f"seed {given.seed}; written to {given.proof}")
+    if any(folder.iterdir()):
+        console.print(f"histories, logs and captures of what failed are in {folder}")
+    else:
+        folder.rmdir()
+    return 0 if is_good else 1
+
+
+def _run(
+    given: argparse.Namespace,
+    console: Console,
+    dialects: list[str],
+    postgres: _Postgres,
+    folder: Path,
+    stack: ExitStack,
+) -> bool:
+    databases = Databases(folder, postgres.url)
+    stack.callback(databases.close)
+    parts: list[Part[Any, Any]] = []
+    if not given.tasks:
+        parts.append(_of_the_pair(given, dialects, postgres.version, folder, databases))
+    if not given.pair:
+        parts.append(_of_tasks(given, dialects, postgres.version, folder, databases))
+    is_good = True
+    try:
+        for part in parts:
+            deadline = time.monotonic() + given.minutes * 60 if given.minutes else float("inf")
+            is_good = run_part(part, console, jobs=given.jobs, deadline=deadline) and is_good
+    except KeyboardInterrupt:
+        return False
+    return is_good
+
+
+def _of_the_pair(
+    given: argparse.Namespace, dialects: list[str], version: str, folder: Path, databases: Databases
+) -> Part[matrix.Plan, Result]:
+    without_server = why_none() if version else ""
+    marks = None if given.mark is None else [mark for mark in given.mark if mark in MARKS]
+    todo = matrix.plans(dialects, marks, given.kills, given.seed, repeat=given.repeat, restarts=not without_server)
+    versions = crash_proof.versions(version, without_server)
+    earlier = crash_proof.Told() if given.afresh else crash_proof.earlier_in(given.proof)
+    commit = proof.commit()
+
+    def write(results: list[Result], took_s: float) -> None:
+        told = crash_proof.told_by(results, seed=given.seed, took_s=took_s, commit=commit, ended=proof.now())
+        crash_proof.write(given.proof, crash_proof.together(earlier, told), versions)
+
+    def words(results: list[Result]) -> str:
+        kills, found = sum(result.kills for result in results), counts(results)
+        return f"pair: {kills:,} kills, {found['lost']} lost, {found['stored twice']} stored twice"
+
+    return Part(todo, matrix.Matrix(folder, databases, seed=given.seed).run_one, matrix.broken, write, words)
+
+
+def _of_tasks(
+    given: argparse.Namespace, dialects: list[str], version: str, folder: Path, databases: Databases
+) -> Part[task_matrix.Plan, task_campaign.Result]:
+    marks = None if given.mark is None else [mark for mark in given.mark if mark in task_campaign.SIDES]
+    todo = task_matrix.plans(dialects, marks, given.kills, given.seed, repeat=given.repeat)
+    versions = crash_proof.versions(version, "")
+    earlier = task_proof.Told() if given.afresh else task_proof.earlier_in(given.proof)
+    commit = proof.commit()
+
+    def write(results: list[task_campaign.Result], took_s: float) -> None:
+        told = task_proof.told_by(results, seed=given.seed, took_s=took_s, commit=commit, ended=proof.now())
+        task_proof.write(given.proof, task_proof.together(earlier, told), versions)
+
+    def words(results: list[task_campaign.Result]) -> str:
+        kills, found = sum(result.kills for result in results), sum(len(result.findings) for result in results)
+        return f"tasks: {kills:,} kills, {sum(result.tasks for result in results):,} tasks, {found} findings"
+
+    return Part(todo, partial(task_matrix.run_one, databases, folder, given.seed), task_matrix.broken, write, words)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.proof.crash", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin nothing new after so many minutes")
+    parser.add_argument("--kills", type=int, default=KILLS, help="random kills beside each matrix")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="the matrix so many times; 0: only kills")
+    marks = sorted({*MARKS, *task_campaign.SIDES})
+    parser.add_argument("--mark", action="append", choices=marks, help="only this mark; may be repeated")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--pair", action="store_true", help="only the pair of supervisor and runner")
+    only.add_argument("--tasks", action="store_true", help="only tasks that defer")
+    parser.add_argument("--db", choices=["sqlite", "postgresql"], help="only this database")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="campaigns at a time")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="of kills and of moments")
+    parser.add_argument("--proof", type=Path, default=proof.PATH, help="the document to add to")
+    parser.add_argument("--afresh", action="store_true", help="forget the runs that the document tells of")
+    return parser.parse_args()
+
+
+def _find_postgres(console: Console, stack: ExitStack) -> _Postgres:
+    """Return the server that answers, or make one, which ``stack`` closes. Raises `NoServer`."""
+    try:
+        return _Postgres(POSTGRES_URL, _postgres_version(POSTGRES_URL))
+    except psycopg.OperationalError:
+        own = Server()
+        stack.callback(own.close)
+        console.print(f"no PostgreSQL answers at {POSTGRES_URL}: one of our own is used")
+        return _Postgres(own.url, _postgres_version(own.url))
+
+
+def _postgres_version(url: str) -> str:
+    with psycopg.connect(url) as connection:
+        return str(connection.info.parameter_status("server_version"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""``docs/proof.md``: one document, of which each command that proves something writes its own section, and nobody else.
+
+A section stands between two comments that name it. Whoever writes one leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PATH = ROOT / "docs" / "proof.md"
+# In the order in which they stand, each with what is there until its command has run.
+SECTIONS = {
+    "crash": "## Crash tests\n\nNot run yet: `make crash`.",
+    "task crash": "## Crash tests of tasks\n\nNot run yet: `make crash`.",
+    "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
+    "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
+}
+HEAD = """\
+# Proof
+
+What was counted last, written by the commands themselves and by nobody's hand: `make crash` and
+`make simulate SEEDS=N ARGS=--proof`. Each section names its command, its commit and its date.
+"""
+
+
+def write(section: str, lines: Iterable[str], path: Path = PATH) -> None:
+    """Replace one section of the document at ``path``; make the document where there is none."""
+    assert section in SECTIONS, section
+    text = path.read_text() if path.exists() else ""
+    bodies = {name: _body(text, name) or empty for name, empty in SECTIONS.items()}
+    bodies[section] = "\n".join(lines).strip()
+    parts = [f"<!-- begin {name} -->\n\n{body}\n\n<!-- end {name} -->\n" for name, body in bodies.items()]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([HEAD, *parts]))
+
+
+def section_of(path: Path, section: str) -> str:
+    """Return what stands in a section of the document at ``path``; nothing where there is none."""
+    return _body(path.read_text(), section) if path.exists() else ""
+
+
+def _body(text: str, section: str) -> str:
+    found = re.search(rf"<!-- begin {section} -->\n(.*?)<!-- end {section} -->", text, re.DOTALL)
+    return found[1].strip() if found else ""
+
+
+def commit() -> str:
+    """Name the commit of the tree that runs, and say so where the tree is not that commit."""
+    revision = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    name = subprocess.run(revision, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    # The document itself is being written, and says nothing of the code.
+    status = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!docs/proof.md"]
+    changes = subprocess.run(status, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{name}, with changes that are not committed" if changes else name
+
+
+def now() -> str:
+    """The date and the time, as the document tells them."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,355 @@
+"""Judges a history. It knows nothing of the code under test: only what a broker, users and a database may expect.
+
+It reads the history once, in order, and keeps its own books of every message, every handout and every row. What it
+looks for, by name:
+
+- ``lost``: the broker has forgotten a message that a subscriber should have, and the subscriber has not
+- ``stored twice``: one event of one message in two rows (I2)
+- ``advanced before stored``, ``confirmed before stored``: acknowledged, or called durable, while it is not (I1)
+- ``confirmed to a stranger``: a confirmation of what this runner never reported (I6)
+- ``bound to another message``: the row of an event names another message than the one it was derived from
+- ``out of lane order``: advances of a lane are not what was handed out, in order, without a gap (I3)
+- ``commit past a failed message``: forgotten though it failed, or before it was resolved (I3)
+- ``two advances at once`` (I4), ``advanced after close``, ``closed twice``
+- ``written without a lease``: a commit under an epoch that is fenced or has signed off (I10)
+- ``advanced without a lease``: the same, of what the runner of such a supervisor has its broker forget
+- ``failed without a cause``: a trigger failed of something no plan and no fault explains (I5, I9)
+- ``timed out late``: a filter that hung was left alone beyond the ack timeout
+- ``broke``: an exception escaped from one of the halves
+- ``stuck``: not everything is committed when time is up, or when everybody left, though somebody never wished to
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple, assert_never
+
+from tests.proof.simulation import records
+from tests.proof.simulation.records import Record
+from tests.proof.simulation.scenario import Plan, Scenario
+
+MESSAGE_OF_NOBODY = "?"
+# Adding floating-point times may cost one more look, a millisecond later; in whole binary times it costs nothing.
+LATE_TOLERANCE_S = 0.0015
+PULL_LOOK_S = 1.0  # between two looks whether a filter whose stream has ended has pulled again
+LATE_S_MAX = 0.1  # what comes later than this came for another reason than its ack timeout
+
+# What a run may fail of, by the beginning of its error.
+_CAUSES = ("PlannedFailure:", "AckTimeout:", "SubscriberOverflow:", "PollTerminated:")
+
+
+class Finding(NamedTuple):
+    """One thing that must never be."""
+
+    kind: str
+    what: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what} (at {self.at:.3f} s)"
+
+
+class _Handout:
+    """One delivery of one message."""
+
+    __slots__ = (
+        "at",
+        "fired",
+        "lane",
+        "message",
+        "number",
+        "offset",
+        "pulled_at",
+        "reader",
+        "refused_by",
+        "should_have",
+    )
+
+    def __init__(self, record: records.HandedOut, should_have: frozenset[str]) -> None:
+        self.at = record.at
+        self.pulled_at = record.at
+        self.reader = record.reader
+        self.number = record.handout
+        self.lane = record.lane
+        self.offset = record.offset
+        self.message = f"{record.lane}:{record.offset}"
+        self.should_have = should_have  # the subscribers that are expected to take it
+        self.fired: list[tuple[str, int]] = []  # trigger, position
+        self.refused_by: set[str] = set()
+
+
+class _Reader:
+    """One poll of the broker."""
+
+    def __init__(self) -> None:
+        self.due: defaultdict[int, list[int]] = defaultdict(list)  # handouts by lane
+        self.advanced: Counter[int] = Counter()  # an index into the list above, by lane
+        self.outcomes: dict[tuple[int, int], bool] = {}  # of the last handout of a message: may it be forgotten
+        self.is_advancing = False
+        self.is_closed = False
+        self.closed_at: float | None = None
+
+
+class Checker:
+    """Takes a history of one scenario, record by record."""
+
+    def __init__(self, scenario: Scenario, *, late_tolerance_s: float = LATE_TOLERANCE_S) -> None:
+        self._scenario = scenario
+        self._late_tolerance_s = late_tolerance_s
+        self.findings: list[Finding] = []
+        self._at = 0.0
+        # Who is there: from the first time its runner reads the broker until a user removes it or it returns.
+        self._subscribed: dict[str, None] = {}
+        self._joined: defaultdict[int, dict[str, None]] = defaultdict(dict)  # by runner
+        self._joined_at = 0.0
+        self._runner_of: dict[int, int] = {}  # by reader
+        self._added: dict[str, None] = {}
+        self._gone: set[str] = set()
+        self._returned: set[str] = set()
+        self._handouts: dict[int, _Handout] = {}
+        self._readers: defaultdict[int, _Reader] = defaultdict(_Reader)
+        self._clean_handouts: dict[tuple[int, int], _Handout] = {}  # by message, the one that may be committed
+        self._forgotten: Counter[int] = Counter()  # by lane, an offset
+        self._rows: set[tuple[str, str, int]] = set()  # trigger, message, position
+        self._handout_rows: Counter[tuple[str, int]] = Counter()  # by trigger and handout
+        self._letters: set[tuple[str, str, int]] = set()
+        self._events: set[tuple[str, int]] = set()  # run id and index, of rows and letters
+        self._reported: dict[tuple[int, int], records.Reported] = {}  # by runner and seq
+        self._fenced: set[int] = set()
+        self._supervisor_of: dict[int, int] = {}  # of runners
+        self._out_of_office: set[int] = set()  # supervisors that were fenced
+        self._gone_supervisors: set[int] = set()  # the system ends their runners with them
+
+    def check(self, history: Iterable[Record]) -> list[Finding]:
+        """Return everything that is wrong, in the order of sight."""
+        for record in history:
+            self._at = record.at
+            self._take(record)
+        return self.findings
+
+    def _find(self, kind: str, what: str) -> None:
+        self.findings.append(Finding(kind, what, self._at))
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case records.Opened():
+                self._runner_of[record.reader] = record.runner
+            case records.Stored() | records.Buried():
+                self._see_row(record)
+            case records.HandedOut() | records.Pulled() | records.Fired() | records.Refused() | records.Hung():
+                self._see_delivery(record)
+            case records.AdvanceBegan() | records.AdvanceEnded() | records.Closed() | records.Committed():
+                self._see_broker(record)
+            case records.Reported() | records.Confirmed():
+                self._see_wire(record)
+            case records.Began():
+                self._joined[record.runner].setdefault(record.trigger)
+                self._joined_at = record.at
+                self._returned.discard(record.trigger)  # its end was not stored, so it runs again
+            case records.Removed():
+                self._gone.add(record.trigger)
+            case records.Returned():
+                self._returned.add(record.trigger)
+            case records.Finished():
+                self._see_end(record)
+            case records.Fenced():
+                self._fenced.add(record.epoch)
+                self._out_of_office.add(record.supervisor)
+            case records.Wrote():
+                if record.epoch in self._fenced:
+                    self._find("written without a lease", f"{record.verb} of epoch {record.epoch}")
+            case records.Broke():
+                self._find("broke", f"{record.where}: {record.error}")
+            case records.Added():
+                self._added.setdefault(record.trigger)
+            case records.Rested():
+                self._see_rest(record)
+            case (
+                records.Framed()
+                | records.Published()
+                | records.Faulted()
+                | records.SupervisorStarted()
+                | records.RunnerEnded()
+            ):
+                pass
+            case records.SupervisorEnded():
+                self._gone_supervisors.add(record.supervisor)
+            case records.RunnerStarted():
+                self._supervisor_of[record.runner] = record.supervisor
+            case _:
+                assert_never(record)
+
+    # --- deliveries -------------------------------------------------------------------------------
+
+    def _see_delivery(
+        self, record: records.HandedOut | records.Pulled | records.Fired | records.Refused | records.Hung
+    ) -> None:
+        if isinstance(record, records.HandedOut):
+            self._subscribed |= self._joined[self._runner_of[record.reader]]
+            present = frozenset(self._subscribed.keys() - self._gone - self._returned)
+            self._handouts[record.handout] = _Handout(record, present)
+            self._readers[record.reader].due[record.lane].append(record.handout)
+            return
+        handout = self._handouts[record.handout]
+        match record:
+            case records.Pulled():
+                handout.pulled_at = record.at
+            case records.Fired():
+                handout.fired.append((record.trigger, record.position))
+            case records.Refused():
+                handout.refused_by.add(record.trigger)
+            case records.Hung():
+                self._see_hung(record, handout)
+
+    def _see_hung(self, record: records.Hung, handout: _Handout) -> None:
+        # The poll may have waited with the broadcast for somebody to come back.
+        begun_at = max(handout.at, self._joined_at)
+        latest_s = LATE_S_MAX
+        closed_at = self._readers[handout.reader].closed_at
+        if closed_at is not None and closed_at < begun_at + self._scenario.topology.ack_timeout_s:
+            # The stream has ended: what is left is that the filter comes to the end, pull by pull.
+            begun_at = max(closed_at, handout.pulled_at) + PULL_LOOK_S
+            latest_s = math.inf
+        late_s = record.at - begun_at - self._scenario.topology.ack_timeout_s
+        if self._late_tolerance_s < late_s < latest_s:
+            self._find("timed out late", f"{record.trigger} with handout {record.handout}, by {late_s:.6f} s")
+
+    def _see_end(self, record: records.Finished) -> None:
+        if record.outcome == "failed" and not record.error.startswith(_CAUSES):
+            self._find("failed without a cause", f"{record.trigger}: {record.error}")
+
+    def _plan(self, trigger: str, handout: _Handout) -> Plan:
+        return self._scenario.lanes[handout.lane][handout.offset].plans.get(trigger, Plan())
+
+    # --- the broker -------------------------------------------------------------------------------
+
+    def _see_broker(
+        self, record: records.AdvanceBegan | records.AdvanceEnded | records.Closed | records.Committed
+    ) -> None:
+        reader = self._readers[record.reader]
+        match record:
+            case records.AdvanceBegan():
+                supervisor = self._supervisor_of.get(self._runner_of[record.reader])
+                if supervisor in self._out_of_office - self._gone_supervisors:
+                    self._find("advanced without a lease", f"reader {record.reader}")
+                if reader.is_advancing:
+                    self._find("two advances at once", f"reader {record.reader}")
+                if reader.is_closed:
+                    self._find("advanced after close", f"reader {record.reader}")
+                reader.is_advancing = True
+                for item in record.items:
+                    self._see_item(reader, record.reader, item)
+            case records.AdvanceEnded():
+                reader.is_advancing = False
+            case records.Closed():
+                if reader.is_closed:
+                    self._find("closed twice", f"reader {record.reader}")
+                if reader.is_advancing:
+                    self._find("advanced after close", f"reader {record.reader}, by a call still under way")
+                reader.is_closed = True
+                reader.closed_at = record.at
+            case records.Committed():
+                for offset in range(self._forgotten[record.lane], record.before):
+                    self._forget(record.reader, record.lane, offset)
+                self._forgotten[record.lane] = record.before
+
+    def _see_item(self, reader: _Reader, number: int, item: records.AdvancedItem) -> None:
+        handout = self._handouts[item.handout]
+        due, index = reader.due[handout.lane], reader.advanced[handout.lane]
+        reader.advanced[handout.lane] += 1
+        if index >= len(due) or due[index] != item.handout:
+            expected = due[index] if index < len(due) else "nothing"
+            self._find("out of lane order", f"reader {number} advanced handout {item.handout} where {expected} was due")
+        may_go = not item.failed and item.acked + item.rejected > 0
+        # A message handed out again before the outcome of its last handout came: only the last one counts.
+        last = max(h for h in due if self._handouts[h].offset == handout.offset)
+        if last == item.handout:
+            reader.outcomes[handout.lane, handout.offset] = may_go
+        if not may_go:
+            return
+        self._clean_handouts[handout.lane, handout.offset] = handout
+        for trigger, position in handout.fired:
+            if trigger not in handout.refused_by and not self._has(trigger, handout, position):
+                what = f"{handout.message} position {position} for {trigger} (handout {item.handout})"
+                self._find("advanced before stored", what)
+        for trigger in handout.refused_by:
+            if not item.rejected:
+                self._find("reject without effect", f"{handout.message} for {trigger} (handout {item.handout})")
+
+    def _forget(self, number: int, lane: int, offset: int) -> None:
+        reader = self._readers[number]
+        handout = self._clean_handouts.get((lane, offset))
+        if handout is None or not reader.outcomes.get((lane, offset), False):
+            self._find("commit past a failed message", f"{lane}:{offset} by reader {number}")
+            return
+        for trigger in sorted(handout.should_have - self._gone - self._returned):
+            plan = self._plan(trigger, handout)
+            if plan.kind == "reject":
+                continue
+            for position in range(plan.events):
+                if not self._has(trigger, handout, position):
+                    self._find("lost", f"{handout.message} position {position} for {trigger}")
+
+    def _has(self, trigger: str, handout: _Handout, position: int) -> bool:
+        """Whether the database holds an event of this handout, or of another of the same message."""
+        if self._scenario.topology.keyed:
+            return self._is_kept((trigger, handout.message, position))
+        if self._plan(trigger, handout).kind in ("refused", "poison"):
+            # Without keys nobody can say which message's letter it is; that there is one has to do.
+            return any(name == trigger for name, _, _ in self._letters)
+        return self._handout_rows[trigger, handout.number] > position
+
+    def _is_kept(self, place: tuple[str, str, int]) -> bool:
+        return place in self._rows or place in self._letters
+
+    def _see_rest(self, record: records.Rested) -> None:
+        """Nothing may be left over, unless for want of anybody who wants it: whom the database forgot still does."""
+        there = [name for name in self._added if name not in self._gone | self._returned]
+        left_over = any(self._forgotten[lane] < len(messages) for lane, messages in enumerate(self._scenario.lanes))
+        if not record.in_time or (there and left_over):
+            self._find("stuck", f"committed by lane: {dict(self._forgotten)}, while {there} want more")
+
+    # --- the wire and the database ------------------------------------------------------------------
+
+    def _see_wire(self, record: records.Reported | records.Confirmed) -> None:
+        if isinstance(record, records.Reported):
+            if record.seq:
+                self._reported[record.runner, record.seq] = record
+            return
+        for seq in filter(None, (*record.seqs, *record.refused)):
+            event = self._reported.get((record.runner, seq))
+            if event is None:
+                self._find("confirmed to a stranger", f"seq {seq} to runner {record.runner}")
+            elif (event.run_id, event.index) not in self._events and not (
+                event.key is not None and self._is_kept((event.trigger, event.key, event.position))
+            ):
+                self._find("confirmed before stored", f"event {event.index} of run {event.run_id}")
+
+    def _see_row(self, record: records.Stored | records.Buried) -> None:
+        event = (record.run_id, record.index)
+        if isinstance(record, records.Buried):
+            self._events.add(event)
+            self._letters.add((record.trigger, record.key or MESSAGE_OF_NOBODY, record.position))
+            return
+        if event in self._events:
+            self._find("stored twice", f"event {record.index} of run {record.run_id}")
+        self._events.add(event)
+        handout = self._handouts[record.handout]
+        self._handout_rows[record.trigger, record.handout] += 1
+        if self._handout_rows[record.trigger, record.handout] > sum(t == record.trigger for t, _ in handout.fired):
+            self._find("stored twice", f"{record.said} for {record.trigger} (handout {record.handout})")
+        place = (record.trigger, record.said, record.position)
+        if self._scenario.topology.keyed:
+            if record.key != record.said:
+                what = f"row {record.row} of {record.trigger}: {record.key} for {record.said}"
+                self._find("bound to another message", what)
+            if place in self._rows:
+                self._find("stored twice", f"{record.said} position {record.position} for {record.trigger}")
+        self._rows.add(place)
+
+
+def check(scenario: Scenario, history: Iterable[Record]) -> list[Finding]:
+    """Return what is wrong with the history of a scenario."""
+    return Checker(scenario).check(history)

@@ -1,0 +1,27 @@
+"""The simulation is a package of its own, imported by its whole name, wherever pytest was started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+ROOT = Path(__file__).parents[3]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def without_logs() -> Iterator[None]:
+    """What the pair logs about injected faults says nothing here; loggers of other tests are left as they are."""
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop])
+    yield
+    structlog.configure(**before)
+
+
+def _drop(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    raise structlog.DropEvent

@@ -1,0 +1,271 @@
+"""The database of a simulation: the real store on SQLite in memory, and a layer that lets it fail.
+
+Migrating takes longer than a whole seed, so it is done once a process; each seed begins with a copy of the result,
+with the triggers of its topology already in it. One engine serves all seeds, because its compiled statements are
+what makes SQLAlchemy fast.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+from tests.proof.simulation import records
+
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
+from headgate.protocol.values import decode_value
+from headgate.store.db.engine import open_engine
+from headgate.store.db.schema import upgrade
+from headgate.store.db.secrets import Secrets
+from headgate.store.errors import DatabaseAway, RowsRefused, StoreError
+from headgate.store.store import Store
+from headgate.store.triggers.events import StoredSlice
+from headgate.store.triggers.leases import ClaimedTrigger, Poll, TriggererRow
+
+if TYPE_CHECKING:
+    from tests.proof.simulation.processes import SupervisorProcess
+    from tests.proof.simulation.world import World
+
+KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="  # of the kwargs: any will do
+CLASSPATH = "tests.proof.simulation.triggers.SimulatedTrigger"
+EPOCH_OF_TIME = datetime(2030, 1, 1, tzinfo=UTC)  # simulated second 0
+POISON = "poison"  # of a payload that the database refuses
+NAME = "simulated"
+
+Result = TypeVar("Result")
+
+_engine = open_engine("sqlite://")
+_secrets = Secrets([KEY], source="the simulation")
+
+
+def open_store() -> Store:
+    """Return a store on the one database; its clock is trio's."""
+    return Store(_engine, secrets=_secrets, clock=_clock)
+
+
+def _clock() -> datetime:
+    try:
+        return EPOCH_OF_TIME + timedelta(seconds=trio.current_time())
+    except RuntimeError:
+        return EPOCH_OF_TIME  # the templates are made outside of any run
+
+
+def _raw() -> sqlite3.Connection:
+    connection = _engine.raw_connection().driver_connection
+    assert isinstance(connection, sqlite3.Connection)
+    return connection
+
+
+@cache
+def _template(names: tuple[str, ...]) -> sqlite3.Connection:
+    """Return a migrated database that holds these triggers."""
+    template = sqlite3.connect(":memory:")
+    if names:
+        _template(()).backup(_raw())
+        with open_store() as store:
+            for name in names:
+                add(store, name)
+    else:
+        upgrade(_engine)
+    _raw().backup(template)
+    return template
+
+
+def reset(names: Sequence[str]) -> None:
+    """Begin anew, with these triggers and nothing else."""
+    _template(tuple(names)).backup(_raw())
+
+
+def add(store: Store, name: str) -> int:
+    """Add a trigger as a user would; return its id."""
+    return store.add_watcher(name, CLASSPATH, {"name": name})
+
+
+class Reader:
+    """Looks at the rows from outside, with SQL of its own. Nothing is in the middle of a transaction when it does."""
+
+    def __init__(self) -> None:
+        self._connection = _raw()
+        self._last_row = self._last_letter = 0
+        self._names: dict[int, str] = {}
+
+    def look(self) -> list[records.Stored | records.Buried]:
+        """Return what is new since the last look."""
+        now = trio.current_time()
+        found: list[records.Stored | records.Buried] = []
+        rows = self._connection.execute(
+            "SELECT id, trigger_id, trigger_run_id, sequence_index, key, position, payload FROM trigger_event "
+            "WHERE id > ? ORDER BY id",
+            (self._last_row,),
+        ).fetchall()
+        for row, trigger, run_id, index, key, position, payload in rows:
+            self._last_row = row
+            said = decode_value(payload)
+            message, handout = str(said["message"]), int(said["handout"])
+            found.append(
+                records.Stored(now, row, self.name_of(trigger), run_id, index, key, position, message, handout)
+            )
+        letters = self._connection.execute(
+            "SELECT id, trigger_id, trigger_run_id, sequence_index, key, position FROM dead_letter "
+            "WHERE id > ? ORDER BY id",
+            (self._last_letter,),
+        ).fetchall()
+        for row, trigger, run_id, index, key, position in letters:
+            self._last_letter = row
+            found.append(records.Buried(now, row, self.name_of(trigger), run_id, index, key, position))
+        return found
+
+    def name_of(self, trigger_id: int) -> str:
+        """Return the name of a trigger."""
+        name = self._names.get(trigger_id)
+        if name is None:
+            (name,) = self._connection.execute(
+                "SELECT name FROM asset_watcher WHERE trigger_id = ?", (trigger_id,)
+            ).fetchone()
+            assert isinstance(name, str)
+            self._names[trigger_id] = name
+        return name
+
+    def live_epochs(self) -> list[int]:
+        """Return the epochs that may write."""
+        rows = self._connection.execute("SELECT id FROM triggerer WHERE fenced_at IS NULL AND stopped_at IS NULL")
+        return [epoch for (epoch,) in rows.fetchall()]
+
+    def unfinished(self) -> list[str]:
+        """Return the triggers that should be running."""
+        rows = self._connection.execute("SELECT id FROM trigger WHERE finished_at IS NULL AND removed_at IS NULL")
+        return [self.name_of(trigger_id) for (trigger_id,) in rows.fetchall()]
+
+
+class FailingStore:
+    """The store as one supervisor sees it: away, ambiguous, and strict about poison, as the faults say."""
+
+    def __init__(self, world: World, supervisor: SupervisorProcess) -> None:
+        self._world = world
+        self._supervisor = supervisor
+        self._store = open_store()
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    def register_triggerer(
+        self,
+        *,
+        hostname: str,
+        pid: int,
+        machine: str,
+        process_started: float,
+        capacity: int,
+        queues: Sequence[str],
+        workers: int,
+    ) -> int:
+        """See `Store`."""
+        return self._verb(
+            lambda: self._store.register_triggerer(
+                hostname=hostname,
+                pid=pid,
+                machine=machine,
+                process_started=process_started,
+                capacity=capacity,
+                queues=queues,
+                workers=workers,
+            )
+        )
+
+    def heartbeat(self, epoch: int) -> None:
+        """See `Store`."""
+        self._verb(lambda: self._store.heartbeat(epoch), epoch, "heartbeat")
+
+    def live_triggerers(self) -> list[TriggererRow]:
+        """See `Store`."""
+        return self._verb(self._store.live_triggerers)
+
+    def fence_triggerers(self, epoch: int, *, silence_max_s: float, dead: Sequence[int]) -> list[int]:
+        """See `Store`."""
+        fenced = self._verb(
+            lambda: self._store.fence_triggerers(epoch, silence_max_s=silence_max_s, dead=dead), epoch, "fence"
+        )
+        for other in fenced:
+            self._world.note_fenced(other)
+        return fenced
+
+    def has_news(self) -> bool:
+        """See `Store`."""
+        return self._store.has_news()
+
+    def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
+        """See `Store`."""
+        return self._verb(lambda: self._store.poll(epoch, queues))
+
+    def count_claimable(self, queues: Sequence[str]) -> int:
+        """See `Store`."""
+        return self._verb(lambda: self._store.count_claimable(queues))
+
+    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+        """See `Store`."""
+        return self._verb(lambda: self._store.claim_triggers(epoch, limit=limit, queues=queues), epoch, "claim")
+
+    def release_triggers(self, epoch: int, ids: Sequence[int]) -> None:
+        """See `Store`."""
+        self._verb(lambda: self._store.release_triggers(epoch, ids), epoch, "release")
+
+    def release_triggerer(self, epoch: int) -> None:
+        """See `Store`."""
+        self._verb(lambda: self._store.release_triggerer(epoch))
+        self._world.note_fenced(epoch)
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent],
+        refused: Sequence[RefusedEvent],
+        finished: Sequence[FinishedTrigger],
+    ) -> StoredSlice:
+        """See `Store`. A slice with a poisoned event is refused, as a database would refuse a row."""
+
+        def store() -> StoredSlice:
+            if any(POISON in str(decode_value(event.payload)["message"]) for event in events):
+                raise RowsRefused("one of these rows is poison")
+            return self._store.store_slice(epoch, events=events, refused=refused, finished=finished)
+
+        return self._verb(store, epoch, "store_slice")
+
+    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+        """See `Store`."""
+        self._verb(lambda: self._store.bury_event(epoch, event, reason), epoch, "bury_event")
+
+    def last_event(self, trigger_id: int) -> StoredEvent | None:
+        """See `Store`."""
+        return self._verb(lambda: self._store.last_event(trigger_id))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _verb(self, verb: Callable[[], Result], epoch: int = 0, writes: str = "") -> Result:
+        """Carry it out, or fail as the faults of the moment say; `epoch` where it ``writes`` for one."""
+        weather = self._world.weather
+        now = trio.current_time()
+        if self._supervisor.is_cut_off:
+            raise DatabaseAway(NAME, "the simulation has cut this supervisor off")
+        if now >= weather.database_back_at:
+            result = verb()
+            if writes:
+                self._wrote(epoch, writes)
+            return result
+        if weather.commit_is_ambiguous and writes:
+            weather.commit_is_ambiguous = False
+            try:
+                verb()
+            except StoreError:
+                raise
+            self._wrote(epoch, writes)
+        raise DatabaseAway(NAME, "the simulation has taken it away")
+
+    def _wrote(self, epoch: int, verb: str) -> None:
+        """A verb that writes for an epoch has committed."""
+        self._world.note(records.Wrote(trio.current_time(), epoch, verb))

@@ -1,0 +1,447 @@
+"""Judges a history of tasks. It knows nothing of the code under test, only what users and a database may expect.
+
+It keeps its own books of every task, deferral, step, run and pool, from the rows that each transaction has changed and
+from what workers, triggers and users say they did. What it looks for, by name:
+
+- ``no such transition``: a state follows another by a verb that may not do that
+- ``a late answer counted``: a step has changed a task that was not its own any more
+- ``an outcome nobody had``, ``not what the step came to``: a task ends in another way than its step did
+- ``resumed twice``, ``never resumed``, ``resumed by another's event``, ``resumed without a cause`` (I8)
+- ``a step began twice``, ``a step of nobody's``: what a worker runs is not what the database gave away
+- ``timed out early``, ``retried early``, ``too many tries``
+- ``late``: where nothing goes wrong, a timeout or a retry is not when it should be
+- ``a trigger left open``, ``waits for nothing``: the rows of a task and its trigger do not go together
+- ``on_kill without a user`` (I14)
+- ``lost XComs``, ``wrong XCom``: what is stored, or told, is not what was left
+- ``wrong by its rule``: a task begins, or never will, against its trigger rule
+- ``a run ended over an unfinished task``, ``a run ended wrongly``
+- ``pool overcommitted``, ``began while paused``
+- ``written without a lease`` (I10), ``an event was buried``
+- ``wrong end``: where nothing goes wrong, a task has not ended as its authors wrote
+- ``stuck``, ``moved at rest``, ``broke``
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from tests.proof.simulation import records as of_pair
+from tests.proof.simulation.checker import Finding
+from tests.proof.simulation.tasks import oracle, records
+from tests.proof.simulation.tasks.dags import KEY, pushed
+from tests.proof.simulation.tasks.oracle import ENDED
+from tests.proof.simulation.tasks.scenario import POOL, TaskScenario, Wait
+
+OCCUPYING = frozenset(("queued", "running", "restarting"))
+LATE_S = 1.0  # where nothing goes wrong: a poll, and what stands before it
+EARLY_S = 0.001
+_UNFINISHED = "none scheduled queued running deferred up_for_retry restarting".split()
+
+# By the verb: what may become of a task that it names, and of others; as (from, to).
+_OF_STEP = {
+    "defer": {("running", "deferred")},
+    "succeed": {("running", "success"), ("running", "skipped")},
+    "fail": {("running", "failed"), ("running", "up_for_retry")},
+    "lose_worker": {("running", "failed"), ("running", "up_for_retry"), ("restarting", "none")},
+}
+_OF_ALL = {
+    "create_run": {("", "none")},
+    "plan": {
+        *(("none", to) for to in ("scheduled", "upstream_failed", "skipped", "deferred")),
+        *((state, "removed") for state in ("none", "scheduled", "queued", "deferred", "up_for_retry")),
+        *(("", to) for to in ("none", "scheduled", "upstream_failed", "skipped", "deferred")),  # new in its DAG
+    },
+    "retry_due": {("up_for_retry", "scheduled"), ("up_for_retry", "deferred")},
+    "dispatch": {("scheduled", "running")},
+    "store_slice": {("deferred", to) for to in ("scheduled", "success", "failed", "skipped", "up_for_retry")},
+    "time_out": {("deferred", "scheduled")},
+    "adopt": {("running", "failed"), ("running", "up_for_retry"), ("restarting", "none")},
+}
+_OF_USER = {
+    "clear": {
+        *((state, "none") for state in ("deferred", "scheduled", "queued", "up_for_retry", *ENDED)),
+        ("running", "restarting"),
+    },
+    "mark_success": {(state, "success") for state in _UNFINISHED},
+    "mark_failed": {(state, "failed") for state in _UNFINISHED},
+}
+
+
+class _Deferral(msgspec.Struct):
+    """One wait of one task."""
+
+    task: str
+    leg: int
+    wait: Wait
+    at: float
+    times_out_at: float
+    events: list[records.EventStored] = []
+    is_over: bool = False
+    resumed: int = 0  # by dispatches
+
+
+class _Task(msgspec.Struct):
+    """What is known of a task."""
+
+    row: records.Moved
+    since: float = 0.0
+    began_at: float = 0.0  # this try
+    deferral: int = 0  # the trigger whose end it goes on from
+    left: dict[str, str] = {}  # what it has left for others, by the journal
+
+
+class Checker:
+    """Takes a history of one scenario, record by record."""
+
+    def __init__(self, plan: TaskScenario) -> None:
+        self._plan = plan
+        self._is_calm = not plan.faults
+        self.findings: list[Finding] = []
+        self._at = 0.0
+        self._tasks: dict[str, _Task] = {}
+        self._runs: dict[str, records.RunMoved] = {}
+        self._moved: list[tuple[str, records.Moved]] = []  # by the transaction that is being told
+        self._ended_runs: list[str] = []
+        self._upstream: dict[str, dict[str, tuple[str, ...]]] = {
+            dag.name: {task.name: task.upstream for task in dag.tasks} for dag in plan.dags
+        }
+        self._paused: dict[str, bool] = {}
+        self._triggers: dict[int, str] = {}
+        self._deferrals: dict[int, _Deferral] = {}
+        self._events: dict[int, records.EventStored] = {}
+        self._given: dict[str, tuple[str, int]] = {}  # by token: the task, and the trigger it goes on from
+        self._begun: set[str] = set()
+        self._ran: dict[str, records.StepRan] = {}
+        self._removed_by_user: set[tuple[str, int]] = set()  # triggers, by task and leg
+        self._stored: dict[str, dict[str, str]] = {}
+        self._fenced: set[int] = set()
+        self._is_resting = False
+
+    def check(self, history: Iterable[Any]) -> list[Finding]:
+        """Return everything that is wrong, in the order of sight."""
+        for record in history:
+            self._at = record.at
+            self._take(record)
+        return self.findings
+
+    def _find(self, kind: str, what: str) -> None:
+        self.findings.append(Finding(kind, what, self._at))
+
+    def _take(self, record: Any) -> None:
+        match record:
+            case records.Moved():
+                self._see_row(record)
+            case records.LookDone():
+                self._judge_look(record)
+            case records.RunMoved():
+                self._see_run(record)
+            case records.DagMoved():
+                self._paused[record.dag] = record.is_paused
+            case records.DagSaved():
+                self._upstream[record.dag] = dict(record.upstream)
+            case records.TriggerMoved():
+                self._triggers[record.trigger] = record.end
+                deferral = self._deferrals.get(record.trigger)
+                if record.end == "removed" and record.by in _OF_USER and deferral is not None:
+                    self._removed_by_user.add((deferral.task, deferral.leg))
+            case records.EventStored():
+                self._events[record.row] = record
+                if record.trigger in self._deferrals:
+                    self._deferrals[record.trigger].events.append(record)
+            case records.LetterStored():
+                self._find("an event was buried", f"of trigger {record.trigger}")
+            case records.XComsMoved():
+                self._stored[record.task] = dict(record.values)
+            case records.StepBegan() | records.StepRan() | records.StepAnswered():
+                self._see_step(record)
+            case records.KillHookCalled():
+                if (record.task, record.leg) not in self._removed_by_user and "*" not in record.task:
+                    self._find("on_kill without a user", f"{record.task} leg {record.leg}")
+            case of_pair.Fenced():
+                self._fenced.add(record.epoch)
+            case of_pair.Wrote():
+                if record.epoch in self._fenced:
+                    self._find("written without a lease", f"{record.verb} of epoch {record.epoch}")
+            case of_pair.Broke():
+                self._find("broke", f"{record.where}: {record.error}")
+            case records.AllRested():
+                self._judge_rest(record)
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _see_row(self, record: records.Moved) -> None:
+        task = self._tasks.get(record.task)
+        if task is None:
+            # New in its run; what became of it in the same transaction is compared with what such a row is.
+            task = self._tasks[record.task] = _Task(msgspec.structs.replace(record, state="none", try_number=0))
+        elif record.old != task.row.state:
+            self._find("broke", f"the simulation: {record.task} was {task.row.state}, not {record.old}")
+        before, task.row = task.row, record
+        if record.state != before.state or not record.old or record.token != before.token:
+            self._moved.append((record.task, before))
+            self._check_transition(task, before, record)
+            task.since = self._at
+
+    def _check_transition(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+        step = (now.old, now.state)
+        if now.by in _OF_USER:
+            is_known = step in _OF_USER[now.by]
+        elif now.by in _OF_STEP and now.task == now.about:
+            is_known = step in _OF_STEP[now.by]
+        elif now.by == "succeed":
+            is_known = step == ("none", "skipped")
+        else:
+            is_known = step in _OF_ALL.get(now.by, ())
+        if not is_known:
+            self._find("no such transition", f"{now.task} from {now.old or 'nothing'} to {now.state} by {now.by}")
+        if now.by in _OF_STEP:
+            self._check_outcome(task, before, now)
+        if before.state == "deferred":
+            self._check_resumption(task, before, now)
+        if now.state == "deferred":
+            self._defer(task, before, now)
+        elif now.state == "running":
+            self._give(task, before, now)
+        elif now.state == "scheduled" and now.by in ("plan", "retry_due"):
+            self._check_try(task, before, now)
+        if now.by == "clear":
+            task.left, task.deferral = {}, 0
+
+    def _check_try(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+        """A try begins."""
+        task.began_at, task.deferral = self._at, 0
+        if now.try_number != before.try_number + 1 or now.try_number > now.tries_max:
+            self._find("too many tries", f"{now.task}: try {now.try_number} of {now.tries_max}")
+        if now.by == "retry_due":
+            task.left = {}
+            late_s = self._at - task.since - self._plan.task(now.task).retry_delay_s
+            if late_s < -EARLY_S:
+                self._find("retried early", f"{now.task}, by {-late_s:.3f} s")
+            if self._is_calm and late_s > LATE_S:
+                self._find("late", f"the retry of {now.task}, by {late_s:.3f} s")
+
+    def _check_outcome(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+        ran = self._ran.get(now.said)
+        if now.task != now.about:
+            if ran is None or now.task.split("/")[2] not in ran.skips:
+                self._find("an outcome nobody had", f"{now.task} was skipped by {now.about}")
+            return
+        if before.token != now.said or self._given.get(now.said, ("", 0))[0] != now.task:
+            self._find(
+                "a late answer counted", f"{now.task} {now.old} to {now.state}: {now.said} is not {before.token}"
+            )
+        if now.by == "lose_worker":
+            if now.state != "none":
+                self._check_failure(now, may_retry=True)
+            return
+        if ran is None:
+            self._find("an outcome nobody had", f"{now.task} is {now.state} by {now.said}")
+            return
+        is_same = {
+            "deferred": ran.outcome == "deferred",
+            "success": ran.outcome == "succeeded",
+            "skipped": ran.outcome == "skipped",
+        }.get(now.state, ran.outcome == "failed")
+        if not is_same:
+            self._find("not what the step came to", f"{now.task}: {ran.outcome} became {now.state}")
+        elif ran.outcome == "failed":
+            self._check_failure(now, may_retry=ran.may_retry)
+        task.left = {**task.left, **dict(ran.xcoms)}
+
+    def _check_failure(self, now: records.Moved, *, may_retry: bool) -> None:
+        due = "up_for_retry" if may_retry and now.try_number < now.tries_max else "failed"
+        if now.state != due:
+            what = f"{now.task} failed in try {now.try_number} of {now.tries_max}, and is {now.state}"
+            self._find("not what the step came to", what)
+
+    # --- deferrals --------------------------------------------------------------------------------
+
+    def _defer(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+        plan = self._plan.task(now.task)
+        if now.by == "defer":
+            ran = self._ran.get(now.said)
+            leg = 0 if ran is None else ran.leg
+        else:  # in its trigger, from the beginning
+            leg = 0
+            self._check_try(task, before, now)
+        wait = plan.legs(now.try_number if now.by == "defer" else 1)[max(leg, 0)].wait
+        if wait is None:
+            self._find("an outcome nobody had", f"{now.task} waits, and did not defer")
+            wait = Wait("event")
+        limits = [] if wait.timeout_s is None else [self._at + wait.timeout_s]
+        if plan.execution_timeout_s is not None:
+            limits.append(task.began_at + plan.execution_timeout_s)
+        deferral = _Deferral(now.task, leg, wait, self._at, min(limits, default=float("inf")), [])
+        self._deferrals[now.trigger] = deferral
+
+    def _check_resumption(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+        deferral = self._deferrals[before.trigger]
+        if deferral.is_over:
+            self._find("resumed twice", f"{now.task} from trigger {before.trigger}")
+        deferral.is_over = True
+        task.deferral = before.trigger
+        end, what = deferral.wait.end, f"{now.task} from trigger {before.trigger}, which ends by {deferral.wait.end}"
+        if now.by == "time_out":
+            self._check_timeout(now, deferral)
+        elif now.by == "store_slice":
+            failed = "up_for_retry" if now.try_number < now.tries_max else "failed"
+            due = {"success": "success", "skipped": "skipped", "failed": failed}.get(end, "scheduled")
+            is_failing = now.method == "__fail__"
+            if now.state != due or end == "never" or is_failing != (end in ("raises", "returns")):
+                self._find("resumed without a cause", f"{what}: {now.state} {now.method}")
+            elif end in ("event", "events"):
+                first = min((event.row for event in deferral.events), default=0)
+                if now.event != first or not first:
+                    self._find("resumed by another's event", f"{what}: event {now.event}, not {first}")
+            elif end in ("success", "failed", "skipped") and deferral.wait.pushes:
+                key = now.task if not self._plan.task(now.task).starts_in_trigger or deferral.leg else None
+                name = key or f"{now.task.split('/')[0]}/*/{now.task.split('/')[2]}"
+                tried = now.try_number if key else 1
+                task.left = {**task.left, KEY: pushed(name, tried, deferral.leg)}
+
+    def _check_timeout(self, now: records.Moved, deferral: _Deferral) -> None:
+        late_s = self._at - deferral.times_out_at
+        if late_s < -EARLY_S:
+            self._find("timed out early", f"{now.task}, by {-late_s:.3f} s")
+        if now.method != "__fail__":
+            self._find("resumed without a cause", f"{now.task} by its timeout in {now.method}")
+        if self._is_calm and late_s > LATE_S:
+            self._find("late", f"the timeout of {now.task}, by {late_s:.3f} s")
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _give(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+        """A task is given to a worker."""
+        if now.token in self._given:
+            self._find("a step of nobody's", f"{now.task}: {now.token} was given away before")
+        self._given[now.token] = (now.task, task.deferral if now.method else 0)
+        if self._paused.get(now.task.split("/")[0]):
+            self._find("began while paused", now.task)
+        if now.method and task.deferral:
+            deferral = self._deferrals[task.deferral]
+            deferral.resumed += 1
+            if deferral.resumed > 1:
+                self._find("resumed twice", f"{now.task} from trigger {task.deferral}")
+
+    def _see_step(self, record: records.StepBegan | records.StepRan | records.StepAnswered) -> None:
+        match record:
+            case records.StepRan():
+                self._ran[record.token] = record
+            case records.StepAnswered():
+                if record.value != self._stored.get(record.task, {}).get(KEY):
+                    self._find("wrong XCom", f"{record.task}: {record.value}")
+            case records.StepBegan():
+                name, trigger = self._given.get(record.token, ("", 0))
+                if name != record.task:
+                    self._find("a step of nobody's", f"{record.task} by {record.token}")
+                if record.token in self._begun:
+                    self._find("a step began twice", f"{record.task} by {record.token}")
+                self._begun.add(record.token)
+                self._check_begin(record, trigger)
+
+    def _check_begin(self, record: records.StepBegan, trigger: int) -> None:
+        what = f"{record.task} leg {record.leg}"
+        if not trigger:
+            if record.leg or record.event:
+                self._find("resumed without a cause", what)
+            return
+        deferral = self._deferrals[trigger]
+        if record.leg > 0:
+            serials = [event.serial for event in sorted(deferral.events, key=lambda event: event.row)]
+            if record.leg != deferral.leg + 1:
+                self._find("resumed by another's event", f"{what} after leg {deferral.leg}")
+            elif record.event != (serials[0] if serials else 0):
+                self._find("resumed by another's event", f"{what}: {record.event} is not {serials}")
+        elif record.leg == 0:
+            self._find("resumed twice", f"{what}: from the beginning, after leg {deferral.leg}")
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    def _judge_look(self, record: records.LookDone) -> None:
+        """A transaction is told: what has to be true of all rows together is looked at."""
+        moved, self._moved = self._moved, []
+        for name, before in moved:
+            self._check_rule(name, before)
+        for run in self._ended_runs:
+            self._judge_run(run)
+        self._ended_runs = []
+        used: Counter[str] = Counter()
+        waiting: dict[int, str] = {}
+        for name, task in self._tasks.items():
+            if task.row.state in OCCUPYING:
+                plan = self._plan.task(name)
+                used[plan.pool] += plan.pool_slots
+            if task.row.trigger:
+                waiting[task.row.trigger] = name
+                if self._triggers.get(task.row.trigger, "?") != "":
+                    self._find("waits for nothing", f"{name} for trigger {task.row.trigger}, which has ended")
+            if task.left != self._stored.get(name, {}):
+                self._find("lost XComs", f"{name} has {self._stored.get(name, {})}, and left {task.left}")
+                task.left = dict(self._stored.get(name, {}))
+        for trigger, end in self._triggers.items():
+            if end == "" and trigger not in waiting:
+                self._find("a trigger left open", f"trigger {trigger}, after {record.by}")
+                self._triggers[trigger] = "found"
+        if used[POOL] > self._plan.pool_slots:
+            self._find("pool overcommitted", f"{used[POOL]} of {self._plan.pool_slots} slots")
+        if self._is_resting:
+            self._find("moved at rest", f"by {record.by}")
+
+    def _check_rule(self, name: str, before: records.Moved) -> None:
+        task = self._tasks[name]
+        if (before.state != "none" and task.row.old) or task.row.by != "plan" or task.row.state in ("none", "removed"):
+            return
+        dag, run, own = name.split("/")
+        plan = self._plan.task(name)
+        above = tuple(self._tasks[f"{dag}/{run}/{one}"].row.state for one in self._upstream[dag].get(own, ()))
+        due = oracle.decision(plan.rule, above)
+        state = "scheduled" if task.row.state == "deferred" else task.row.state
+        if state != due:
+            self._find("wrong by its rule", f"{name} ({plan.rule}) is {state}, not {due}, with {above} upstream")
+        if state == "scheduled" and self._paused.get(dag):
+            self._find("began while paused", name)
+
+    def _see_run(self, record: records.RunMoved) -> None:
+        before = self._runs.get(record.run)
+        self._runs[record.run] = record
+        if before is not None and before.is_ended and not record.is_ended and record.by != "clear":
+            self._find("no such transition", f"run {record.run} goes on by {record.by}")
+        if record.is_ended and not (before is not None and before.is_ended):
+            self._ended_runs.append(record.run)
+
+    def _judge_run(self, run: str) -> None:
+        states = {
+            name.rsplit("/", 1)[1]: task.row.state for name, task in self._tasks.items() if name.startswith(f"{run}/")
+        }
+        unfinished = sorted(name for name, state in states.items() if state not in ENDED)
+        if unfinished:
+            self._find("a run ended over an unfinished task", f"{run}: {unfinished}")
+            return
+        due = oracle.end_of_run(states, self._upstream[run.split("/")[0]])
+        if self._runs[run].state != due:
+            self._find("a run ended wrongly", f"{run} is {self._runs[run].state} with {states}")
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _judge_rest(self, record: records.AllRested) -> None:
+        self._is_resting = True
+        for name, task in self._tasks.items():
+            state = task.row.state
+            if state == "deferred":
+                self._find("never resumed", f"{name} waits for trigger {task.row.trigger}")
+            elif state not in ENDED:
+                self._find("stuck", f"{name} is {state}")
+        if not record.in_time and not self.findings:
+            self._find("stuck", f"runs: {sorted(run for run, row in self._runs.items() if not row.is_ended)}")
+        for name, due in oracle.predicted(self._plan).items():
+            found = self._tasks[name].row.state if name in self._tasks else "nothing"
+            if found != due:
+                self._find("wrong end", f"{name} is {found}, not {due}")
+
+
+def check(plan: TaskScenario, history: Iterable[Any]) -> list[Finding]:
+    """Return what is wrong with the history of a scenario."""
+    return Checker(plan).check(history)

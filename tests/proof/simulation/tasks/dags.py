@@ -1,0 +1,160 @@
+"""What users wrote, in the simulation of tasks: one operator and one trigger, which do what the scenario says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import trio
+from tests.proof.simulation.tasks import records
+from tests.proof.simulation.tasks.scenario import Dag, Task
+from tests.proof.simulation.triggers import in_runner
+
+from headgate.protocol.messages.dags import DagSpec
+from headgate.tasks import DAG, BaseOperator, Context, StartTriggerArgs, TaskFailed, TaskSkipped
+from headgate.triggers.base import BaseTrigger, TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+
+if TYPE_CHECKING:
+    from tests.proof.simulation.tasks.world import TaskWorld
+
+KEY = "value"  # of the one XCom of each task
+EVENTS = 3  # of a trigger that fires several
+
+
+class PlannedFailure(Exception):
+    """What users' code raises because its plan says so."""
+
+
+def pushed(task: str, try_number: int, leg: int) -> str:
+    """Return what a step leaves for others, or a trigger for its task."""
+    return f"{task} try {try_number} leg {leg}"
+
+
+class SimulatedOperator(BaseOperator):
+    """One task. ``name`` is that of the task in its run, ``dag/run/task``."""
+
+    def __init__(self, plan: Task, name: str = "", dag: DAG | None = None) -> None:
+        options: dict[str, Any] = {
+            "retries": plan.retries,
+            "retry_delay": timedelta(seconds=plan.retry_delay_s),
+            "execution_timeout": None
+            if plan.execution_timeout_s is None
+            else timedelta(seconds=plan.execution_timeout_s),
+            "pool": plan.pool,
+            "pool_slots": plan.pool_slots,
+            "priority_weight": plan.priority,
+            "trigger_rule": plan.rule,
+        }
+        if plan.starts_in_trigger:
+            wait = plan.legs(1)[0].wait
+            assert wait is not None
+            options["start_from_trigger"] = True
+            options["start_trigger_args"] = StartTriggerArgs(
+                trigger_cls="tests.proof.simulation.tasks.dags.SimulatedWait",
+                trigger_kwargs={
+                    "task": f"{'' if dag is None else dag.dag_id}/*/{plan.name}",
+                    "try_number": 1,
+                    "leg": 0,
+                },
+                next_method="resume",
+                next_kwargs={"leg": 1},
+                timeout=None if wait.timeout_s is None else timedelta(seconds=wait.timeout_s),
+            )
+        super().__init__(task_id=plan.name, dag=dag, **options)
+        self.plan = plan
+        self.name = name
+
+    def execute(self, context: Context) -> None:
+        """Run the first leg."""
+        self._run(context, 0)
+
+    def resume(self, context: Context, event: Any, leg: int) -> None:
+        """Run the leg after a deferral."""
+        self._run(context, leg)
+
+    def _run(self, context: Context, number: int) -> None:
+        try_number = context["try_number"]
+        leg = self.plan.legs(try_number)[number]
+        for task in leg.asks:
+            context["ti"].xcom_pull(task, KEY)
+        if leg.pushes:
+            context["ti"].xcom_push(KEY, pushed(self.name, try_number, number))
+        match leg.end:
+            case "fail":
+                raise PlannedFailure("as planned")
+            case "give_up":
+                raise TaskFailed("for good, as planned")
+            case "skip":
+                raise TaskSkipped("as planned")
+            case "branch":
+                self.skips = set(leg.skips)
+            case "defer":
+                assert leg.wait is not None
+                self.defer(
+                    trigger=SimulatedWait(self.name, try_number, number),
+                    method_name="resume",
+                    kwargs={"leg": number + 1},
+                    timeout=None if leg.wait.timeout_s is None else timedelta(seconds=leg.wait.timeout_s),
+                )
+            case "return":
+                pass
+
+
+class SimulatedWait(BaseTrigger):
+    """What a task waits for, from its leg ``leg`` on."""
+
+    def __init__(self, task: str, try_number: int, leg: int) -> None:
+        self.task = task
+        self.try_number = try_number
+        self.leg = leg
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """See the base class."""
+        kwargs = {"task": self.task, "try_number": self.try_number, "leg": self.leg}
+        return "tests.proof.simulation.tasks.dags.SimulatedWait", kwargs
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait, and end as the plan says."""
+        runner = in_runner()
+        world: Any = runner.world
+        wait = world.scenario.task(self.task).legs(self.try_number)[self.leg].wait
+        runner.note(records.Waited(trio.current_time(), self.task, self.leg, runner.number))
+        await trio.sleep(math.inf if wait.end == "never" else wait.seconds)
+        xcoms = {KEY: pushed(self.task, self.try_number, self.leg)} if wait.pushes else None
+        match wait.end:
+            case "raises":
+                raise PlannedFailure("the trigger fails as planned")
+            case "returns":
+                return
+            case "success":
+                yield self._fired(world, TaskSuccessEvent(xcoms=xcoms))
+            case "failed":
+                yield self._fired(world, TaskFailedEvent(xcoms=xcoms))
+            case "skipped":
+                yield self._fired(world, TaskSkippedEvent(xcoms=xcoms))
+            case _:
+                for _ in range(EVENTS if wait.end == "events" else 1):
+                    world.serial += 1
+                    yield self._fired(world, TriggerEvent({"serial": world.serial}))
+
+    def _fired(self, world: TaskWorld, event: TriggerEvent) -> TriggerEvent:
+        serial = 0 if event.kind != "event" else event.payload["serial"]
+        in_runner().note(records.EventFired(trio.current_time(), self.task, self.leg, event.kind, serial))
+        return event
+
+    async def on_kill(self) -> None:
+        """Say that it was called."""
+        in_runner().note(records.KillHookCalled(trio.current_time(), self.task, self.leg))
+
+
+def spec_of(plan: Dag, without: str = "") -> DagSpec:
+    """Return the DAG as its file says it, maybe without one of its tasks."""
+    dag = DAG(plan.name, max_active_runs=plan.max_active_runs)
+    operators = {task.name: SimulatedOperator(task, dag=dag) for task in plan.tasks if task.name != without}
+    for task in plan.tasks:
+        for above in task.upstream:
+            if task.name in operators and above in operators:
+                operators[above] >> operators[task.name]
+    return dag.to_spec()

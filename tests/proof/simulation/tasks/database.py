@@ -1,0 +1,270 @@
+"""The database with tasks in it: what each transaction has changed, by SQL of its own; and the store that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+from tests.proof.simulation import database
+from tests.proof.simulation.database import FailingStore
+from tests.proof.simulation.processes import Died
+from tests.proof.simulation.tasks import records
+from tests.proof.simulation.tasks.dags import spec_of
+from tests.proof.simulation.tasks.scenario import POOL, TaskScenario
+
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
+from headgate.protocol.values import decode_value
+from headgate.store.store import Store
+from headgate.store.triggers.events import StoredSlice
+from headgate.store.triggers.leases import ClaimedTrigger
+
+if TYPE_CHECKING:
+    from tests.proof.simulation.processes import SupervisorProcess
+    from tests.proof.simulation.tasks.world import TaskWorld
+
+Result = TypeVar("Result")
+FILE = "/dags/{}.py"
+QUEUES = ("default",)
+
+
+def reset(plan: TaskScenario) -> None:
+    """Begin anew, with the DAGs of the scenario and its pool."""
+    database.reset([])
+    with database.open_store() as store:
+        epoch = store.register_triggerer(
+            hostname="host", pid=0, machine="machine", process_started=0.0, capacity=1, queues=QUEUES
+        )
+        for dag in plan.dags:
+            store.tasks.save_file(epoch, FILE.format(dag.name), [spec_of(dag)])
+        store.tasks.set_pool(POOL, plan.pool_slots)
+        store.release_triggerer(epoch)
+
+
+class TaskReader(database.Reader):
+    """Tells what has changed since the last look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks: dict[int, tuple[Any, ...]] = {}
+        self._runs: dict[int, tuple[Any, ...]] = {}
+        self._triggers: dict[int, str] = {}
+        self._dags: dict[str, bool] = {}
+        self._xcoms: dict[str, tuple[tuple[str, str], ...]] = {}
+        self._event = self._letter = 0
+        self._changes = -1
+        self.names: dict[int, str] = {}
+        self.states: dict[str, str] = {}
+        self.is_at_rest = False
+
+    def name_of(self, trigger_id: int) -> str:
+        """Return a name of a trigger; those of tasks have none."""
+        return f"trigger-{trigger_id}"
+
+    def changes(self, by: str, about: int, said: str) -> list[Any]:
+        """Return the records of what a transaction has changed, in the order: DAGs, runs, events, tasks, the rest."""
+        connection = self._connection
+        if connection.total_changes == self._changes:
+            return []
+        self._changes = connection.total_changes
+        now = trio.current_time()
+        found: list[Any] = []
+        for dag, is_paused in connection.execute("SELECT name, is_paused FROM dag ORDER BY id"):
+            if self._dags.get(dag) != bool(is_paused):
+                self._dags[dag] = bool(is_paused)
+                found.append(records.DagMoved(now, dag, bool(is_paused)))
+        runs = connection.execute(
+            "SELECT dag_run.id, dag.name || '/' || run_id, state, started_at IS NOT NULL, ended_at IS NOT NULL "
+            "FROM dag_run JOIN dag ON dag.id = dag_id ORDER BY dag_run.id"
+        ).fetchall()
+        for id_, *rest in runs:
+            if self._runs.get(id_) != tuple(rest):
+                self._runs[id_] = tuple(rest)
+                name, state, is_started, is_ended = rest
+                found.append(records.RunMoved(now, by, name, state, bool(is_started), bool(is_ended)))
+        found += self._events(now)
+        found += self._moves(now, by, about, said)
+        found += self._ends_of_triggers(now, by)
+        found += self._left(now, by)
+        self.is_at_rest = bool(runs) and all(row[3] for row in self._runs.values()) and not any(self._dags.values())
+        if found:
+            found.append(records.LookDone(now, by))
+        return found
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return len(self._runs)
+
+    def id_of(self, task: str) -> int | None:
+        """Return the id of a task by its name; None where there is no such run yet."""
+        return next((id_ for id_, name in self.names.items() if name == task), None)
+
+    def _events(self, now: float) -> list[Any]:
+        found: list[Any] = []
+        rows = self._connection.execute(
+            "SELECT id, trigger_id, kind, payload FROM trigger_event WHERE id > ? ORDER BY id", (self._event,)
+        ).fetchall()
+        for id_, trigger, kind, payload in rows:
+            self._event = id_
+            said = decode_value(payload)
+            serial = int(said["serial"]) if isinstance(said, dict) and "serial" in said else 0
+            found.append(records.EventStored(now, id_, trigger, kind, serial))
+        letters = self._connection.execute(
+            "SELECT id, trigger_id FROM dead_letter WHERE id > ? ORDER BY id", (self._letter,)
+        ).fetchall()
+        for id_, trigger in letters:
+            self._letter = id_
+            found.append(records.LetterStored(now, id_, trigger))
+        return found
+
+    def _moves(self, now: float, by: str, about: int, said: str) -> list[Any]:
+        found: list[Any] = []
+        rows = self._connection.execute(
+            "SELECT t.id, dag.name || '/' || r.run_id || '/' || t.task_id, t.state, try_number, tries_max, "
+            "coalesce(token, ''), coalesce(trigger_id, 0), coalesce(next_method, ''), coalesce(event_id, 0), "
+            "coalesce(triggerer_id, 0) FROM task_instance AS t JOIN dag_run AS r ON r.id = dag_run_id "
+            "JOIN dag ON dag.id = r.dag_id ORDER BY t.id"
+        ).fetchall()
+        for id_, *rest in rows:
+            before = self._tasks.get(id_)
+            if before != tuple(rest):
+                self._tasks[id_] = tuple(rest)
+                name, state = rest[:2]
+                self.names[id_], self.states[name] = name, state
+                old = "" if before is None else before[1]
+                found.append(records.Moved(now, by, self.names.get(about, ""), said, name, old, *rest[1:]))
+        return found
+
+    def _ends_of_triggers(self, now: float, by: str) -> list[Any]:
+        found: list[Any] = []
+        for id_, finished, removed in self._connection.execute(
+            "SELECT id, finished_at, removed_at FROM trigger ORDER BY id"
+        ):
+            end = "removed" if removed else "finished" if finished else ""
+            if self._triggers.get(id_) != end:
+                self._triggers[id_] = end
+                found.append(records.TriggerMoved(now, by, id_, end))
+        return found
+
+    def _left(self, now: float, by: str) -> list[Any]:
+        found: list[Any] = []
+        left: dict[str, list[tuple[str, str]]] = {}
+        for id_, key, value in self._connection.execute(
+            "SELECT task_instance_id, key, value FROM xcom ORDER BY task_instance_id, key"
+        ):
+            left.setdefault(self.names[id_], []).append((key, str(decode_value(value))))
+        for name in sorted(left.keys() | self._xcoms.keys()):
+            values = tuple(left.get(name, ()))
+            if self._xcoms.get(name, ()) != values:
+                self._xcoms[name] = values
+                found.append(records.XComsMoved(now, by, name, values))
+        return found
+
+
+# --- the store -----------------------------------------------------------------------------------
+
+# Verbs that write nothing here: no scenario has assets, so nobody asks whether the epoch may make runs of their events.
+READS = frozenset({"create_asset_runs", "taken", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"})
+OF_TASKS = ("defer", "succeed", "fail", "lose_worker", "start", "push_xcoms")
+
+
+class TaskFailingStore(FailingStore):
+    """The whole store as one supervisor sees it: away, ambiguous, and deadly, as the faults say."""
+
+    def __init__(self, world: TaskWorld, supervisor: SupervisorProcess) -> None:
+        super().__init__(world, supervisor)
+        self._task_world = world
+        self._has_changed = False
+        self.tasks = FailingVerbs(self, self._store.tasks)
+        self.scheduling = FailingVerbs(self, self._store.scheduling)
+
+    @property
+    def whole(self) -> Store:
+        """The store itself."""
+        return self._store
+
+    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+        """See `Store`."""
+        return self.named(
+            "claim", lambda: super(TaskFailingStore, self).claim_triggers(epoch, limit=limit, queues=queues)
+        )
+
+    def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]:
+        """See `Store`."""
+        return self._verb(lambda: self._store.claimed_triggers(epoch))
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent],
+        refused: Sequence[RefusedEvent],
+        finished: Sequence[FinishedTrigger],
+    ) -> StoredSlice:
+        """See `Store`."""
+        return self.named(
+            "store_slice",
+            lambda: self._verb(
+                lambda: self._store.store_slice(epoch, events=events, refused=refused, finished=finished),
+                epoch,
+                "store_slice",
+            ),
+        )
+
+    def named(self, name: str, call: Callable[[], Result], about: int = 0, said: str = "") -> Result:
+        """Carry out a verb under its name; the supervisor may die before it, or after its commit."""
+        self._task_world.reach_verb(name, is_committed=False)
+        self._task_world.verb = (name, about, said)
+        self._has_changed = False
+        try:
+            result = call()
+        finally:
+            self._task_world.verb = ("", 0, "")
+        if self._has_changed:
+            self._task_world.reach_verb(name, is_committed=True)
+        return result
+
+    def call(self, name: str, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Carry out a verb of tasks or of the scheduler."""
+        is_about = name in OF_TASKS
+        about, said = (args[1], args[2]) if is_about else (0, "")
+        writes = "" if name in READS else name
+        if name == "save_file":
+            self._task_world.saving = args[2]
+        epoch = args[0] if writes and args and isinstance(args[0], int) else 0
+
+        def carry_out() -> Any:
+            return self._verb(lambda: verb(*args, **kwargs), epoch, writes)
+
+        return self.named(name, carry_out, about, said)
+
+    def _wrote(self, epoch: int, verb: str) -> None:
+        super()._wrote(epoch, verb)
+        name, about, said = self._task_world.verb
+        self._has_changed = self._task_world.see(name or verb, about, said)
+
+
+class FailingVerbs:
+    """The verbs of one part of the store; see `TaskVerbs` and `SchedulingVerbs`."""
+
+    def __init__(self, store: TaskFailingStore, verbs: Any) -> None:
+        self._store = store
+        self._verbs = verbs
+
+    @property
+    def variables(self) -> Any:
+        """As they are: nobody asks for any."""
+        return self._verbs.variables
+
+    @property
+    def connections(self) -> Any:
+        """As they are: nobody asks for any."""
+        return self._verbs.connections
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._verbs, name)
+        return lambda *args, **kwargs: self._store.call(name, verb, *args, **kwargs)
+
+
+__all__ = ["FILE", "QUEUES", "Died", "FailingVerbs", "TaskFailingStore", "TaskReader", "reset"]

@@ -1,0 +1,108 @@
+"""Scenarios of tasks that are not drawn: for promises about a moment, which random ones meet by chance at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.proof.simulation.records import Faulted
+from tests.proof.simulation.scenario import Topology
+from tests.proof.simulation.tasks import records, world
+from tests.proof.simulation.tasks.checker import check
+from tests.proof.simulation.tasks.scenario import (
+    Act,
+    Dag,
+    FailAtVerb,
+    Fault,
+    KillAtVerb,
+    Leg,
+    Pause,
+    Task,
+    TaskScenario,
+    Wait,
+)
+
+TASK = "d1/r1/a"
+LOOKS = 8  # of a supervisor, until a run of one task has ended
+
+
+def _judged(task: Task, *faults: Fault) -> tuple[list[str], list[Any]]:
+    plan = TaskScenario(0, Topology(), (Dag("d1", (task,), (0.5,)),), workers=3, faults=faults)
+    history = world.run(plan)
+    return [str(finding) for finding in check(plan, history)], history
+
+
+def _states(history: Sequence[Any]) -> list[str]:
+    return [record.state for record in history if isinstance(record, records.Moved) and record.old != record.state]
+
+
+def the_answer_of_an_earlier_worker_changes_nothing() -> list[str]:
+    """A user marks a task and clears it; the old worker answers while the new one is at the same step."""
+    task = Task("a", attempts=((Leg(seconds=1.2, trouble="stubborn"),),))
+    found, history = _judged(task, Act(0.5, TASK, "redo", "running", 0.4))
+    ends = [record for record in history if isinstance(record, records.StepTold) and record.how == "ended"]
+    if len(ends) != 2 or _states(history).count("running") != 2:
+        found.append("the old worker did not answer beside the new one")
+    return found
+
+
+def what_is_cleared_while_it_runs_begins_anew() -> list[str]:
+    """A user clears a task that runs, and its worker succeeds before it is stopped."""
+    task = Task("a", attempts=((Leg(seconds=1.2, trouble="stubborn"),),))
+    found, history = _judged(task, Act(0.5, TASK, "clear", "running", 0.4))
+    if _states(history)[-4:] != ["none", "scheduled", "running", "success"] or "restarting" not in _states(history):
+        found.append(f"it was {_states(history)}")
+    return found
+
+
+def the_first_of_several_events_resumes() -> list[str]:
+    """A trigger fires three events in one round."""
+    found, history = _judged(Task("a", attempts=((Leg("defer", wait=Wait("events", 0.5)), Leg()),)))
+    if sum(isinstance(record, records.EventStored) for record in history) < 2:
+        found.append("there was one event")
+    return found
+
+
+def a_dispatch_whose_answer_is_lost_loses_no_task() -> list[str]:
+    """The database goes away when it has committed a dispatch."""
+    found, history = _judged(Task("a", attempts=((Leg(seconds=0.4),),)), FailAtVerb("dispatch", 1, is_committed=True))
+    if sum(isinstance(record, records.StepBegan) for record in history) != 1:
+        found.append("the step was not begun once")
+    return found
+
+
+def a_look_that_was_cut_short_is_taken_again() -> list[str]:
+    """A supervisor dies before one of its looks at runs, each time before another one."""
+    for nth in range(1, LOOKS + 1):
+        killing = KillAtVerb("plan", nth, is_committed=False)
+        found, _ = _judged(Task("a", attempts=((Leg(seconds=0.4),),)), killing)
+        if found:
+            return found
+    return []
+
+
+def an_outcome_waits_for_the_database() -> list[str]:
+    """The database goes away when an outcome is to be stored."""
+    found, history = _judged(Task("a", attempts=((Leg(seconds=0.4),),)), FailAtVerb("succeed", 1, is_committed=False))
+    if not any(isinstance(record, Faulted) for record in history):
+        found.append("the database was never away")
+    return found
+
+
+def nothing_begins_in_a_paused_dag() -> list[str]:
+    """A run is asked for while its DAG is paused; it begins when the DAG goes on."""
+    found, history = _judged(Task("a"), Pause(0.25, "d1", 3.0))
+    if next(record.at for record in history if isinstance(record, records.StepBegan)) < 3.25:
+        found.append("it did not wait")
+    return found
+
+
+DIRECTED: dict[str, Callable[[], list[str]]] = {
+    "redo": the_answer_of_an_earlier_worker_changes_nothing,
+    "clear": what_is_cleared_while_it_runs_begins_anew,
+    "events": the_first_of_several_events_resumes,
+    "pause": nothing_begins_in_a_paused_dag,
+    "look": a_look_that_was_cut_short_is_taken_again,
+    "outcome": an_outcome_waits_for_the_database,
+    "dispatch in doubt": a_dispatch_whose_answer_is_lost_loses_no_task,
+}

@@ -1,0 +1,249 @@
+"""The simulated executor: workers that take simulated time around the real `run_step`, and have their troubles.
+
+It keeps to `headgate.supervisor.executors.base.Executor`, but where a scenario says otherwise: a worker whose link is
+cut is told to be lost and answers all the same, another one answers twice. Nothing of it may do any harm.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+from tests.proof.simulation.tasks import records
+from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator
+from tests.proof.simulation.tasks.scenario import Leg
+
+from headgate.protocol.messages.questions import EncodedValue, GetXCom
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.messages.worker import Answer, Step, StepEnded
+from headgate.protocol.values import decode_value
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
+from headgate.tasks.context import make_context
+from headgate.tasks.execution import NO_EVENT, Resumption, run_step
+
+if TYPE_CHECKING:
+    from tests.proof.simulation.tasks.world import TaskSupervisor
+
+LATE_S = 1.7  # of an answer that comes late
+TWICE_AFTER_S = 0.3
+STUBBORN_S = 3.0  # until a worker that does not want to is stopped at last
+STOPS_WITHIN_S = (0.0, 0.05, 0.5)
+RESUMED_TO_FAIL = -1  # the leg that is none of the author's
+OUTCOMES = {StepSucceeded: "succeeded", StepSkipped: "skipped", StepFailed: "failed", StepDeferred: "deferred"}
+
+
+def outcome_name(outcome: StepOutcome) -> str:
+    """Return the kind of an outcome."""
+    return OUTCOMES[type(outcome)]
+
+
+class _Worker:
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.scope = trio.CancelScope()
+        self.answers: dict[int, Answer] = {}
+        self.answered = trio.Event()
+        self.end_text: str | None = None
+        self.has_reported = False
+        self.leg = Leg()
+
+
+class SimulatedExecutor:
+    """The workers of one supervisor."""
+
+    def __init__(self, supervisor: TaskSupervisor, workers: int) -> None:
+        self._supervisor = supervisor
+        self._world = supervisor.task_world
+        self._workers_max = workers
+        self._rng = random.Random(f"{self._world.scenario.seed}/workers/{supervisor.number}")
+        self._busy: dict[str, _Worker] = {}
+        self._all: list[_Worker] = []
+        self._events: list[ExecutorEvent] = []
+        self._is_draining = False
+        self._is_cut_off = False  # nobody hears of the workers any more
+
+    # --- what the supervisor calls ----------------------------------------------------------------
+
+    def room(self) -> int:
+        """See `Executor`."""
+        return 0 if self._is_draining else self._workers_max - len(self._busy)
+
+    def submit(self, step: Step) -> None:
+        """See `Executor`."""
+        assert self.room() > 0, "there is no room for a step"
+        assert step.token not in self._busy, "the step runs already"
+        worker = _Worker(step)
+        self._busy[step.token] = worker
+        self._all.append(worker)
+        self._world.nursery.start_soon(self._live, worker)
+
+    def end(self, token: str, why: EndReason, text: str) -> None:
+        """See `Executor`."""
+        self._note(records.StepStopped(trio.current_time(), token, why))
+        worker = self._busy.get(token)
+        if worker is None or worker.end_text is not None:
+            return
+        worker.end_text = text
+        self._world.nursery.start_soon(self._stop, worker)
+
+    def answer(self, token: str, answer: Answer) -> None:
+        """See `Executor`."""
+        worker = self._busy.get(token)
+        if worker is None or answer.id in worker.answers:
+            return
+        worker.answers[answer.id] = answer
+        if isinstance(answer.answer, EncodedValue):
+            value = answer.answer.value
+            told = None if value is None else str(decode_value(value))
+            name = f"{worker.step.dag_id}/{worker.step.run_id}/{worker.leg.asks[answer.id - 1]}"
+            self._note(records.StepAnswered(trio.current_time(), token, name, told))
+        worker.answered.set()
+        worker.answered = trio.Event()
+
+    def events(self, now: float) -> Sequence[ExecutorEvent]:
+        """See `Executor`."""
+        events, self._events = self._events, []
+        return events
+
+    def wake_at(self) -> float:
+        """See `Executor`."""
+        return 0.0 if self._events else math.inf
+
+    def drain(self, now: float) -> bool:
+        """See `Executor`."""
+        self._is_draining = True
+        return not self._busy
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._is_draining = True
+        self.orphan(at_once=True)
+
+    # --- what the world does ----------------------------------------------------------------------
+
+    def orphan(self, *, at_once: bool) -> None:
+        """The supervisor is gone: its workers die with it, or find out when they have something to say."""
+        self._is_cut_off = True
+        self._events.clear()
+        self._busy.clear()
+        if at_once:
+            for worker in self._all:
+                worker.scope.cancel()
+
+    def kill_oldest(self) -> None:
+        """The process dies that has been at its step for the longest time."""
+        for worker in self._busy.values():
+            self._lose(worker, "killed by signal 9")
+            return
+
+    # --- a worker ---------------------------------------------------------------------------------
+
+    def _note(self, record: records._Record) -> None:
+        self._world.note(record)
+
+    def _tell(self, worker: _Worker, event: ExecutorEvent, how: str) -> None:
+        """Say something to the supervisor: it hears it in its next turn."""
+        if self._is_cut_off:
+            return
+        if not isinstance(event, StepAsked):
+            self._busy.pop(worker.step.token, None)
+            worker.has_reported = True
+            self._note(records.StepTold(trio.current_time(), self._supervisor.number, worker.step.token, how))
+        self._events.append(event)
+        self._supervisor.bell.ring()
+
+    def _lose(self, worker: _Worker, reason: str) -> None:
+        worker.scope.cancel()
+        if not worker.has_reported:
+            self._tell(worker, StepLost(worker.step.token, worker.end_text or reason), "lost")
+
+    async def _stop(self, worker: _Worker) -> None:
+        stubborn = worker.leg.trouble == "stubborn"
+        await trio.sleep(STUBBORN_S if stubborn else self._rng.choice(STOPS_WITHIN_S))
+        self._lose(worker, "stopped")
+
+    async def _live(self, worker: _Worker) -> None:
+        try:
+            with worker.scope:
+                await self._work(worker)
+        except Exception as error:
+            self._world.broke("a worker", error)
+        self._all.remove(worker)
+
+    async def _work(self, worker: _Worker) -> None:
+        step, name = worker.step, f"{worker.step.dag_id}/{worker.step.run_id}/{worker.step.task_id}"
+        plan = self._world.scenario.task(name)
+        number = leg_number(step)
+        worker.leg = leg = Leg() if number == RESUMED_TO_FAIL else plan.legs(step.try_number)[number]
+        serial = serial_of(step)
+        now = trio.current_time()
+        supervisor = self._supervisor.number
+        self._note(records.StepBegan(now, supervisor, step.token, name, step.try_number, number, serial))
+        if leg.trouble == "dies_before":
+            self._lose(worker, "killed by signal 11")
+        read_xcom = await self._ask(worker)
+        await trio.sleep(leg.seconds / 2)
+        if leg.trouble == "cut" and not worker.has_reported:
+            self._tell(worker, StepLost(step.token, "its link broke"), "lost")
+        await trio.sleep(leg.seconds / 2)
+        if not self._world.has_task(name):
+            outcome: StepOutcome = StepFailed(f"there is no task {name!r} any more")
+        else:
+            operator = SimulatedOperator(plan, name)
+            context = make_context(operator, run_id=step.run_id, try_number=step.try_number, read_xcom=read_xcom)
+            outcome = run_step(operator, context, _resumption(step))
+        self._note(ran_record(step.token, name, number, outcome))
+        if leg.trouble == "dies_after":
+            self._lose(worker, "exit code 1")
+        await trio.sleep(LATE_S if leg.trouble in ("late", "cut") else 0.0)
+        self._tell(worker, StepEnded(step.token, outcome), "ended")
+        if leg.trouble == "twice":
+            await trio.sleep(TWICE_AFTER_S)
+            self._tell(worker, StepEnded(step.token, outcome), "ended")
+
+    async def _ask(self, worker: _Worker) -> Callable[[str, str], bytes | None]:
+        """Ask for what the leg wants to know; return what reads the answers."""
+        known: dict[str, bytes | None] = {}
+        for number, task in enumerate(worker.leg.asks, start=1):
+            self._tell(worker, StepAsked(worker.step.token, number, GetXCom(task, KEY)), "asked")
+            while number not in worker.answers:
+                await worker.answered.wait()
+            answer = worker.answers[number]
+            if not isinstance(answer.answer, EncodedValue):
+                raise RuntimeError(f"the answer to a question of {worker.step.task_id}: {answer}")
+            known[task] = answer.answer.value
+        return lambda task, key: known[task]
+
+
+def leg_number(step: Step) -> int:
+    """Return which leg a step is."""
+    if step.next_method is None:
+        return 0
+    if step.next_method != "resume":
+        return RESUMED_TO_FAIL
+    kwargs = decode_value(step.next_kwargs or b"{}")
+    return int(kwargs["leg"])
+
+
+def serial_of(step: Step) -> int:
+    """Return what the event says that resumes a step; 0 where there is none."""
+    payload = None if step.event is None else decode_value(step.event)
+    return int(payload["serial"]) if isinstance(payload, dict) else 0
+
+
+def ran_record(token: str, name: str, leg: int, outcome: StepOutcome) -> records.StepRan:
+    """Return what the journal says of an outcome."""
+    xcoms = tuple(sorted((xcom.key, str(decode_value(xcom.value))) for xcom in outcome.xcoms))
+    skips = outcome.skips if isinstance(outcome, StepSucceeded) else ()
+    may_retry = outcome.may_retry if isinstance(outcome, StepFailed) else True
+    kind = outcome_name(outcome)
+    return records.StepRan(trio.current_time(), token, name, leg, kind, may_retry, xcoms, skips)
+
+
+def _resumption(step: Step) -> Resumption | None:
+    if step.next_method is None:
+        return None
+    return Resumption(step.next_method, step.next_kwargs or b"{}", NO_EVENT if step.event is None else step.event)

@@ -1,0 +1,348 @@
+"""Deliberate bugs of the part for tasks: each breaks one promise, and the simulation has to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, func
+from tests.proof.simulation.mutants import Mutant, Patch
+from tests.proof.simulation.tasks.directed import DIRECTED
+
+from headgate.protocol.messages.dags import TaskState
+from headgate.scheduling import states, trigger_rules
+from headgate.store.scheduling import planning
+from headgate.store.scheduling.planning import Planned
+from headgate.store.scheduling_verbs import SchedulingVerbs
+from headgate.store.tasks import dags, deferral, task_actions, task_ends, task_rows, task_values, tasks
+from headgate.store.tasks.task_rows import LockedTask
+from headgate.store.tasks.tasks import Candidate
+from headgate.store.triggers import leases
+from headgate.supervisor.tasks.core import TaskCore
+
+S = TaskState
+
+
+# --- late answers ----------------------------------------------------------------------------------
+
+
+def _guard_by_token_dropped() -> Sequence[Patch]:
+    changed, locked = task_rows.changed, task_rows.locked
+
+    def changed_of_any(connection: Connection, now: datetime, row: Any, by: dict[str, Any], **values: Any) -> bool:
+        return changed(connection, now, row, {"id": by["id"]}, **values)
+
+    def locked_of_any(connection: Connection, task_id: int, *, token: Any = None, state: Any = None) -> Any:
+        return locked(connection, task_id, state=state)
+
+    return [(task_rows, "changed", changed_of_any), (task_rows, "locked", locked_of_any)]
+
+
+def _one_token_a_task() -> Sequence[Patch]:
+    def give(
+        connection: Connection, now: datetime, secrets: Any, epoch: int, task_id: int, event: str, *rest: Any
+    ) -> Any:
+        new_token = task_rows.new_token
+        task_rows.new_token = lambda: f"token-of-{task_id}"
+        try:
+            return original(connection, now, secrets, epoch, task_id, event, *rest)
+        finally:
+            task_rows.new_token = new_token
+
+    original = tasks._give
+    return [(tasks, "_give", give)]
+
+
+def _guard_by_old_state_dropped() -> Sequence[Patch]:
+    original = task_rows.changed
+
+    def changed_from_any(connection: Connection, now: datetime, row: Any, by: dict[str, Any], **values: Any) -> bool:
+        if "token" in by:
+            row = msgspec.structs.replace(row, from_=frozenset(TaskState))
+        return original(connection, now, row, by, **values)
+
+    return [(task_rows, "changed", changed_from_any)]
+
+
+# --- deferral --------------------------------------------------------------------------------------
+
+
+def _resumed_without_clearing_the_trigger() -> Sequence[Patch]:
+    effects = task_rows.effects
+
+    def keeping(row: Any) -> dict[str, Any]:
+        return {name: value for name, value in effects(row).items() if name != "trigger_id"}
+
+    def resume(connection: Connection, now: datetime, events: Sequence[Any], waited_for: Any) -> None:
+        statement = deferral.update(deferral.task_instance).where(
+            deferral._C.trigger_id == deferral.bindparam("of_trigger"), task_rows.is_in(S.DEFERRED)
+        )
+        first = {event.trigger_id: event for event in reversed(events) if event.trigger_id in waited_for}
+        for trigger_id in sorted(first):
+            values = keeping(deferral._EVENT)
+            connection.execute(statement.values(values), {"of_trigger": trigger_id, "now": now})
+
+    return [(deferral, "take_events", resume)]
+
+
+def _trigger_not_finished_by_its_event() -> Sequence[Patch]:
+    def leave_open(connection: Connection, now: datetime, trigger_id: int) -> None:
+        pass
+
+    return [(task_rows, "finish_trigger", leave_open)]
+
+
+def _trigger_not_removed_on_clear() -> Sequence[Patch]:
+    def leave_open(connection: Connection, now: datetime, task: LockedTask) -> None:
+        pass
+
+    return [(task_actions, "_end_trigger", leave_open)]
+
+
+def _a_failed_trigger_resumes_nobody() -> Sequence[Patch]:
+    def take_none(*_arguments: Any) -> list[int]:
+        return []
+
+    return [(deferral, "take_ends", take_none)]
+
+
+def _timeouts_by_another_clock() -> Sequence[Patch]:
+    original = deferral.time_out
+
+    def time_out(connection: Connection, now: datetime, secrets: Any, *, limit: int) -> list[int]:
+        return original(connection, now - timedelta(seconds=2), secrets, limit=limit)
+
+    return [(deferral, "time_out", time_out)]
+
+
+def _any_event_resumes() -> Sequence[Patch]:
+    resume = deferral.Prepared(
+        deferral.update(deferral.task_instance)
+        .where(deferral._C.trigger_id == deferral.bindparam("of_trigger"), task_rows.is_in(S.DEFERRED))
+        .values(
+            task_rows.effects(deferral._EVENT)
+            | {
+                "event_id": deferral.select(func.max(deferral.trigger_event.c.id))
+                .where(deferral.trigger_event.c.trigger_id == deferral.bindparam("of_trigger"))
+                .scalar_subquery()
+            }
+        )
+    )
+    return [(deferral, "_RESUME", resume)]
+
+
+# --- workers and supervisors that are gone ---------------------------------------------------------
+
+
+def _lost_workers_are_ignored() -> Sequence[Patch]:
+    def ignore(*_arguments: Any) -> None:
+        return None
+
+    return [(task_ends, "lose_worker", ignore)]
+
+
+def _nobody_adopts() -> Sequence[Patch]:
+    def adopt_none(connection: Connection, now: datetime, *, limit: int) -> dict[int, TaskState]:
+        return {}
+
+    return [(task_ends, "adopt", adopt_none)]
+
+
+def _dispatch_in_doubt_is_forgotten() -> Sequence[Patch]:
+    original = TaskCore._look_after_running
+
+    def look(self: TaskCore, epoch: int, now: float) -> None:
+        self._dispatch_is_unknown = False
+        original(self, epoch, now)
+
+    return [(TaskCore, "_look_after_running", look)]
+
+
+def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
+    original = TaskCore._store_next
+
+    def store_next(self: TaskCore, epoch: int) -> None:
+        before = list(self._inbox)
+        try:
+            original(self, epoch)
+        except Exception:
+            self._inbox.clear()
+            self._inbox.extend(before[1:])
+            raise
+
+    return [(TaskCore, "_store_next", store_next)]
+
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+def _outcome_stored_without_xcoms() -> Sequence[Patch]:
+    original = task_ends.succeed
+
+    def succeed(connection: Connection, now: datetime, task_id: int, token: str, end: Any, *rest: Any) -> bool:
+        return original(connection, now, task_id, token, end, {}, *rest[1:])
+
+    return [(task_ends, "succeed", succeed)]
+
+
+def _xcoms_kept_over_tries() -> Sequence[Patch]:
+    def keep(connection: Connection, task_id: int) -> None:
+        pass
+
+    return [(task_values, "forget_xcoms", keep)]
+
+
+# --- scheduling ------------------------------------------------------------------------------------
+
+
+def _dispatch_forgets_pools() -> Sequence[Patch]:
+    def fit(candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int) -> list[int]:
+        return [task.id for task in candidates][:limit]
+
+    return [(tasks, "fit", fit)]
+
+
+def _ended_by_a_trigger_marks_no_run() -> Sequence[Patch]:
+    original = task_rows.note_run
+    end_task = deferral._end_task
+
+    def end_unnoticed(connection: Connection, now: datetime, event: Any) -> None:
+        task_rows.note_run = lambda connection, dag_run_id: None
+        try:
+            end_task(connection, now, event)
+        finally:
+            task_rows.note_run = original
+
+    return [(deferral, "_end_task", end_unnoticed)]
+
+
+def _mark_cleared_before_the_read() -> Sequence[Patch]:
+    """The mark comes off first, in a transaction of its own, and the look is the next one: if there is a next one."""
+    original = SchedulingVerbs.plan
+    taken: dict[int, list[int]] = {}
+
+    def plan(self: SchedulingVerbs, epoch: int, **limits: Any) -> Planned:
+        runs = taken.pop(id(self), None)
+        with self._writing() as connection:
+            leases.hold(connection, epoch, self._clock)
+            if runs is None:
+                marked = [run for (run,) in connection.exec_driver_sql("SELECT id FROM dag_run WHERE needs_look")]
+                connection.exec_driver_sql("UPDATE dag_run SET needs_look = false")
+            for run in runs or ():
+                connection.exec_driver_sql("UPDATE dag_run SET needs_look = true WHERE id = ?", (run,))
+        if runs is not None:
+            return original(self, epoch, **limits)
+        if marked:
+            taken[id(self)] = marked
+        return Planned(looked_at=len(marked))
+
+    return [(SchedulingVerbs, "plan", plan)]
+
+
+def _runs_end_over_what_waits() -> Sequence[Patch]:
+    return [(states, "UNFINISHED", states.UNFINISHED - {S.DEFERRED})]
+
+
+def _clear_does_not_reopen_the_run() -> Sequence[Patch]:
+    def leave(connection: Connection, dag_run_id: int) -> None:
+        pass
+
+    return [(dags, "reopen", leave)]
+
+
+def _skipped_counts_as_success() -> Sequence[Patch]:
+    original = trigger_rules.ready
+
+    def ready(rule: Any, upstream_states: Iterable[TaskState]) -> Any:
+        return original(rule, [S.SUCCESS if state is S.SKIPPED else state for state in upstream_states])
+
+    return [(trigger_rules, "ready", ready)]
+
+
+def _decided_too_early() -> Sequence[Patch]:
+    original = trigger_rules.ready
+
+    def ready(rule: Any, upstream_states: Iterable[TaskState]) -> Any:
+        return original(rule, [state for state in upstream_states if state in states.TERMINAL])
+
+    return [(trigger_rules, "ready", ready)]
+
+
+def _paused_dags_begin() -> Sequence[Patch]:
+    original = planning._Look.at
+
+    def at(self: Any, run: Any) -> bool:
+        return original(self, msgspec.structs.replace(run, may_begin=True))
+
+    return [(planning._Look, "at", at)]
+
+
+def _tries_without_end() -> Sequence[Patch]:
+    return [(LockedTask, "has_tries_left", property(lambda self: self.try_number <= self.tries_max))]
+
+
+MUTANTS: dict[str, Mutant] = {
+    "guard-by-token-dropped": Mutant(
+        "a late answer changes nothing", "a late answer counted", _guard_by_token_dropped, directed="redo"
+    ),
+    "one-token-a-task": Mutant("each dispatch has a token of its own", "a step of nobody's", _one_token_a_task, 300),
+    "guard-by-old-state-dropped": Mutant(
+        "what a user has ended stays ended", "no such transition", _guard_by_old_state_dropped, directed="clear"
+    ),
+    "resumed-without-clearing-the-trigger": Mutant(
+        "I8: resumed is no longer waiting", "an event was buried", _resumed_without_clearing_the_trigger, 20
+    ),
+    "trigger-not-finished-by-its-event": Mutant(
+        "the trigger's row goes with its task", "a trigger left open", _trigger_not_finished_by_its_event, 20
+    ),
+    "trigger-not-removed-on-clear": Mutant(
+        "a clear ends the trigger", "a trigger left open", _trigger_not_removed_on_clear, 200
+    ),
+    "a-failed-trigger-resumes-nobody": Mutant(
+        "I8: nothing waits for ever", "never resumed", _a_failed_trigger_resumes_nobody, 50
+    ),
+    "timeouts-by-another-clock": Mutant("timeouts by the database's clock", "late", _timeouts_by_another_clock, 50),
+    "any-event-resumes": Mutant(
+        "resumed by the first event", "resumed by another's event", _any_event_resumes, directed="events"
+    ),
+    "lost-workers-are-ignored": Mutant("a worker's death fails its try", "stuck", _lost_workers_are_ignored, 20),
+    "nobody-adopts": Mutant("a supervisor's death fails its tries", "stuck", _nobody_adopts, 100),
+    "dispatch-in-doubt-is-forgotten": Mutant(
+        "a lost answer of a dispatch loses no task",
+        "stuck",
+        _dispatch_in_doubt_is_forgotten,
+        directed="dispatch in doubt",
+    ),
+    "outcome-dropped-when-the-database-is-away": Mutant(
+        "an outcome waits for the database", "stuck", _outcome_dropped_when_the_database_is_away, directed="outcome"
+    ),
+    "outcome-stored-without-xcoms": Mutant(
+        "an outcome and its XComs are one", "lost XComs", _outcome_stored_without_xcoms, 20
+    ),
+    "xcoms-kept-over-tries": Mutant(
+        "a new try forgets the last one's XComs", "lost XComs", _xcoms_kept_over_tries, 100
+    ),
+    "dispatch-forgets-pools": Mutant("no pool is overcommitted", "pool overcommitted", _dispatch_forgets_pools, 50),
+    "ended-by-a-trigger-marks-no-run": Mutant(
+        "an end is noticed by the run", "stuck", _ended_by_a_trigger_marks_no_run, 100
+    ),
+    "mark-cleared-before-the-read": Mutant(
+        "no end is overlooked", "stuck", _mark_cleared_before_the_read, directed="look"
+    ),
+    "runs-end-over-what-waits": Mutant(
+        "no run ends over an unfinished task", "a run ended over an unfinished task", _runs_end_over_what_waits, 50
+    ),
+    "clear-does-not-reopen-the-run": Mutant("a clear has the run go on", "stuck", _clear_does_not_reopen_the_run, 200),
+    "skipped-counts-as-success": Mutant("trigger rules", "wrong by its rule", _skipped_counts_as_success, 100),
+    "decided-too-early": Mutant(
+        "a rule waits until no end could change it", "wrong by its rule", _decided_too_early, 20
+    ),
+    "paused-dags-begin": Mutant(
+        "nothing begins in a paused DAG", "began while paused", _paused_dags_begin, directed="pause"
+    ),
+    "tries-without-end": Mutant("no more tries than allowed", "not what the step came to", _tries_without_end, 50),
+}
+
+assert all(mutant.seeds or mutant.directed in DIRECTED for mutant in MUTANTS.values())

@@ -1,0 +1,172 @@
+"""What is added to a history by tasks. A task is named ``dag/run/task``; tokens name steps."""
+
+from __future__ import annotations
+
+from tests.proof.simulation.records import _Record
+
+
+class Moved(_Record, frozen=True, gc=False):
+    """A task's row has changed in a transaction of the verb ``by``, which named the task ``about`` and a token.
+
+    ``old`` is the state before, empty for a new row.
+    """
+
+    by: str
+    about: str
+    said: str
+    task: str
+    old: str
+    state: str
+    try_number: int
+    tries_max: int
+    token: str
+    trigger: int
+    method: str
+    event: int
+    owner: int
+
+
+class RunMoved(_Record, frozen=True, gc=False):
+    """A run's row has changed."""
+
+    by: str
+    run: str
+    state: str
+    is_started: bool
+    is_ended: bool
+
+
+class TriggerMoved(_Record, frozen=True, gc=False):
+    """A trigger's row has changed. ``end``: empty while it is open, or ``finished``, or ``removed``."""
+
+    by: str
+    trigger: int
+    end: str
+
+
+class EventStored(_Record, frozen=True, gc=False):
+    """An event is in the log. ``serial`` is what its payload says, 0 for nothing."""
+
+    row: int
+    trigger: int
+    kind: str
+    serial: int
+
+
+class LetterStored(_Record, frozen=True, gc=False):
+    """An event was buried."""
+
+    row: int
+    trigger: int
+
+
+class XComsMoved(_Record, frozen=True, gc=False):
+    """What a task has left for others has changed: all of it, by key."""
+
+    by: str
+    task: str
+    values: tuple[tuple[str, str], ...]
+
+
+class DagMoved(_Record, frozen=True, gc=False):
+    """A DAG was paused, or goes on."""
+
+    dag: str
+    is_paused: bool
+
+
+class LookDone(_Record, frozen=True, gc=False):
+    """All that a transaction has changed is told."""
+
+    by: str
+
+
+class StepBegan(_Record, frozen=True, gc=False):
+    """A worker has begun with a step. ``leg`` -1: it is resumed to fail. ``event`` as ``serial`` above, 0 for none."""
+
+    supervisor: int
+    token: str
+    task: str
+    try_number: int
+    leg: int
+    event: int
+
+
+class StepAnswered(_Record, frozen=True, gc=False):
+    """A worker was told what another task has left under ``value``; None: nothing."""
+
+    token: str
+    task: str
+    value: str | None
+
+
+class StepRan(_Record, frozen=True, gc=False):
+    """The author's code has ended, and this is what it came to."""
+
+    token: str
+    task: str
+    leg: int
+    outcome: str
+    may_retry: bool
+    xcoms: tuple[tuple[str, str], ...]
+    skips: tuple[str, ...]
+
+
+class StepTold(_Record, frozen=True, gc=False):
+    """The supervisor was told what became of a step: ``ended`` or ``lost``."""
+
+    supervisor: int
+    token: str
+    how: str
+
+
+class StepStopped(_Record, frozen=True, gc=False):
+    """The supervisor wants a step to end."""
+
+    token: str
+    why: str
+
+
+class Waited(_Record, frozen=True, gc=False):
+    """A run of a trigger has begun to wait."""
+
+    task: str
+    leg: int
+    runner: int
+
+
+class EventFired(_Record, frozen=True, gc=False):
+    """A trigger fires an event, in this very step."""
+
+    task: str
+    leg: int
+    kind: str
+    serial: int
+
+
+class KillHookCalled(_Record, frozen=True, gc=False):
+    """The on_kill() of a trigger was called."""
+
+    task: str
+    leg: int
+
+
+class Acted(_Record, frozen=True, gc=False):
+    """A user has done something to a task."""
+
+    task: str
+    what: str
+    result: str
+
+
+class DagSaved(_Record, frozen=True, gc=False):
+    """A DAG's file says something new: its tasks, each with what is upstream of it."""
+
+    dag: str
+    upstream: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class AllRested(_Record, frozen=True, gc=False):
+    """The end: all runs have ended (``in_time``), or the time to come to rest is over."""
+
+    in_time: bool

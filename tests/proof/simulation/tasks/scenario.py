@@ -1,0 +1,377 @@
+"""What a seed of tasks means: the DAGs, what each step of each task does, what users do, and what goes wrong.
+
+A scenario is data, drawn before anything runs, from one generator a part: taking away a fault changes nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+from tests.proof.simulation import scenario
+from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Message, Topology, _Part
+
+RUNS_UNTIL_S = 2.0
+RULES = (
+    *("all_success", "all_success", "all_success", "all_done", "one_success", "one_failed", "one_done"),
+    *("none_failed", "none_failed_min_one_success", "none_skipped", "all_failed", "all_skipped", "always"),
+)
+STATES_ACTED_ON = (
+    "running",
+    "running",
+    "deferred",
+    "deferred",
+    "scheduled",
+    "up_for_retry",
+    "success",
+    "failed",
+    "none",
+)
+POOL = "small"
+# Where a supervisor may die beside the marks: the verbs of the part for tasks, before and after their commit.
+VERBS = (
+    *("plan", "plan", "dispatch", "dispatch", "defer", "defer", "succeed", "fail", "lose_worker", "retry_due"),
+    *("time_out", "adopt", "store_slice", "store_slice", "claim", "create_asset_runs", "owned", "taken"),
+)
+
+
+# --- tasks -----------------------------------------------------------------------------------------
+
+WaitEnd = Literal["event", "events", "raises", "returns", "never", "success", "failed", "skipped"]
+LegEnd = Literal["return", "fail", "give_up", "skip", "defer", "branch"]
+Trouble = Literal["", "dies_before", "dies_after", "cut", "twice", "late", "stubborn"]
+
+
+class Wait(_Part, frozen=True):
+    """What a trigger does: after ``seconds`` it ends so. ``timeout_s`` is that of the deferral."""
+
+    end: WaitEnd
+    seconds: float = 0.0
+    timeout_s: float | None = None
+    pushes: bool = False
+
+
+class Leg(_Part, frozen=True):
+    """What one step does: ask what the tasks ``asks`` have left, take ``seconds``, and end so.
+
+    ``trouble`` is what happens to its worker: it dies, its link is cut, it answers twice or late, or it takes its time
+    when it is told to stop.
+    """
+
+    end: LegEnd = "return"
+    seconds: float = 0.0
+    wait: Wait | None = None
+    asks: tuple[str, ...] = ()
+    pushes: bool = False
+    skips: tuple[str, ...] = ()
+    trouble: Trouble = ""
+
+
+class Task(_Part, frozen=True):
+    """One task. ``attempts`` are the legs of its tries; the last of them is that of all further tries."""
+
+    name: str
+    upstream: tuple[str, ...] = ()
+    rule: str = "all_success"
+    retries: int = 0
+    retry_delay_s: float = 0.0
+    execution_timeout_s: float | None = None
+    pool: str = POOL
+    pool_slots: int = 1
+    priority: int = 1
+    starts_in_trigger: bool = False
+    attempts: tuple[tuple[Leg, ...], ...] = ((Leg(),),)
+
+    def legs(self, try_number: int) -> tuple[Leg, ...]:
+        """Return what a try does."""
+        return self.attempts[min(try_number, len(self.attempts)) - 1]
+
+
+class Dag(_Part, frozen=True):
+    """One DAG, with its runs: when each of them is asked for."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    runs_at: tuple[float, ...]
+    max_active_runs: int = 16
+
+    def task(self, name: str) -> Task:
+        """Return a task."""
+        return next(task for task in self.tasks if task.name == name)
+
+
+# --- faults and users ------------------------------------------------------------------------------
+
+
+class KillAtVerb(_Part, frozen=True):
+    """A supervisor dies before the ``nth`` call of a verb of the store, or after its ``nth`` commit of a change."""
+
+    verb: str
+    nth: int
+    is_committed: bool
+
+
+class FailAtVerb(_Part, frozen=True):
+    """The database goes away for a moment, and nobody is told of the commit if there was one; when is as above."""
+
+    verb: str
+    nth: int
+    is_committed: bool
+
+
+class KillWorker(_Part, frozen=True):
+    """The process dies that has been at its step for the longest time."""
+
+    at: float
+
+
+class Act(_Part, frozen=True):
+    """A user does something to a task of a run, from ``at`` on as soon as it is in ``state``, and ``delay_s`` later.
+
+    ``redo`` is a mark and a clear, one right after the other: the task begins anew while its old worker is at it.
+    """
+
+    at: float
+    task: str
+    what: Literal["clear", "success", "failed", "redo"]
+    state: str = ""
+    delay_s: float = 0.0
+
+
+class Pause(_Part, frozen=True):
+    """A user pauses a DAG, and has it go on later."""
+
+    at: float
+    dag: str
+    seconds: float
+
+
+class Edit(_Part, frozen=True):
+    """The author takes a task out of a DAG, and puts it back ``seconds`` later."""
+
+    at: float
+    dag: str
+    task: str
+    seconds: float
+
+
+OfTasks = KillAtVerb | FailAtVerb | KillWorker | Act | Pause | Edit
+Fault = scenario.Fault | OfTasks
+
+
+class TaskScenario(_Part, frozen=True):
+    """All of it. ``peers``: a second supervisor is there from the beginning."""
+
+    seed: int
+    topology: Topology
+    dags: tuple[Dag, ...]
+    workers: int = 2
+    peers: bool = False
+    pool_slots: int = 4
+    faults: tuple[Fault, ...] = ()
+    lanes: tuple[tuple[Message, ...], ...] = ()  # nobody publishes anything
+
+    def task(self, name: str) -> Task:
+        """Return a task by the name ``dag/run/task``."""
+        dag, _, task = name.split("/")
+        return next(one for one in self.dags if one.name == dag).task(task)
+
+
+def run_name(dag: str, number: int) -> str:
+    """Return the name of a run."""
+    return f"{dag}/r{number}"
+
+
+# --- from a seed -----------------------------------------------------------------------------------
+
+
+def draw(seed: int) -> TaskScenario:
+    """Return the scenario of a seed."""
+    rng = random.Random(f"{seed}/tasks")
+    topology = Topology(
+        round_events_max=rng.choice((1, 3, 1000)),
+        slice_events_max=rng.choice((1, 2, 500)),
+        latency_s=rng.choice((0.0, 0.0, 0.01, 0.2)),
+        chops_writes=rng.random() < 0.05,
+    )
+    pool_slots = rng.choice((1, 2, 3, 8))
+    dags = tuple(
+        _draw_dag(rng, f"d{number}", pool_slots, has_more=number == 2) for number in range(1, rng.choice((2, 2, 3)))
+    )
+    workers, peers = rng.choice((1, 2, 4)), rng.random() < 0.2
+    faults = _draw_faults(random.Random(f"{seed}/faults of tasks"), dags)
+    return TaskScenario(seed, topology, dags, workers, peers, pool_slots, faults)
+
+
+def _draw_dag(rng: random.Random, name: str, pool_slots: int, *, has_more: bool) -> Dag:
+    is_calm = rng.random() < 0.25
+    shape = rng.choice(("one", "one", "chain", "chain", "diamond", "fan", "fork", "branch")) if not has_more else "one"
+    upstream: dict[str, tuple[str, ...]]
+    match shape:
+        case "one":
+            upstream = {"a": ()}
+        case "chain":
+            upstream = {"a": (), "b": ("a",), "c": ("b",)}
+            upstream = dict(list(upstream.items())[: rng.choice((2, 3))])
+        case "diamond":
+            upstream = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}
+        case "fork":
+            upstream = {"a": (), "b": ("a",), "c": ("a",)}
+        case "fan":
+            upstream = {"a": (), "b": (), "c": ("a", "b")}
+        case _:
+            upstream = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}
+    tasks = tuple(
+        _draw_task(rng, task, above, pool_slots, is_calm=is_calm, branches=shape == "branch" and task == "a")
+        for task, above in upstream.items()
+    )
+    runs_at = tuple(round(rng.uniform(0.0, RUNS_UNTIL_S), 2) for _ in range(1 if has_more else rng.choice((1, 1, 2))))
+    return Dag(name, tasks, runs_at, max_active_runs=rng.choice((1, 16)))
+
+
+def _draw_task(
+    rng: random.Random, name: str, upstream: tuple[str, ...], pool_slots: int, *, is_calm: bool, branches: bool
+) -> Task:
+    retries = rng.choice((0, 0, 1, 2))
+    starts = not branches and rng.random() < 0.15
+    first_wait = _draw_wait(rng, is_calm=is_calm)
+    attempts = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        legs = _draw_legs(rng, upstream, is_calm=is_calm)
+        if starts:
+            legs = (Leg("defer", wait=first_wait), *legs)
+        elif branches:
+            legs = (*legs[:-1], Leg("branch", seconds=0.1, skips=(rng.choice("bc"),), pushes=True))
+        attempts.append(legs)
+    # Clearly too short for its first leg, or clearly long enough for all: what is between is nobody's promise.
+    has_deadline = not is_calm and not starts and rng.random() < 0.08
+    if has_deadline:
+        first = msgspec.structs.replace(attempts[0][0], seconds=6.0, trouble="")
+        attempts = [(first, *attempts[0][1:])]
+    return Task(
+        name,
+        upstream,
+        rule=rng.choice(RULES)
+        if (upstream and not is_calm and len(upstream) != 1) or rng.random() < 0.3
+        else "all_success",
+        retries=retries,
+        retry_delay_s=rng.choice((0.0, 0.0, 0.3, 1.5)),
+        execution_timeout_s=1.5 if has_deadline else rng.choice((None, 60.0)),
+        pool=rng.choice((POOL, POOL, "default_pool")),
+        pool_slots=rng.choice((1, 1, pool_slots)),
+        priority=rng.choice((1, 1, 5)),
+        starts_in_trigger=starts,
+        attempts=tuple(attempts),
+    )
+
+
+def _draw_legs(rng: random.Random, upstream: tuple[str, ...], *, is_calm: bool) -> tuple[Leg, ...]:
+    asks = upstream if rng.random() < 0.4 else ()
+    legs = []
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
+        wait = _draw_wait(rng, is_calm=is_calm)
+        legs.append(Leg("defer", _seconds(rng), wait, asks, rng.random() < 0.4, trouble=_trouble(rng, is_calm)))
+    end: LegEnd = "return"
+    if not is_calm and rng.random() < 0.3:
+        end = rng.choice(("fail", "fail", "give_up", "skip"))
+    legs.append(Leg(end, _seconds(rng), None, asks, rng.random() < 0.6, trouble=_trouble(rng, is_calm)))
+    return tuple(legs)
+
+
+def _seconds(rng: random.Random) -> float:
+    return rng.choice((0.0, 0.05, 0.4, 1.2))
+
+
+def _trouble(rng: random.Random, is_calm: bool) -> Trouble:
+    if is_calm or rng.random() < 0.8:
+        return ""
+    return rng.choice(("dies_before", "dies_after", "cut", "twice", "late", "stubborn", "stubborn"))
+
+
+def _draw_wait(rng: random.Random, *, is_calm: bool) -> Wait:
+    seconds = rng.choice((0.0, 0.1, 0.8, 2.0))
+    timeout_s = rng.choice((None, None, 20.0))
+    if is_calm or rng.random() < 0.55:
+        return Wait("event", seconds, timeout_s)
+    match rng.randrange(8):
+        case 0:
+            return Wait("events", seconds, timeout_s)
+        case 1:
+            return Wait("raises", seconds)
+        case 2:
+            return Wait("returns", seconds)
+        case 3 | 4:
+            return Wait("never", 0.0, rng.choice((0.5, 1.5)))
+        case 5:
+            return Wait("success", seconds, timeout_s, pushes=rng.random() < 0.7)
+        case 6:
+            return Wait("failed", seconds, timeout_s, pushes=rng.random() < 0.3)
+        case _:
+            return Wait("skipped", seconds, timeout_s)
+
+
+# --- its faults ------------------------------------------------------------------------------------
+
+
+def _draw_faults(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Fault, ...]:
+    if rng.random() < 0.12:
+        return ()  # then it is known how each task ends
+    faults = [_draw_fault(rng, dags) for _ in range(rng.choice((0, 1, 1, 2, 2, 3)))]
+    return (*faults, *(_draw_act(rng, dags) for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))))
+
+
+def _draw_act(rng: random.Random, dags: tuple[Dag, ...]) -> Act:
+    dag = rng.choice(dags)
+    task = f"{run_name(dag.name, rng.randint(1, len(dag.runs_at)))}/{rng.choice(dag.tasks).name}"
+    state = rng.choice(STATES_ACTED_ON) if rng.random() < 0.85 else ""
+    what = rng.choice(("clear", "clear", "success", "failed", "redo"))
+    # Some of these are what steps and waits take: the user and an event, or an outcome, come in one moment.
+    delay_s = rng.choice((0.0, 0.0, 0.05, 0.1, 0.4, 0.8))
+    return Act(round(scenario._time(rng) / 2, 2), task, what, state, delay_s)
+
+
+def _draw_fault(rng: random.Random, dags: tuple[Dag, ...]) -> Fault:
+    at, seconds = scenario._time(rng), rng.choice((0.3, 1.5, 3.0))
+    match rng.randrange(23):
+        case 0 | 1:
+            return scenario.KillRunner(at, scenario._share(rng))
+        case 2 | 3:
+            return scenario.KillSupervisor(at, rng.random() < 0.5, rng.choice((0.0, 0.3, 2.0)))
+        case 4 | 5 | 6:
+            return scenario.KillAtMark(rng.choice(MARKS_SIMULATED), rng.choice((1, 1, 2, 3, 5)))
+        case 7 | 8 | 9:
+            return KillAtVerb(rng.choice(VERBS), rng.choice((1, 1, 2, 3, 5)), rng.random() < 0.6)
+        case 10 | 11 | 12:
+            return FailAtVerb(rng.choice(VERBS), rng.choice((1, 1, 2, 3, 5)), rng.random() < 0.8)
+        case 13:
+            if rng.random() < 0.5:
+                return scenario.CutLink(at, scenario._share(rng))
+            return scenario.StallLink(at, seconds, rng.random() < 0.5)
+        case 14 | 15:
+            return scenario.DatabaseIsAway(at, seconds, ambiguous=rng.random() < 0.8)
+        case 16:
+            return rng.choice((scenario.DatabaseIsSlow(at, seconds), scenario.FreezeSupervisor(at, seconds)))
+        case 17 | 18:
+            return scenario.TakeOver(at)
+        case 19:
+            return scenario.Drain(at)
+        case 20:
+            return KillWorker(at)
+        case 21:
+            return Pause(at, rng.choice(dags).name, seconds)
+        case _:
+            dag = rng.choice(dags)
+            return Edit(at, dag.name, rng.choice(dag.tasks).name, seconds)
+
+
+# The marks that a step of a task comes by in the supervisor, where it is simulated; their own table is of processes.
+MARKS_OF_TASKS = (
+    *("tasks.before_outcome", "tasks.outcome_stored", "tasks.dispatched", "defer.written", "defer.committed"),
+    *("resume.by_event", "resume.by_end", "resume.to_fail", "resume.committed", "plan.in_trigger"),
+)
+MARKS_SIMULATED = (
+    *(name for name in scenario.MARKS_SIMULATED if not name.startswith("group.")),
+    *MARKS_OF_TASKS,
+)
+assert FAULTS_UNTIL_S > RUNS_UNTIL_S

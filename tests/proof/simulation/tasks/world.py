@@ -1,0 +1,344 @@
+"""The simulated machine with tasks: supervisors that have their part for tasks, DAG files, and users."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import trio
+from tests.proof.simulation import scenario, world
+from tests.proof.simulation.processes import Died, SupervisorProcess
+from tests.proof.simulation.tasks import database, records
+from tests.proof.simulation.tasks.dags import spec_of
+from tests.proof.simulation.tasks.database import FILE, QUEUES, TaskFailingStore, TaskReader
+from tests.proof.simulation.tasks.executor import SimulatedExecutor
+from tests.proof.simulation.tasks.scenario import (
+    Act,
+    Edit,
+    FailAtVerb,
+    KillAtVerb,
+    KillWorker,
+    Pause,
+    TaskScenario,
+    run_name,
+)
+from tests.proof.simulation.wire import Bell
+from tests.proof.simulation.world import World
+from trio.testing import MockClock
+
+from headgate.protocol import marks
+from headgate.protocol.messages.dags import DagSpec
+from headgate.store.errors import DatabaseAway, StoreError
+from headgate.store.tasks import task_rows
+from headgate.supervisor.answers import Answers
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.tasks.core import TaskCore, TaskTimes
+from headgate.supervisor.tasks.scheduler import Scheduler
+from headgate.supervisor.triggers.leases import Identity, LeaseTimes
+
+REST_WITHIN_S = 300.0  # after the last fault; what has not ended by then is stuck
+QUIET_S = 5.0  # at rest: longer than a late answer is late, so that it has its chance to do harm
+ACTS_UNTIL_S = 5.5  # users wait no longer for a task to be in a state
+
+
+class SilentLogs:
+    """The logs of tries, which nobody reads."""
+
+    def say(self, *_arguments: object, **_fields: object) -> None:
+        """Say nothing."""
+
+    def flush(self) -> bool:
+        """Have nothing to write."""
+        return True
+
+
+class SimulatedFiles:
+    """Keeps the database in line with the DAG files: stored when they change, and when a supervisor starts."""
+
+    def __init__(self, task_world: TaskWorld, store: TaskFailingStore) -> None:
+        self._world = task_world
+        self._store = store
+        self._seen: dict[str, int] = {}
+
+    def step(self, epoch: int, now: float) -> bool:
+        """Store what a file says, if that is new."""
+        for file, version in self._world.versions.items():
+            if self._seen.get(file) != version:
+                spec = self._world.specs[file]
+                self._store.tasks.save_file(epoch, FILE.format(file), [spec])
+                self._seen[file] = version
+                return True
+        return False
+
+    def wake_at(self) -> float:
+        """See `DagFiles`."""
+        return 0.0 if self._seen != self._world.versions else float("inf")
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class TaskSupervisor(SupervisorProcess):
+    """A supervisor with its part for tasks."""
+
+    task_world: TaskWorld
+    executor: SimulatedExecutor
+
+    def _make_core(self, identity: Identity) -> SupervisorCore:
+        assert isinstance(self.world, TaskWorld)
+        self.task_world = self.world
+        settings = self.world.settings
+        store: Any = TaskFailingStore(self.world, self)
+        self.executor = SimulatedExecutor(self, self.world.scenario.workers)
+        answers = Answers(store, {})
+
+        def backoff() -> Backoff:
+            return Backoff(settings.database_retry_wait_s, settings.database_retry_wait_max_s)
+
+        tasks = TaskCore(
+            store.tasks,
+            self.executor,
+            Scheduler(store, backoff=backoff()),
+            answers,
+            SimulatedFiles(self.world, store),
+            SilentLogs(),
+            queues=QUEUES,
+            times=TaskTimes(look_s=5.0),
+            backoff=backoff(),
+        )
+        return SupervisorCore(
+            store,
+            identity,
+            settings,
+            is_gone=self._is_other_gone,
+            clock=trio.current_time,
+            tasks=tasks,
+            answers=answers,
+        )
+
+    def die(self, how: str, *, runner_at_once: bool, down_s: float) -> None:
+        """Be gone, and the workers with it, at once or as soon as they find out."""
+        self.executor.orphan(at_once=runner_at_once)
+        super().die(how, runner_at_once=runner_at_once, down_s=down_s)
+
+
+class TaskWorld(World):
+    """One run of one scenario of tasks."""
+
+    def __init__(self, plan: TaskScenario) -> None:
+        super().__init__(plan)
+        self.scenario: TaskScenario = plan
+        self.settings = msgspec.structs.replace(
+            self.settings, lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=5.0, notice_interval_s=0.5)
+        )
+        self.reader: TaskReader = TaskReader()
+        self.serial = 0
+        self.specs: dict[str, DagSpec] = {dag.name: spec_of(dag) for dag in plan.dags}
+        self.versions = dict.fromkeys(self.specs, 0)
+        self.saving: Sequence[DagSpec] = ()  # by the verb that is being carried out
+        self._saved = dict(self.specs)
+        self._verbs: Counter[tuple[str, bool]] = Counter()
+        self._deadly = [fault for fault in plan.faults if isinstance(fault, KillAtVerb | FailAtVerb)]
+        self._has_changed = Bell()
+        self._acting = 0
+        self.verb: tuple[str, int, str] = ("", 0, "")  # that is being carried out, as `see` takes it
+
+    # --- the journal ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Nothing: what has changed is told by `see`."""
+
+    def see(self, by: str, about: int = 0, said: str = "") -> bool:
+        """Add what the transaction that was committed just now has changed; return whether that was anything."""
+        for spec in self.saving if by == "save_file" else ():
+            if self._saved[spec.dag_id] != spec:
+                self._saved[spec.dag_id] = spec
+                upstream = tuple((task.task_id, task.upstream) for task in spec.tasks)
+                self.note(records.DagSaved(trio.current_time(), spec.dag_id, upstream))
+        found = self.reader.changes(by, about, said)
+        for record in found:
+            self.note(record)
+        if found:
+            self._has_changed.ring()
+            self._rested.ring()
+        return bool(found)
+
+    def has_task(self, name: str) -> bool:
+        """Whether the DAG's file has this task now."""
+        dag, _, task = name.split("/")
+        return any(one.task_id == task for one in self.specs[dag].tasks)
+
+    # --- processes and faults ---------------------------------------------------------------------
+
+    def start_supervisor(self) -> SupervisorProcess:
+        """See the base class."""
+        supervisor = TaskSupervisor(self, number=len(self.supervisors) + 1)
+        self.supervisors.append(supervisor)
+        self.nursery.start_soon(supervisor.run)
+        return supervisor
+
+    def _side_of(self, mark: str) -> str:
+        return "supervisor" if mark in marks.TASK_MARKS else super()._side_of(mark)
+
+    def reach(self, mark: str) -> None:
+        """See the base class."""
+        if mark.endswith(".committed"):
+            self.see(*self.verb)  # whoever dies here tells nobody any more
+        super().reach(mark)
+
+    def reach_verb(self, verb: str, *, is_committed: bool) -> None:
+        """A supervisor calls a verb, or has changed something by it: it dies there, or loses the database, if due."""
+        self._verbs[verb, is_committed] += 1
+        if not self._deadly or trio.current_time() > scenario.FAULTS_UNTIL_S:
+            return
+        for fault in self._deadly:
+            reached = fault.nth <= self._verbs[verb, is_committed]
+            if reached and (fault.verb, fault.is_committed) == (verb, is_committed):
+                self._deadly.remove(fault)
+                self._note_fault(fault)
+                if isinstance(fault, KillAtVerb):
+                    raise Died(verb)
+                raise DatabaseAway(database.database.NAME, "the simulation has lost it")
+
+    def _do(self, fault: Any) -> None:
+        match fault:
+            case KillWorker():
+                supervisor = self.newest
+                assert isinstance(supervisor, TaskSupervisor)
+                supervisor.executor.kill_oldest()
+            case Act():
+                self.nursery.start_soon(self._act, fault)
+            case Pause():
+                self.nursery.start_soon(self._pause, fault)
+            case Edit():
+                self.nursery.start_soon(self._edit, fault)
+            case scenario.TakeOver():
+                # At once, and not when the lease has run out: what is at stake here no broker could lose meanwhile.
+                self.newest.is_taken_for_dead = True
+                self.start_supervisor()
+            case _:
+                super()._do(fault)
+
+    def _timed_faults(self) -> list[Any]:
+        return [fault for fault in super()._timed_faults() if not isinstance(fault, KillAtVerb | FailAtVerb)]
+
+    # --- users ------------------------------------------------------------------------------------
+
+    async def _act(self, act: Act) -> None:
+        self._acting += 1
+        while not self._is_time_for(act) and trio.current_time() < ACTS_UNTIL_S:
+            await self._wait_change()
+        await trio.sleep(act.delay_s)
+        task_id = self.reader.id_of(act.task)
+        if task_id is not None and self._is_time_for(msgspec.structs.replace(act, state="")):
+            steps = ("success", "clear") if act.what == "redo" else (act.what,)
+            for step in steps:
+                self._do_to(task_id, act.task, step)
+        self._acting -= 1
+        self._rested.ring()
+
+    def _is_time_for(self, act: Act) -> bool:
+        state = self.reader.states.get(act.task)
+        return state is not None and act.state in ("", state)
+
+    async def _wait_change(self) -> None:
+        # Several users wait, and a bell wakes one: each rings for the next.
+        await self._has_changed.wait_until(trio.current_time() + 0.25)
+        self._has_changed.ring()
+        await trio.sleep(0.01)
+
+    def _do_to(self, task_id: int, name: str, what: Any) -> None:
+        try:
+            result: object = (
+                self._store.tasks.clear(task_id) if what == "clear" else self._store.tasks.mark(task_id, what)
+            )
+        except StoreError as error:
+            self.broke("the user", error)
+            return
+        self.note(records.Acted(trio.current_time(), name, what, str(result)))
+        self.see("clear" if what == "clear" else f"mark_{what}", task_id)
+
+    async def _pause(self, pause: Pause) -> None:
+        self._acting += 1
+        self._store.tasks.set_paused(pause.dag, is_paused=True)
+        self.see("set_paused")
+        await trio.sleep(pause.seconds)
+        self._store.tasks.set_paused(pause.dag, is_paused=False)
+        self.see("set_paused")
+        self._acting -= 1
+
+    async def _edit(self, edit: Edit) -> None:
+        self._acting += 1
+        dag = next(dag for dag in self.scenario.dags if dag.name == edit.dag)
+        for without in (edit.task, ""):
+            self.specs[edit.dag] = spec_of(dag, without)
+            self.versions[edit.dag] += 1
+            for supervisor in self.supervisors:
+                supervisor.bell.ring()
+            await trio.sleep(edit.seconds if without else 0.0)
+        self._acting -= 1
+
+    async def _create_runs(self) -> None:
+        wanted = sorted(
+            (at, dag.name, number) for dag in self.scenario.dags for number, at in enumerate(dag.runs_at, start=1)
+        )
+        for at, dag, number in wanted:
+            await trio.sleep_until(at)
+            self._store.tasks.create_run(dag, run_name(dag, number).split("/")[1])
+            self.see("create_run")
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run it until all runs have ended and all faults are over, or the time for it is."""
+        self.see("setup")
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self._inject)
+            self.nursery.start_soon(self._create_runs)
+            self.start_supervisor()
+            if self.scenario.peers:
+                self.start_supervisor()
+            deadline = scenario.FAULTS_UNTIL_S + REST_WITHIN_S
+            while not (is_at_rest := self._is_at_rest()) and trio.current_time() < deadline:
+                await self._rested.wait_until(min(deadline, trio.current_time() + 20.0))
+                await trio.sleep(0.05)
+            await trio.sleep(QUIET_S)
+            self.see("nobody")
+            self.note(records.AllRested(trio.current_time(), is_at_rest))
+            self._end()
+
+    def _is_at_rest(self) -> bool:
+        return (
+            self.reader.is_at_rest
+            and self.reader.runs == sum(len(dag.runs_at) for dag in self.scenario.dags)
+            and not self._acting
+            and (not self.scenario.faults or trio.current_time() > scenario.FAULTS_UNTIL_S + 0.5)
+        )
+
+
+def run(plan: TaskScenario) -> list[Any]:
+    """Run a scenario and return its history: always the same for the same scenario, in any process."""
+    random.seed(plan.seed)
+    world._seed_scheduler(plan.seed)
+    tokens = 0
+
+    def new_token() -> str:
+        nonlocal tokens
+        tokens += 1
+        return f"token-{tokens}"
+
+    async def main() -> list[Any]:
+        task_world = TaskWorld(plan)
+        if any(isinstance(fault, scenario.KillAtMark) for fault in plan.faults):
+            marks.arm(task_world.reach)
+        await task_world.run()
+        return task_world.history
+
+    with world._patched(plan), patch.object(task_rows, "new_token", new_token):
+        database.reset(plan)
+        return trio.run(main, clock=MockClock(autojump_threshold=0.0), strict_exception_groups=True)

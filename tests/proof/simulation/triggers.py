@@ -1,0 +1,108 @@
+"""What users wrote, in the simulation: one class of trigger, whose filter does what the scenario's plans say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from typing import TYPE_CHECKING, Any
+
+import trio
+from tests.proof.simulation import records
+from tests.proof.simulation.database import POISON
+from tests.proof.simulation.scenario import PADDING_BYTES, Plan
+
+from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
+
+if TYPE_CHECKING:
+    from tests.proof.simulation.broker import Delivery
+    from tests.proof.simulation.processes import RunnerProcess
+
+STREAM = "the stream"
+PLANNED_FAILURE = "the filter fails as planned"
+ORDINARY = Plan()
+NAPPING_TRIES_MAX = 3  # a filter that is slow for ever would never get a message behind it
+
+
+class PlannedFailure(Exception):
+    """What a filter raises because its plan says so."""
+
+
+def in_runner() -> RunnerProcess:
+    """Return the simulated process that the calling task runs in."""
+    from tests.proof.simulation.processes import running_in
+
+    return running_in.get()
+
+
+class SimulatedTrigger(BaseEventTrigger):
+    """One subscriber."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """See the base class."""
+        return "tests.proof.simulation.triggers.SimulatedTrigger", {"name": self.name}
+
+    def shared_stream_key(self) -> Hashable:
+        """Return the one key; the host asks for it in the step in which it joins, and at no other time."""
+        runner = in_runner()
+        runner.note(records.Began(trio.current_time(), self.name, runner.number))
+        return STREAM
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        """See the base class."""
+        from tests.proof.simulation.broker import SimulatedProducer
+
+        return SimulatedProducer(in_runner())
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Never run."""
+        raise RuntimeError("a shared stream has a filter")
+        yield
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Delivery]) -> AsyncGenerator[TriggerEvent, None]:
+        """Do with each message what its plan says."""
+        runner = in_runner()
+        async for delivery in shared_stream:
+            runner.note(records.Pulled(trio.current_time(), self.name, delivery.handout, runner.number))
+            plan = runner.world.plan_of(self.name, delivery.lane, delivery.offset)
+            tried = runner.world.count_try(self.name, delivery.lane, delivery.offset)
+            if tried <= plan.stalls:
+                await self._hang(runner, delivery, plan)
+            if tried <= plan.stalls + plan.failures:
+                for position in range(plan.fired_before_failing):
+                    yield self._event(runner, delivery, plan, position)
+                raise PlannedFailure(PLANNED_FAILURE)
+            for position in range(plan.events):
+                if plan.nap_s and tried <= NAPPING_TRIES_MAX:
+                    await runner.nap(plan.nap_s)
+                yield self._event(runner, delivery, plan, position)
+            if plan.kind == "reject":
+                reject_shared_stream_event()
+                runner.note(records.Refused(trio.current_time(), self.name, delivery.handout))
+            elif plan.kind == "return":
+                runner.note(records.Returned(trio.current_time(), self.name))
+                return
+
+    async def _hang(self, runner: RunnerProcess, delivery: Delivery, plan: Plan) -> None:
+        try:
+            await runner.nap(runner.world.scenario.topology.ack_timeout_s * 3)
+        except trio.Cancelled:
+            runner.note(records.Hung(trio.current_time(), self.name, delivery.handout))
+            if plan.swallows:
+                with trio.CancelScope(shield=True):
+                    await runner.death.wait()
+            raise
+
+    def _event(self, runner: RunnerProcess, delivery: Delivery, plan: Plan, position: int) -> TriggerEvent:
+        """Say that the event is fired, which it is in this very step, and return it."""
+        runner.note(records.Fired(trio.current_time(), self.name, delivery.handout, position))
+        message = delivery.message if plan.kind != "poison" else f"{delivery.message} {POISON}"
+        payload: dict[str, Any] = {"message": message, "handout": delivery.handout}
+        if plan.padded:
+            payload["padding"] = "." * PADDING_BYTES
+        if plan.kind == "refused":
+            payload["unfit"] = object()
+        return TriggerEvent(payload)

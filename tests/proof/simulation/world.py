@@ -1,0 +1,343 @@
+"""The simulated machine: processes that die, faults that come at their time, and a journal of what is seen.
+
+A process dies in one step: from then on nothing it does can be seen. Its tasks are cancelled and unwind like ghosts;
+its link, its readers and its triggers take no notice of them any more (`RunnerProcess.is_dead`). A supervisor dies by
+an exception (`Died`) thrown where it stands, or by not being stepped any more.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import trio
+from tests.proof.simulation import database, records, scenario
+from tests.proof.simulation.broker import Broker
+from tests.proof.simulation.processes import Died, RunnerProcess, SupervisorProcess, running_in
+from tests.proof.simulation.records import Record
+from tests.proof.simulation.scenario import Plan, Scenario, Timed
+from tests.proof.simulation.triggers import ORDINARY
+from tests.proof.simulation.wire import Bell
+from trio._core._io_epoll import EpollIOManager
+from trio._core._run import GLOBAL_RUN_CONTEXT
+from trio.testing import MockClock
+
+from headgate.protocol import marks
+from headgate.protocol.messages.runner import RunnerSettings
+from headgate.runner import session
+from headgate.store.errors import StoreError
+from headgate.streams.manager import SharedStreamManager
+from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.triggers.leases import LeaseTimes
+
+TAKE_OVER_S = 0.5  # after a lease has run out
+REST_WITHIN_S = 400.0  # after the last fault; what is not committed by then is stuck
+DRAIN_S = 4.0
+HISTORY_RECORDS_MAX = 200_000  # a pair that spins would fill the memory
+
+
+class Weather:
+    """What is wrong with the surroundings at the moment."""
+
+    def __init__(self) -> None:
+        self.database_back_at = 0.0
+        self.commit_is_ambiguous = False
+        self.advance_fails: scenario.AdvanceFails | None = None
+        self.advance_hangs_s = 0.0
+        self.stream_fails = False
+
+
+class World:
+    """One run of one scenario."""
+
+    def __init__(self, plan: Scenario) -> None:
+        self.scenario = plan
+        self.history: list[Record] = []
+        self.weather = Weather()
+        self.broker = Broker(self, plan.lanes)
+        self.reader = database.Reader()
+        self.supervisors: list[SupervisorProcess] = []
+        self.runners = 0
+        self.settings = core_settings(plan)
+        self.nursery: trio.Nursery
+        self._store = database.open_store()
+        self._tries: Counter[tuple[str, int, int]] = Counter()
+        self._marks_left = [fault for fault in plan.faults if isinstance(fault, scenario.KillAtMark)]
+        self._marks_reached: Counter[str] = Counter()
+        self._rested = Bell()
+        self._is_over = False
+
+    # --- the journal ------------------------------------------------------------------------------
+
+    def note(self, record: Record) -> None:
+        """Add to the history."""
+        if self._is_over:
+            return  # what comes now are the ghosts of the end
+        if len(self.history) >= HISTORY_RECORDS_MAX:
+            raise RuntimeError(f"more than {HISTORY_RECORDS_MAX:,} records: something spins")
+        self.history.append(record)
+
+    def look(self) -> None:
+        """Add what is new in the database. Nothing happens between this and the record that follows."""
+        for record in self.reader.look():
+            self.note(record)
+
+    def broke(self, where: str, error: BaseException) -> None:
+        """Note what should not have escaped."""
+        self.note(records.Broke(trio.current_time(), where, repr(error)))
+
+    def note_frame(self, runner: RunnerProcess, body: bytes, *, is_up: bool) -> None:
+        """Note that bytes went over the wire."""
+        self.note(records.Framed(trio.current_time(), runner.number, is_up, zlib.crc32(body)))
+
+    def note_fenced(self, epoch: int) -> None:
+        """Note that an epoch may write no more; where its supervisor was cut off, it hears of it from now on."""
+        number = 0
+        for supervisor in self.supervisors:
+            if supervisor.core.leases.is_held and supervisor.core.leases.epoch == epoch:
+                supervisor.is_cut_off = False
+                number = supervisor.number
+        self.note(records.Fenced(trio.current_time(), epoch, number))
+
+    # --- the workload -----------------------------------------------------------------------------
+
+    def plan_of(self, trigger: str, lane: int, offset: int) -> Plan:
+        """Return what a trigger does with a message."""
+        return self.scenario.lanes[lane][offset].plans.get(trigger, ORDINARY)
+
+    def count_try(self, trigger: str, lane: int, offset: int) -> int:
+        """Return for the how manieth time a trigger gets a message."""
+        self._tries[trigger, lane, offset] += 1
+        return self._tries[trigger, lane, offset]
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def start_supervisor(self) -> SupervisorProcess:
+        """Start another supervisor."""
+        supervisor = SupervisorProcess(self, number=len(self.supervisors) + 1)
+        self.supervisors.append(supervisor)
+        self.nursery.start_soon(supervisor.run)
+        return supervisor
+
+    @property
+    def newest(self) -> SupervisorProcess:
+        """The supervisor that faults are about."""
+        return self.supervisors[-1]
+
+    def supervisor_ended(self, supervisor: SupervisorProcess, *, down_s: float) -> None:
+        """Somebody starts another in its place, unless there is another already."""
+        if supervisor is self.newest:
+            self.nursery.start_soon(self._start_later, down_s)
+
+    async def _start_later(self, down_s: float) -> None:
+        supervisor = self.newest
+        await trio.sleep(down_s)
+        if self.newest is supervisor:
+            self.start_supervisor()
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def reach(self, mark: str) -> None:
+        """A mark is reached: whoever stands there dies, if a fault says so."""
+        side = self._side_of(mark)
+        runner = running_in.get() if side == "runner" else None
+        if runner is not None and runner.is_dead:
+            return
+        self._marks_reached[mark] += 1
+        due = [f for f in self._marks_left if f.mark == mark and f.nth <= self._marks_reached[mark]]
+        if not due or trio.current_time() > scenario.FAULTS_UNTIL_S:
+            return
+        self._marks_left.remove(due[0])
+        self._note_fault(due[0])
+        if runner is not None:
+            runner.die(f"killed at {mark}")
+        else:
+            raise Died(mark)
+
+    def _side_of(self, mark: str) -> str:
+        return marks.MARKS[mark].side
+
+    async def _inject(self) -> None:
+        for fault in sorted(self._timed_faults(), key=lambda fault: fault.at):
+            await trio.sleep_until(fault.at)
+            self._note_fault(fault)
+            self._do(fault)
+
+    def _timed_faults(self) -> list[Timed]:
+        return [fault for fault in self.scenario.faults if not isinstance(fault, scenario.KillAtMark)]
+
+    def _note_fault(self, fault: scenario.Fault) -> None:
+        self.note(records.Faulted(trio.current_time(), repr(fault)))
+
+    def _do(self, fault: Timed) -> None:
+        now = trio.current_time()
+        weather, supervisor = self.weather, self.newest
+        runner = supervisor.runner
+        match fault:
+            case scenario.KillRunner():
+                if runner is not None:
+                    runner.die("killed", kept=fault.kept)
+            case scenario.KillSupervisor():
+                supervisor.die("killed", runner_at_once=fault.runner_at_once, down_s=fault.down_s)
+            case scenario.CutLink():
+                if runner is not None:
+                    runner.up.end(fault.kept)
+                    runner.down.end(fault.kept)
+            case scenario.StallLink():
+                if runner is not None:
+                    (runner.up if fault.up else runner.down).stall(now + fault.seconds)
+            case scenario.DatabaseIsAway():
+                weather.database_back_at = max(weather.database_back_at, now + fault.seconds)
+                weather.commit_is_ambiguous = fault.ambiguous
+            case scenario.DatabaseIsSlow():
+                supervisor.slow_s = fault.seconds
+            case scenario.FreezeSupervisor():
+                supervisor.freeze(now + fault.seconds)
+            case scenario.AdvanceFails():
+                weather.advance_fails = fault
+            case scenario.AdvanceHangs():
+                weather.advance_hangs_s = fault.seconds
+            case scenario.StreamFails():
+                weather.stream_fails = True
+                if self.broker.holder is not None:
+                    self.broker.holder.wake()
+            case scenario.TakeOver():
+                supervisor.is_cut_off = True
+                self.nursery.start_soon(self._take_over, supervisor)
+            case scenario.Drain():
+                supervisor.drain(down_s=fault.down_s)
+            case scenario.AddWatcher():
+                database.add(self._store, fault.name)
+                self.note(records.Added(now, fault.name))
+            case scenario.RemoveWatcher():
+                self._remove(fault.name)
+
+    async def _take_over(self, supervisor: SupervisorProcess) -> None:
+        """Start another supervisor when the lease of one that is cut off has run out; before, it could fence nobody."""
+        await trio.sleep(self.settings.lease.silence_max_s + TAKE_OVER_S)
+        if supervisor is self.newest and not supervisor.is_gone:
+            self.start_supervisor()
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._store.remove_watcher(name)
+        except StoreError as error:
+            self.broke("the user", error)
+        self.note(records.Removed(trio.current_time(), name))
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    def look_at_rest(self) -> None:
+        """Something was committed: see whether that was the last."""
+        if self.broker.is_empty:
+            self._rested.ring()
+
+    async def run(self) -> None:
+        """Run it until everything is committed and all faults are over, or the time for it is."""
+        for name in scenario.trigger_names(self.scenario.topology):
+            self.note(records.Added(0.0, name))
+        async with trio.open_nursery() as self.nursery:
+            self.nursery.start_soon(self._inject)
+            self.start_supervisor()
+            deadline = scenario.CANARY_AT_S + REST_WITHIN_S
+            while not self.broker.is_empty and self._somebody_listens() and trio.current_time() < deadline:
+                await self._rested.wait_until(min(deadline, trio.current_time() + 20.0))
+            self.look()
+            self.note(records.Rested(trio.current_time(), self.broker.is_empty or not self._somebody_listens()))
+            self._end()
+
+    def _somebody_listens(self) -> bool:
+        return bool(self.reader.unfinished()) or trio.current_time() < scenario.FAULTS_UNTIL_S
+
+    def _end(self) -> None:
+        self._is_over = True
+        for supervisor in self.supervisors:
+            if supervisor.runner is not None:
+                supervisor.runner.die("the simulation is over")
+        self.nursery.cancel_scope.cancel()
+
+
+def core_settings(plan: Scenario) -> CoreSettings:
+    """Return the settings of a supervisor: the ordinary ones, with the topology's limits and shorter times."""
+    topology = plan.topology
+    # Looking for what users changed is the most expensive of the duties: it is done where they do change something.
+    is_watched = any(isinstance(fault, scenario.AddWatcher | scenario.RemoveWatcher) for fault in plan.faults)
+    looks_s = 1.5 if is_watched else 30.0
+    return CoreSettings(
+        runner=RunnerSettings(
+            heartbeat_s=6.0,
+            frame_bytes_max=topology.frame_bytes_max,
+            round_events_max=topology.round_events_max,
+            outbox_events_max=topology.outbox_events_max,
+            subscriber_queue_max=topology.subscriber_queue_max,
+            ack_timeout_s=topology.ack_timeout_s,
+            cohort_grace_s=topology.cohort_grace_s,
+            rejoin_wait_s=60.0,
+            cancel_grace_s=1.0,
+            hook_timeout_s=1.0,
+        ),
+        lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=looks_s, notice_interval_s=looks_s),
+        capacity=10,
+        runner_silence_max_s=15.0,
+        respawn_wait_s=0.1,
+        respawn_wait_max_s=2.0,
+        respawn_healthy_s=5.0,
+        retry_wait_s=0.2,
+        retry_wait_max_s=2.0,
+        database_retry_wait_s=0.1,
+        database_retry_wait_max_s=1.0,
+        slice_events_max=topology.slice_events_max,
+        drain_s=DRAIN_S,
+    )
+
+
+def run(plan: Scenario) -> list[Record]:
+    """Run a scenario and return its history: always the same for the same scenario, in any process."""
+    random.seed(plan.seed)
+    _seed_scheduler(plan.seed)
+    database.reset(scenario.trigger_names(plan.topology))
+    has_marks = any(isinstance(fault, scenario.KillAtMark) for fault in plan.faults)
+
+    async def main() -> list[Record]:
+        world = World(plan)
+        if has_marks:
+            marks.arm(world.reach)
+        await world.run()
+        return world.history
+
+    with _patched(plan):
+        return trio.run(main, clock=MockClock(autojump_threshold=0.0), strict_exception_groups=True)
+
+
+@contextmanager
+def _patched(plan: Scenario) -> Generator[None]:
+    manager, get_events = SharedStreamManager, EpollIOManager.get_events
+
+    def manager_that_fails_on_overflow(**settings: Any) -> SharedStreamManager:
+        settings["overflow"] = "fail"
+        return manager(**settings)
+
+    # Hardly anything comes from outside: trio need not ask the system for it before every step.
+    def get_events_if_idle(io: EpollIOManager, timeout_s: float) -> Any:
+        return () if GLOBAL_RUN_CONTEXT.runner.runq else get_events(io, timeout_s)
+
+    with ExitStack() as stack:
+        stack.callback(marks.disarm)
+        stack.enter_context(patch.object(EpollIOManager, "get_events", get_events_if_idle))
+        # The pair itself pauses on overflow; that the other way loses nothing either is held here alone.
+        if plan.topology.overflow == "fail":
+            stack.enter_context(patch.object(session, "SharedStreamManager", manager_that_fails_on_overflow))
+        yield
+
+
+def _seed_scheduler(seed: int) -> None:
+    """Have trio order its tasks by the seed, with the door it has for hypothesis."""
+    import trio._core._run as scheduler
+
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    scheduler._r.seed(seed)

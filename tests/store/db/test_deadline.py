@@ -1,0 +1,84 @@
+"""A server that stops answering: the store gives up on it, whatever the network says."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.errors import DatabaseAway
+from headgate.store.store import Store
+
+READ_BYTES_MAX = 65536
+
+
+class Forwarder:
+    """Stands between the store and the server, and falls silent when told to: it takes bytes and passes none on."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.is_silent = False
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._server)
+            self._sockets += [client, server]
+            for source, target in ((client, server), (server, client)):
+                thread = threading.Thread(target=self._pump, args=(source, target))
+                self._threads.append(thread)
+                thread.start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(READ_BYTES_MAX):
+                if not self.is_silent:
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for each in self._sockets:
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            each.close()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def forwarder(postgres_url: str) -> Iterator[Forwarder]:
+    url = make_url(postgres_url)
+    forwarder = Forwarder(url.host or "127.0.0.1", url.port or 5432)
+    yield forwarder
+    forwarder.close()
+
+
+def test_a_server_that_falls_silent_is_given_up_in_time_and_asked_again_later(
+    postgres_url: str, forwarder: Forwarder, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.store.store.ANSWER_MAX_S", 0.5)
+    url = make_url(postgres_url).set(host="127.0.0.1", port=forwarder.port)
+    with Store(open_engine(url.render_as_string(hide_password=False)), secrets=secrets) as store:
+        assert store.list_watchers() == []
+        forwarder.is_silent = True
+        with pytest.raises(DatabaseAway):
+            store.list_watchers()
+        forwarder.is_silent = False
+        assert store.list_watchers() == []

@@ -1,0 +1,390 @@
+"""The engine and the transactions: durable settings, limits, errors sorted, connections replaced."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import psycopg.errors
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Engine, bindparam, exc, select, text, update
+
+from headgate.store.db import driver_errors, engine, schema
+from headgate.store.db.engine import open_engine
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.secrets import Secrets
+from headgate.store.db.times import DatabaseNow, UtcDateTime
+from headgate.store.errors import (
+    DatabaseAway,
+    DatabaseFault,
+    RowsRefused,
+    SchemaOutOfDate,
+    UnsupportedDatabase,
+)
+from headgate.store.store import Store
+from headgate.store.tables import triggerer
+
+WAITED_MAX_S = 10.0  # a test that waits longer than this for the server has failed
+
+
+def register(store: Store) -> int:
+    return store.register_triggerer(
+        hostname="h", pid=1, machine="m", process_started=0.0, capacity=10, queues=("default",)
+    )
+
+
+# --- URLs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["mysql://u:hunter2@host/db", "postgresql+asyncpg://u:hunter2@host/db", "oracle://"])
+def test_another_database_is_refused_naming_the_supported_ones(url: str) -> None:
+    with pytest.raises(UnsupportedDatabase, match=r"sqlite:///.*postgresql://") as told:
+        open_engine(url)
+    assert "hunter2" not in str(told.value)
+
+
+def test_what_is_no_url_is_refused_without_showing_it() -> None:
+    with pytest.raises(UnsupportedDatabase, match="cannot be read") as told:
+        open_engine("hunter2")
+    assert "hunter2" not in str(told.value)
+
+
+def test_parameters_that_would_change_sqlite_are_refused() -> None:
+    with pytest.raises(UnsupportedDatabase, match="no parameters"):
+        open_engine("sqlite:///x.db?timeout=0")
+
+
+def test_a_server_that_is_not_there_is_away_and_its_password_is_not_shown(secrets: Secrets) -> None:
+    store = Store(open_engine("postgresql://u:hunter2@127.0.0.1:1/db?sslpassword=hunter3"), secrets=secrets)
+    with pytest.raises(DatabaseAway, match=r"127\.0\.0\.1:1/db") as told:
+        store.live_triggerers()
+    assert "hunter" not in str(told.value)
+
+
+def test_a_folder_that_is_not_there_is_away(secrets: Secrets, tmp_path: Path) -> None:
+    with pytest.raises(DatabaseAway, match="unable to open"):
+        Store(open_engine(f"sqlite:///{tmp_path}/no/folder.db"), secrets=secrets).live_triggerers()
+
+
+def test_a_file_that_is_no_database_is_a_fault(secrets: Secrets, tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("a letter to grandmother, long enough to be taken for a header" * 40)
+    with pytest.raises(DatabaseFault, match="not a database"):
+        Store(open_engine(f"sqlite:///{tmp_path}/x.db"), secrets=secrets).live_triggerers()
+
+
+def test_a_database_without_tables_is_out_of_date_for_every_verb(empty_database_url: str, secrets: Secrets) -> None:
+    with Store(open_engine(empty_database_url), secrets=secrets) as store:
+        with pytest.raises(SchemaOutOfDate, match="headgate db upgrade"):
+            store.list_watchers()
+        with pytest.raises(SchemaOutOfDate, match="headgate db upgrade"):
+            store.heartbeat(1)
+
+
+# --- settings of connections ---------------------------------------------------------------------
+
+
+def test_every_sqlite_connection_is_durable(sqlite_url: str) -> None:
+    opened = open_engine(sqlite_url)
+    for _ in range(2):
+        with opened.connect() as connection:
+            values = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+            }
+        assert values == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given_instead"),
+    [
+        ("synchronous = FULL", "synchronous = NORMAL"),
+        ("journal_mode = WAL", "journal_mode = DELETE"),
+        ("foreign_keys = ON", "foreign_keys = OFF"),
+    ],
+)
+def test_a_sqlite_that_does_not_obey_is_refused(wanted: str, given_instead: str, tmp_path: Path) -> None:
+    class Disobedient(sqlite3.Connection):
+        def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+            return super().execute(statement.replace(wanted, given_instead), *parameters)
+
+    connection = sqlite3.connect(tmp_path / "x.db", factory=Disobedient)
+    with pytest.raises(DatabaseFault):
+        engine._set_pragmas(connection, "sqlite:///x.db")
+    connection.close()
+
+
+def test_a_database_in_memory_keeps_its_rows_for_all_stores_of_its_engine(secrets: Secrets) -> None:
+    opened = open_engine("sqlite://")
+    schema.upgrade(opened)
+    first, second = Store(opened, secrets=secrets), Store(opened, secrets=secrets)
+    epoch = register(first)
+    with pytest.raises(DatabaseFault), first._writing() as connection:
+        connection.execute(text("no SQL"))
+    assert [row.id for row in second.live_triggerers()] == [epoch]
+    first.heartbeat(epoch)
+
+
+def test_every_postgresql_connection_has_limits_and_is_durable(make_postgres_url: Callable[[], str]) -> None:
+    url = make_postgres_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    with open_engine(url).connect() as connection_:
+        values = {
+            name: connection_.exec_driver_sql(f"SHOW {name}").scalar()
+            for name in (
+                "synchronous_commit",
+                "lock_timeout",
+                "statement_timeout",
+                "idle_in_transaction_session_timeout",
+                "transaction_isolation",
+            )
+        }
+    assert values == {
+        "synchronous_commit": "on",
+        "lock_timeout": "5s",
+        "statement_timeout": "30s",
+        "idle_in_transaction_session_timeout": "10s",
+        "transaction_isolation": "read committed",
+    }
+
+
+# --- a database that goes away -------------------------------------------------------------------
+
+
+def test_a_sqlite_database_locked_by_another_is_away_until_it_is_free(
+    sqlite_url: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "SQLITE_BUSY_TIMEOUT_S", 0.01)
+    with Store(open_engine(sqlite_url), secrets=secrets) as store:
+        epoch = register(store)
+        other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseAway, match="locked"):
+            store.heartbeat(epoch)
+        # Whoever only reads does not wait for a writer.
+        assert [row.id for row in store.live_triggerers()] == [epoch]
+        other.execute("ROLLBACK")
+        other.close()
+        store.heartbeat(epoch)
+
+
+def terminate_backends(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        killed = connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'headgate'"
+        ).fetchall()
+    assert killed == [(True,)]
+
+
+def test_a_dropped_connection_is_away_once_and_then_replaced(postgres_url: str, secrets: Secrets) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        epoch = register(store)
+        terminate_backends(postgres_url)
+        with pytest.raises(DatabaseAway, match="terminat"):
+            store.heartbeat(epoch)
+        store.heartbeat(epoch)
+
+
+def test_a_connection_dropped_within_a_transaction_leaves_nothing_and_is_replaced(
+    postgres_url: str, secrets: Secrets
+) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        epoch = register(store)
+
+        def write_half() -> None:
+            with store._writing() as connection:
+                connection.execute(text("UPDATE triggerer SET hostname = 'half done'"))
+                terminate_backends(postgres_url)
+
+        with pytest.raises(DatabaseAway):
+            write_half()
+        assert [(row.id, row.hostname) for row in store.live_triggerers()] == [(epoch, "h")]
+
+
+def test_a_row_held_for_too_long_is_away_and_not_waited_for_for_ever(postgres_url: str, secrets: Secrets) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store, psycopg.connect(postgres_url) as other:
+        epoch = register(store)
+        with store._writing() as connection:
+            connection.execute(text("SET lock_timeout = '10ms'"))
+        other.execute("SELECT 1 FROM triggerer FOR UPDATE")
+        with pytest.raises(DatabaseAway, match="lock timeout"):
+            store.heartbeat(epoch)
+        other.rollback()
+        store.heartbeat(epoch)
+
+
+def test_a_stopped_supervisors_transaction_is_ended_by_the_server(postgres_url: str, secrets: Secrets) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        register(store)
+
+        def stop_half_way() -> None:
+            with store._writing() as connection:
+                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
+                connection.execute(text("UPDATE triggerer SET hostname = 'half done'"))
+                backend: Any = connection.connection.driver_connection
+                # The server speaks first: nothing is asked here, only listened for.
+                list(backend.notifies(timeout=WAITED_MAX_S))
+
+        with pytest.raises(DatabaseAway, match="is away"):
+            stop_half_way()
+        assert [row.hostname for row in store.live_triggerers()] == ["h"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 500])
+def test_many_rows_written_at_once_leave_the_server_its_limit_of_an_idle_transaction(
+    postgres_url: str, secrets: Secrets, rows: int
+) -> None:
+    rename = Prepared(
+        update(triggerer).where(triggerer.c.id == bindparam("of_id")).values(hostname=bindparam("to_hostname"))
+    )
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        register(store)
+
+        def stop_half_way() -> None:
+            with store._writing() as connection:
+                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
+                rename.run_many(connection, [{"of_id": number, "to_hostname": "half done"} for number in range(rows)])
+                backend: Any = connection.connection.driver_connection
+                list(backend.notifies(timeout=WAITED_MAX_S))
+
+        with pytest.raises(DatabaseAway, match="is away"):
+            stop_half_way()
+
+
+# --- what the drivers' errors mean ---------------------------------------------------------------
+
+
+def postgresql_codes() -> list[str]:
+    # The driver's table is keyed by the names of the errors, too.
+    codes = [code for code, kind in psycopg.errors._sqlcodes.items() if kind.sqlstate == code]
+    assert len(codes) > 200
+    return codes
+
+
+def test_no_fault_of_postgresql_is_taken_for_a_fault_of_the_rows() -> None:
+    refused = {
+        code
+        for code in postgresql_codes()
+        if isinstance(driver_errors.translate(psycopg.errors.lookup(code)(), database="db"), RowsRefused)
+    }
+    assert {code[:2] for code in refused} == {"22", "23", "54"}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("57P01", DatabaseAway),  # an administrator shuts it down
+        ("57P03", DatabaseAway),  # it starts up
+        ("57014", DatabaseAway),  # statement timeout
+        ("40P01", DatabaseAway),  # deadlock
+        ("53100", DatabaseAway),  # disk full
+        ("53300", DatabaseAway),  # too many connections
+        ("55P03", DatabaseAway),  # lock timeout
+        ("25006", DatabaseAway),  # a standby
+        ("25P03", DatabaseAway),  # idle in transaction
+        ("08006", DatabaseAway),
+        ("28P01", DatabaseAway),
+        ("3D000", DatabaseAway),
+        ("42P01", SchemaOutOfDate),
+        ("42703", SchemaOutOfDate),
+        ("42501", DatabaseFault),  # no permission
+        ("42601", DatabaseFault),  # a statement of ours is wrong
+        ("XX001", DatabaseFault),  # damaged
+        ("22003", RowsRefused),
+        ("22021", RowsRefused),
+        ("23503", RowsRefused),
+        ("23514", RowsRefused),
+        ("54000", RowsRefused),
+    ],
+)
+def test_postgresql_errors_are_sorted_by_what_to_do(code: str, kind: type[Exception]) -> None:
+    assert type(driver_errors.translate(psycopg.errors.lookup(code)("why"), database="db")) is kind
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (sqlite3.SQLITE_BUSY, DatabaseAway),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, DatabaseAway),
+        (sqlite3.SQLITE_FULL, DatabaseAway),
+        (sqlite3.SQLITE_IOERR_FSYNC, DatabaseAway),
+        (sqlite3.SQLITE_READONLY_DBMOVED, DatabaseAway),
+        (sqlite3.SQLITE_CANTOPEN, DatabaseAway),
+        (sqlite3.SQLITE_CORRUPT, DatabaseFault),
+        (sqlite3.SQLITE_NOTADB, DatabaseFault),
+        (sqlite3.SQLITE_PERM, DatabaseFault),
+        (sqlite3.SQLITE_ERROR, DatabaseFault),
+        (sqlite3.SQLITE_MISUSE, DatabaseFault),
+        (sqlite3.SQLITE_CONSTRAINT_CHECK, RowsRefused),
+        (sqlite3.SQLITE_TOOBIG, RowsRefused),
+    ],
+)
+def test_sqlite_errors_are_sorted_by_what_to_do(code: int, kind: type[Exception]) -> None:
+    error = sqlite3.OperationalError("why")
+    error.sqlite_errorcode = code
+    assert type(driver_errors.translate(error, database="db")) is kind
+
+
+def test_a_lost_connection_is_away_whatever_the_error_says() -> None:
+    error = exc.DBAPIError("SELECT", None, psycopg.errors.SyntaxError("odd"), connection_invalidated=True)
+    assert isinstance(driver_errors.translate(error, database="db"), DatabaseAway)
+
+
+def test_the_details_of_postgresql_which_quote_rows_are_not_repeated(postgres_url: str, secrets: Secrets) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        with pytest.raises(RowsRefused) as told, store._writing() as connection:
+            connection.execute(text("INSERT INTO asset (name, created_date) VALUES ('hunter2', NULL)"))
+    assert "hunter2" not in str(told.value)
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+moments = st.datetimes(
+    min_value=datetime(1000, 1, 1), max_value=datetime(9000, 1, 1), timezones=st.just(timezone(timedelta(hours=5)))
+)
+
+
+@given(st.lists(moments, min_size=2, max_size=2))
+def test_times_sort_as_text_on_sqlite_and_come_back_the_same(pair: list[datetime]) -> None:
+    dialect = open_engine("sqlite://").dialect
+    texts = [UtcDateTime().process_bind_param(moment, dialect) for moment in pair]
+    assert (texts[0] < texts[1]) == (pair[0] < pair[1])
+    assert (texts[0] == texts[1]) == (pair[0] == pair[1])
+    assert [UtcDateTime().process_result_value(value, dialect) for value in texts] == pair
+
+
+def test_a_time_without_a_zone_is_refused(database_url: str) -> None:
+    with open_engine(database_url).connect() as connection, pytest.raises(exc.StatementError, match="no time zone"):
+        connection.execute(select(triggerer.c.id).where(triggerer.c.started_at > datetime(2026, 1, 1)))
+
+
+def database_now(opened: Engine) -> datetime:
+    with opened.connect() as connection:
+        return connection.execute(select(DatabaseNow())).scalar_one()
+
+
+def test_the_databases_clock_is_aware_and_in_the_form_of_all_times(database_url: str) -> None:
+    opened = open_engine(database_url)
+    now = database_now(opened)
+    assert now.tzinfo is UTC
+    assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)
+    if opened.dialect.name == "sqlite":
+        with opened.connect() as connection:
+            raw = connection.exec_driver_sql("SELECT strftime('%Y-%m-%d %H:%M:%f000', 'now')").scalar_one()
+        assert len(raw) == len(UtcDateTime().process_bind_param(now, opened.dialect))
+
+
+def test_the_clock_runs_on_within_a_transaction(database_url: str) -> None:
+    with open_engine(database_url).begin() as connection:
+        first = connection.execute(select(DatabaseNow())).scalar_one()
+        while connection.execute(select(DatabaseNow())).scalar_one() == first:
+            pass

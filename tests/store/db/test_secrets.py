@@ -1,0 +1,133 @@
+"""The encryption keys: made once, kept private, rotated, never shown."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from cryptography.fernet import Fernet
+
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import KEY_FILE_BYTES_MAX, KEY_FILE_NAME, Secrets
+from headgate.store.errors import BadKey, UnusableKey
+from headgate.store.store import Store
+
+
+def new_key() -> str:
+    return Fernet.generate_key().decode()
+
+
+def test_the_first_use_makes_a_key_file_for_its_owner_alone(tmp_path: Path) -> None:
+    home = tmp_path / "not" / "there"
+    token = Secrets.open(home, None).encrypt(b"x")
+    assert os.listdir(home) == [KEY_FILE_NAME]
+    assert (home / KEY_FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert Secrets.open(home, None).decrypt(token) == b"x"
+
+
+def test_processes_that_make_the_file_at_the_same_time_use_one_key(tmp_path: Path) -> None:
+    processes = 8
+    start = Barrier(processes)
+
+    def encrypt() -> str:
+        start.wait()
+        return Secrets.open(tmp_path, None).encrypt(b"x")
+
+    with ThreadPoolExecutor(processes) as pool:
+        tokens = [future.result() for future in [pool.submit(encrypt) for _ in range(processes)]]
+    assert os.listdir(tmp_path) == [KEY_FILE_NAME]
+    assert [Secrets.open(tmp_path, None).decrypt(token) for token in tokens] == [b"x"] * processes
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    Secrets.open(tmp_path, None)
+    (tmp_path / KEY_FILE_NAME).chmod(mode)
+    with pytest.raises(UnusableKey, match="chmod 600"):
+        Secrets.open(tmp_path, None)
+
+
+def test_the_first_key_encrypts_and_all_decrypt(tmp_path: Path) -> None:
+    old, new = new_key(), new_key()
+    before = Secrets.open(tmp_path, old).encrypt(b"x")
+    rotated = Secrets.open(tmp_path, f" {new} , {old} ")
+    assert rotated.decrypt(before) == b"x"
+    assert Secrets.open(tmp_path, new).decrypt(rotated.encrypt(b"y")) == b"y"
+    with pytest.raises(BadKey):
+        Secrets.open(tmp_path, new).decrypt(before)
+
+
+def test_the_environment_goes_before_the_file_and_makes_none(tmp_path: Path) -> None:
+    Secrets.open(tmp_path, new_key())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_key_file_holds_one_key_a_line(tmp_path: Path) -> None:
+    old = Secrets.open(tmp_path, None)
+    token = old.encrypt(b"x")
+    path = tmp_path / KEY_FILE_NAME
+    path.write_text(f"{new_key()}\n\n{path.read_text()}")
+    rotated = Secrets.open(tmp_path, None)
+    assert rotated.decrypt(token) == b"x"
+    with pytest.raises(BadKey):
+        old.decrypt(rotated.encrypt(b"y"))
+
+
+@pytest.mark.parametrize("bad", ["hunter2", "é" * 44, "A" * 44 + "!", "A" * 43])
+def test_a_malformed_key_is_refused_and_not_shown(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(UnusableKey, match="key 2 of 2") as told:
+        Secrets.open(tmp_path, f"{new_key()},{bad}")
+    assert bad not in str(told.value)
+    assert told.value.__suppress_context__
+
+
+@pytest.mark.parametrize("blank", ["", " , ,"])
+def test_a_setting_without_a_key_is_an_error_and_not_another_key(tmp_path: Path, blank: str) -> None:
+    with pytest.raises(UnusableKey, match="no encryption key"):
+        Secrets.open(tmp_path, blank)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / KEY_FILE_NAME
+    path.touch(0o600)
+    with pytest.raises(UnusableKey, match="no encryption key"):
+        Secrets.open(tmp_path, None)
+    path.write_bytes(b"A" * (KEY_FILE_BYTES_MAX + 1))
+    with pytest.raises(UnusableKey, match="no key file"):
+        Secrets.open(tmp_path, None)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UnusableKey, match="cannot be used"):
+        Secrets.open(tmp_path, None)
+
+
+def test_no_key_is_shown_by_repr(tmp_path: Path) -> None:
+    key = new_key()
+    assert key not in repr(Secrets.open(tmp_path, key))
+
+
+def test_what_was_tampered_with_is_not_decrypted(secrets: Secrets) -> None:
+    token = secrets.encrypt(b"x")
+    flipped = token[:-10] + ("A" if token[-10] != "A" else "B") + token[-9:]
+    with pytest.raises(BadKey):
+        secrets.decrypt(flipped)
+    with pytest.raises(BadKey):
+        secrets.decrypt("é")
+
+
+def test_a_trigger_that_no_key_decrypts_is_claimed_with_the_reason_and_alone(store: Store, database_url: str) -> None:
+    with Store(open_engine(database_url), secrets=Secrets([new_key()], source="another")) as other:
+        other.add_watcher("theirs", "a.B", {})
+    store.add_watcher("ours", "a.B", {"x": 1})
+    epoch = store.register_triggerer(
+        hostname="h", pid=1, machine="m", process_started=0.0, capacity=10, queues=("default",)
+    )
+    theirs, ours = store.claim_triggers(epoch, limit=10, queues=("default",))
+    assert theirs.kwargs is None
+    assert "cannot be decrypted" in theirs.error
+    assert ours.kwargs is not None
+    assert ours.error == ""

@@ -1,0 +1,187 @@
+"""Schedulers at the same moment, and whoever ends a task while one looks at its run: nothing is lost, nobody deadlocks.
+
+On PostgreSQL, with real connections; one is held open where it has done everything but commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+from tests.store.scheduling.test_planning import chain
+from tests.store.tasks.test_task_races import Race
+from tests.store.triggers.test_leases import WAITED_MAX_S
+from tests.supervisor.tasks_harness import QUEUES, Clock, S
+
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.store.db.engine import open_engine
+from headgate.store.scheduling import planning
+from headgate.store.store import Store
+from headgate.store.tasks import task_actions, task_ends
+from headgate.store.tasks.graphs import Graphs
+
+DAG = DagSpec("chain", tasks=chain("a", "b"))
+
+
+class Planning(Race):
+    """A chain of two, the first task of which runs."""
+
+    def __init__(self, url: str, one: Store, two: Store, clock: Clock) -> None:
+        super().__init__(url, one, two, clock)
+        one.scheduling.plan(self.epoch)
+        one.tasks.mark(self.a, "success")
+        one.scheduling.plan(self.epoch)
+        one.tasks.save_file(self.epoch, "chain.py", [DAG])
+        run = one.tasks.create_run("chain", "r1")
+        assert run is not None
+        self.chain = run
+        one.scheduling.plan(self.epoch)
+        (task,) = one.tasks.dispatch(self.epoch, limit=9, queues=QUEUES, straight_to_worker=True).tasks
+        self.first, self.token = task.id, task.token
+
+    def look(self, connection: Connection, now: datetime) -> bool:
+        planning.plan(connection, now, self.one._secrets, Graphs(), limit=10)
+        return True
+
+    def mark_run(self) -> None:
+        """Have the run looked at once more, though nothing has happened."""
+        self.one.tasks.follow_dag(self.epoch, self.chain)
+
+    def states(self) -> dict[str, str]:
+        return {name: state.value for name, state in self.one.tasks.task_states(self.chain).items()}
+
+
+@pytest.fixture
+def race(postgres_url: str, secrets: Any) -> Iterator[Planning]:
+    clock = Clock()
+    one, two = (Store(open_engine(postgres_url), secrets=secrets, clock=clock) for _ in range(2))
+    with one, two:
+        yield Planning(postgres_url, one, two, clock)
+
+
+def test_an_end_that_comes_during_a_look_is_seen_by_the_next_one(race: Planning) -> None:
+    race.mark_run()
+    assert race.second_waits(race.look, lambda: race.two.tasks.succeed(race.epoch, race.first, race.token))
+    assert race.states() == {"a": "success", "b": "none"}  # the look had not seen it
+    assert race.one.scheduling.plan(race.epoch).scheduled == 1
+
+
+def test_a_look_that_comes_while_a_task_ends_does_not_wait_and_the_next_one_sees_it(race: Planning) -> None:
+    race.mark_run()
+    looked = race.second_passes_over(
+        lambda connection, now: task_ends.succeed(connection, now, race.first, race.token, "succeeded", {}),
+        lambda: race.two.scheduling.plan(race.epoch),
+    )
+    assert (looked.looked_at, looked.scheduled) == (1, 0)
+    assert race.one.scheduling.plan(race.epoch).scheduled == 1
+
+
+def test_a_task_that_another_has_locked_keeps_the_run_marked_even_if_that_one_gives_up(race: Planning) -> None:
+    race.one.tasks.succeed(race.epoch, race.first, race.token)
+    second = race.one.tasks.task_id_of(race.chain, "b")
+
+    class GivesUp(Exception):
+        pass
+
+    def clear_and_give_up() -> None:
+        with race.one._writing() as connection:
+            task_actions.clear(connection, race.clock(), second)
+            looked = race.two.scheduling.plan(race.epoch)
+            # The run's own row is locked by the clear, and passed over.
+            assert looked.looked_at == 0
+            raise GivesUp
+
+    with pytest.raises(GivesUp):
+        clear_and_give_up()
+    assert race.two.scheduling.plan(race.epoch).scheduled == 1
+
+
+def test_a_locked_task_alone_leaves_the_mark(race: Planning) -> None:
+    race.one.tasks.succeed(race.epoch, race.first, race.token)
+    second = race.one.tasks.task_id_of(race.chain, "b")
+    with race.one._writing() as connection:
+        connection.exec_driver_sql(f"SELECT 1 FROM task_instance WHERE id = {second} FOR UPDATE")
+        looked = race.two.scheduling.plan(race.epoch)
+        assert (looked.scheduled, looked.left) == (0, 1)
+    assert race.two.scheduling.plan(race.epoch).scheduled == 1
+
+
+def test_no_run_begins_beyond_the_limit_while_the_dag_is_locked(race: Planning) -> None:
+    spec = DagSpec("one", max_active_runs=1, tasks=(TaskSpec("a", "Op"),))
+    race.one.tasks.save_file(race.epoch, "one.py", [spec])
+    race.one.tasks.create_run("one", "first")
+    said = race.second_passes_over(race.look, lambda: create_and_plan(race))
+    assert (said.scheduled, said.left) == (0, 1)
+    race.one.scheduling.plan(race.epoch)
+    rows = race.query("SELECT run_id, started_at FROM dag_run WHERE run_id IN ('first', 'second')")
+    assert {row["run_id"]: row["started_at"] is not None for row in rows} == {"first": True, "second": False}
+
+
+def create_and_plan(race: Planning) -> Any:
+    race.two.tasks.create_run("one", "second")
+    return race.two.scheduling.plan(race.epoch)
+
+
+def together(count: int, work: Callable[[int], None]) -> None:
+    """Have threads begin at the same moment; raise what any of them raises."""
+    start = Barrier(count)
+
+    def one(number: int) -> None:
+        start.wait(WAITED_MAX_S)
+        work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        for future in [pool.submit(one, number) for number in range(count)]:
+            future.result(60)
+
+
+def test_two_schedulers_and_workers_bring_many_runs_to_their_end(
+    postgres_url: str, secrets: Any, race: Planning
+) -> None:
+    """Four threads plan, dispatch, fail, skip and clear whatever they find, until nothing is left to do."""
+    race.one.tasks.succeed(race.epoch, race.first, race.token)
+    tasks = (
+        *chain("a", "b"),
+        *(TaskSpec(f"c{number}", "Op", upstream=("b",)) for number in range(4)),
+        TaskSpec("end", "Op", upstream=tuple(f"c{number}" for number in range(4)), trigger_rule="none_failed"),
+    )
+    race.one.tasks.save_file(race.epoch, "many.py", [DagSpec("many", max_active_runs=3, tasks=tasks)])
+    runs = [race.one.tasks.create_run("many", f"m{number}") for number in range(12)]
+    ran: dict[tuple[str, str], int] = {}
+    most: list[int] = []
+
+    def left(store: Store) -> int:
+        with store._reading() as connection:
+            statement = "SELECT count(*) FROM dag_run WHERE ended_at IS NULL"
+            return int(connection.exec_driver_sql(statement).scalar_one())
+
+    def work(number: int) -> None:
+        with Store(open_engine(postgres_url), secrets=secrets) as store:
+            while left(store):
+                store.scheduling.plan(race.epoch, limit=3)
+                with store._reading() as connection:
+                    statement = (
+                        "SELECT count(*) FROM dag_run JOIN dag ON dag.id = dag_id WHERE dag.name = 'many' "
+                        "AND started_at IS NOT NULL AND ended_at IS NULL"
+                    )
+                    most.append(int(connection.exec_driver_sql(statement).scalar_one()))
+                given = store.tasks.dispatch(race.epoch, limit=2, queues=QUEUES, straight_to_worker=True).tasks
+                for task in given:
+                    key = (task.run_id, task.task_id)
+                    ran[key] = ran.get(key, 0) + 1
+                    skips = ("c0", "c1") if task.task_id == "b" and number % 2 else ()
+                    assert store.tasks.succeed(race.epoch, task.id, task.token, skips=skips)
+
+    together(4, work)
+    rows = race.query("SELECT state, needs_look FROM dag_run")
+    assert len(rows) == len(runs) + 2
+    assert {(row["state"], row["needs_look"]) for row in rows} == {("success", False)}
+    assert max(most) <= 3
+    assert set(ran.values()) == {1}
+    ends = race.query("SELECT state, count(*) AS n FROM task_instance WHERE task_id = 'end' GROUP BY state")
+    assert ends == [{"state": S.SUCCESS.value, "n": 12}]

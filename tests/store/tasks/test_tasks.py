@@ -1,0 +1,571 @@
+"""Tasks in the store: who gets a worker, whose answer counts, what is kept over a deferral, and what is not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
+
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.runner import FinishedTrigger
+from headgate.protocol.values import decode_value
+from headgate.store.db.engine import open_engine
+from headgate.store.db.prepared import driver_of
+from headgate.store.errors import LeaseLost, ValueRefused
+from headgate.store.store import Store
+from headgate.store.tables import task_instance
+from headgate.store.task_verbs import TaskVerbs
+from headgate.store.tasks import deferral, task_ends
+from headgate.store.tasks import tasks as tasks_module
+from headgate.store.tasks.deferral import Deferral
+from headgate.store.tasks.tasks import Candidate, fit
+
+S = TaskState
+OpenStore = Callable[..., Store]
+Query = Callable[..., list[dict[str, Any]]]
+
+
+def tasks_of(*ids: str, **changes: Any) -> tuple[TaskSpec, ...]:
+    return tuple(TaskSpec(task_id, "Op", **changes) for task_id in ids)
+
+
+def schedule(tasks: Tasks, *names: str) -> dict[int, str]:
+    ids = {tasks.store.tasks.task_id_of(tasks.run, name): name for name in names}
+    assert tasks.store.tasks.decide(tasks.epoch, "scheduled", ids) == sorted(ids)
+    return ids
+
+
+# --- who gets a worker ---------------------------------------------------------------------------
+
+
+def test_tasks_go_to_workers_by_priority_and_each_to_one(store: Store, query: Query) -> None:
+    specs = tuple(
+        TaskSpec(name, "Op", priority_weight=weight) for name, weight in zip("abcd", (1, 5, 3, 3), strict=True)
+    )
+    tasks = Tasks(store, query, tasks=specs)
+    schedule(tasks, *"abcd")
+    assert [task.task_id for task in tasks.dispatch(limit=3)] == ["b", "c", "d"]
+    (last,) = tasks.dispatch(limit=3)
+    assert (last.task_id, last.dag, last.run_id, last.try_number, last.next_method) == ("a", "etl", "r1", 1, None)
+    assert tasks.dispatch() == []
+
+
+def test_a_resumed_task_goes_before_all_that_has_not_begun(store: Store, query: Query) -> None:
+    specs = (TaskSpec("waits", "Op"), TaskSpec("urgent", "Op", priority_weight=100))
+    tasks = Tasks(store, query, tasks=specs)
+    _, trigger_id = tasks.defer_it()
+    schedule(tasks, "urgent")
+    store.store_slice(tasks.epoch, events=[event_of(trigger_id, {"rows": 3})])
+    first, second = tasks.dispatch()
+    assert (first.task_id, second.task_id) == ("waits", "urgent")
+    assert (first.next_method, first.next_kwargs) == (WAIT.next_method, WAIT.next_kwargs)
+    assert first.event is not None
+    assert decode_value(first.event) == {"rows": 3}
+    assert (second.next_method, second.next_kwargs, second.event) == (None, None, None)
+
+
+def test_a_pool_never_has_more_slots_in_use_than_it_has(store: Store, query: Query) -> None:
+    specs = (*tasks_of("a", "b", "c", pool="small"), *tasks_of("other"))
+    tasks = Tasks(store, query, tasks=specs)
+    store.tasks.set_pool("small", 2)
+    schedule(tasks, "a", "b", "c", "other")
+    given = tasks.dispatch()
+    assert [task.task_id for task in given] == ["a", "b", "other"]
+    assert tasks.dispatch() == []
+    # A task that waits for its trigger needs no slot, and gets one again before it goes on.
+    deferred = store.tasks.defer(tasks.epoch, given[0].id, given[0].token, WAIT)
+    assert deferred is not None
+    assert [task.task_id for task in tasks.dispatch()] == ["c"]
+    (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+    store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
+    assert tasks.dispatch() == []
+    assert store.tasks.succeed(tasks.epoch, given[1].id, given[1].token)
+    assert [task.task_id for task in tasks.dispatch()] == ["a"]
+
+
+def test_a_task_of_an_unknown_pool_another_queue_or_a_paused_dag_waits(store: Store, query: Query) -> None:
+    specs = (*tasks_of("a"), *tasks_of("lost", pool="nobody made it"), *tasks_of("gpu", queue="gpu"))
+    tasks = Tasks(store, query, tasks=specs)
+    schedule(tasks, "a", "lost", "gpu")
+    store.tasks.set_paused("etl", is_paused=True)
+    assert tasks.dispatch() == []
+    store.tasks.set_paused("etl", is_paused=False)
+    assert [task.task_id for task in tasks.dispatch()] == ["a"]
+    store.tasks.set_pool("nobody made it", 1)
+    assert [task.task_id for task in tasks.dispatch()] == ["lost"]
+    gpu = store.tasks.dispatch(tasks.epoch, limit=9, queues=("gpu",)).tasks
+    assert [task.task_id for task in gpu] == ["gpu"]
+
+
+def test_what_does_not_fit_holds_up_its_own_pool_only_and_what_never_fits_nothing() -> None:
+    def candidate(id_: int, pool: str, slots: int, weight: int = 1, *, resumed: bool = False) -> Candidate:
+        return Candidate(id_, pool, slots, resumed, weight)
+
+    waiting = [candidate(1, "p", 3, 9), candidate(2, "p", 1), candidate(3, "q", 1), candidate(4, "p", 50, 99)]
+    slots, free = {"p": 4, "q": 1}, {"p": 2, "q": 1}
+    assert fit(waiting, slots, free, 10) == [3]
+    assert fit(waiting, slots, {"p": 4, "q": 1}, 10) == [1, 2, 3]
+    assert fit(waiting, slots, {"p": 4, "q": 1}, 2) == [1, 2]
+    assert fit([candidate(1, "q", 1, 5), candidate(2, "q", 1, resumed=True)], slots, free, 10) == [2]
+    assert fit(waiting, slots, {"p": 4, "q": 1}, 0) == []
+
+
+# --- whose answer counts -------------------------------------------------------------------------
+
+
+def answers(tasks: Tasks, token: str) -> dict[str, object]:
+    """Have a worker say everything that a worker can say; return what it is told."""
+    verbs, epoch, a = tasks.store.tasks, tasks.epoch, tasks.a
+    return {
+        "start": verbs.start(epoch, a, token),
+        "push_xcoms": verbs.push_xcoms(epoch, a, token, {"k": b"1"}),
+        "defer": verbs.defer(epoch, a, token, WAIT, xcoms={"k": b"1"}),
+        "succeed": verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
+        "fail": verbs.fail(epoch, a, token, "late", xcoms={"k": b"1"}),
+        "lose_worker": verbs.lose_worker(epoch, a, token, "late"),
+    }
+
+
+REFUSED = {"start": False, "push_xcoms": False, "defer": None, "succeed": False, "fail": None, "lose_worker": None}
+
+
+@pytest.mark.parametrize("then", ["queued again", "running again", "deferred", "resumed", "deferred again", "marked"])
+def test_a_late_answer_of_an_earlier_worker_changes_nothing(store: Store, query: Query, then: str) -> None:
+    tasks = Tasks(store, query, retries=3, retry_delay_s=0.0)
+    old = tasks.run_it()
+    if then in ("queued again", "running again"):
+        assert store.tasks.lose_worker(tasks.epoch, tasks.a, old, "killed") is S.UP_FOR_RETRY
+        assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
+        tasks.dispatch(straight=then == "running again")
+    elif then == "marked":
+        store.tasks.mark(tasks.a, "success")
+    else:
+        assert store.tasks.defer(tasks.epoch, tasks.a, old, WAIT)
+        if then != "deferred":
+            (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+            store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
+            (again,) = tasks.dispatch()
+            if then == "deferred again":
+                store.tasks.defer(tasks.epoch, tasks.a, again.token, WAIT)
+    before = tasks.row()
+    assert before["token"] != old
+    assert answers(tasks, old) == REFUSED
+    assert tasks.row() == before
+    assert query("SELECT * FROM xcom") == []
+
+
+def test_the_token_of_a_deferral_is_no_workers(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    token, _ = tasks.defer_it()
+    before = tasks.row()
+    assert answers(tasks, token) == REFUSED
+    assert tasks.row() == before
+
+
+def test_an_event_of_an_earlier_deferral_resumes_no_later_one(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, first = tasks.defer_it()
+    store.tasks.clear(tasks.a)
+    _, second = tasks.defer_it()
+    assert first != second
+    before = tasks.row()
+    store.store_slice(tasks.epoch, events=[event_of(first), event_of(first, kind="failed", index=1)])
+    failed = FinishedTrigger(first, f"run-{first}", "failed", 2, error="boom")
+    store.store_slice(tasks.epoch, finished=[failed])
+    assert tasks.row() == before
+
+
+def test_an_event_that_is_stored_twice_resumes_once(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    event = event_of(trigger_id)
+    store.store_slice(tasks.epoch, events=[event])
+    (task,) = tasks.dispatch()
+    assert store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT) is not None
+    before = tasks.row()
+    assert store.store_slice(tasks.epoch, events=[event]).stored == 0
+    assert tasks.row() == before
+
+
+def test_the_first_event_of_a_slice_is_the_one_that_resumes(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    store.store_slice(tasks.epoch, events=[event_of(trigger_id, n, index=n) for n in range(3)])
+    (task,) = tasks.dispatch()
+    assert task.event is not None
+    assert decode_value(task.event) == 0
+    assert len(list(store.list_events())) == 3
+
+
+@pytest.mark.parametrize(("kinds", "state"), [(("event", "failed"), S.SCHEDULED), (("success", "event"), S.SUCCESS)])
+def test_of_several_events_in_a_slice_the_first_says_what_becomes_of_the_task(
+    store: Store, query: Query, kinds: tuple[Any, ...], state: TaskState
+) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    store.store_slice(tasks.epoch, events=[event_of(trigger_id, kind=kind, index=n) for n, kind in enumerate(kinds)])
+    assert tasks.state is state
+
+
+def test_a_slice_that_is_refused_resumes_nothing(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    before = tasks.row()
+    with pytest.raises(Exception, match="refuses"):
+        store.store_slice(tasks.epoch, events=[event_of(trigger_id), event_of(10_000)])
+    assert tasks.row() == before
+
+
+def test_the_events_of_watchers_cost_no_statement_for_tasks(sqlite_url: str, secrets: Any) -> None:
+    with Store(open_engine(sqlite_url), secrets=secrets) as store:
+        tasks = Tasks(store, lambda *_: [])
+        watched = store.add_watcher("w", "a.B", {})
+        said: list[str] = []
+        store._connected().connection.driver_connection.set_trace_callback(said.append)  # type: ignore[union-attr]
+
+        def slice_of(trigger_id: int) -> str:
+            said.clear()
+            end = FinishedTrigger(trigger_id, f"run-{trigger_id}", "failed", 1, error="boom")
+            store.store_slice(tasks.epoch, events=[event_of(trigger_id)], finished=[end])
+            return "\n".join(said)
+
+        assert [trigger.id for trigger in store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)] == [watched]
+        assert "INSERT INTO trigger_event" in (alone := slice_of(watched))
+        assert "task_instance" not in alone
+        assert store.tasks.defer(tasks.epoch, tasks.a, tasks.run_it(), WAIT)
+        (waited_for,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+        assert "task_instance" not in slice_of(watched)
+        assert slice_of(waited_for.id).count("UPDATE task_instance") == 1
+
+
+def test_what_is_asked_again_and_again_never_reads_the_tasks_that_have_ended(sqlite_url: str) -> None:
+    asked = {
+        "resume": deferral._RESUME,
+        "time out": deferral._TIMED_OUT,
+        "retry": tasks_module._RETRY_DUE,
+        "candidates": tasks_module._candidates(("default", "other")),
+        "slots in use": tasks_module._USED,
+        "owned": task_ends._OWNED,
+        "orphans": task_ends._ORPHANS,
+    }
+    with open_engine(sqlite_url).connect() as connection:
+        for name, statement in asked.items():
+            parameters = [None] * len(statement.places(connection.dialect))
+            text = "EXPLAIN QUERY PLAN " + statement.text(connection.dialect)
+            plan = [step for *_, step in driver_of(connection).execute(text, parameters).fetchall()]
+            assert any("task_instance USING INDEX" in step for step in plan), (name, plan)
+            assert not any("SCAN task_instance" in step for step in plan), (name, plan)
+
+
+# --- the trigger's end ---------------------------------------------------------------------------
+
+
+def test_a_trigger_that_ends_without_an_event_or_fails_resumes_its_task_to_fail(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    for outcome, error, expected in (("returned", "", "ended without an event"), ("failed", "boom", "boom")):
+        _, trigger_id = tasks.defer_it()
+        end = FinishedTrigger(trigger_id, f"run-{trigger_id}", outcome, 0, error=error, traceback="Traceback ...")
+        store.store_slice(tasks.epoch, finished=[end])
+        (task,) = tasks.dispatch()
+        assert task.next_method == "__fail__"
+        assert task.next_kwargs is not None
+        told = decode_value(task.next_kwargs)
+        assert expected in told["error"]
+        assert (told["traceback"], told["reason"]) == ("Traceback ...", "trigger_failure")
+        assert task.event is None
+        store.tasks.mark(tasks.a, "failed")
+        store.tasks.clear(tasks.a)
+
+
+def test_a_trigger_that_was_cancelled_or_belongs_to_another_leaves_its_task_waiting(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    before = tasks.row()
+    cancelled = FinishedTrigger(trigger_id, f"run-{trigger_id}", "cancelled", 0, reason="reassigned")
+    store.store_slice(tasks.epoch, finished=[cancelled])
+    other = tasks.register()
+    failed = FinishedTrigger(trigger_id, f"run-{trigger_id}", "failed", 0, error="boom")
+    store.store_slice(other, finished=[failed])
+    assert tasks.row() == before
+
+
+def test_the_end_of_a_run_gives_up_a_trigger_whose_task_has_gone_on(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    store.store_slice(tasks.epoch, events=[event_of(trigger_id)])
+    trigger = tasks.trigger(trigger_id)
+    assert trigger["finished_at"] is not None
+    assert trigger["triggerer_id"] == tasks.epoch
+    store.store_slice(tasks.epoch, finished=[FinishedTrigger(trigger_id, f"run-{trigger_id}", "returned", 1)])
+    assert tasks.trigger(trigger_id) == {**trigger, "triggerer_id": None}
+
+
+def test_an_end_event_pushes_its_xcoms(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    store.store_slice(tasks.epoch, events=[event_of(trigger_id, {"xcoms": {"rows": [1, 2]}}, kind="success")])
+    assert tasks.state is S.SUCCESS
+    value = store.tasks.pull_xcom(tasks.run, "a", "rows")
+    assert value is not None
+    assert decode_value(value) == [1, 2]
+    assert store.tasks.pull_xcom(tasks.run, "a", "other") is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ({"xcoms": {"big": "x" * 50_000}}, r"the XCom 'big' needs 50,002 bytes; the limit is 49,152"),
+        ({"xcoms": {"": 1}}, "the key of an XCom must not be empty"),
+        ({"xcoms": {f"k{n}": n for n in range(101)}}, "101 XComs at once; the limit is 100"),
+        ({"xcoms": 5}, "the XComs of the event cannot be read"),
+    ],
+)
+def test_an_end_event_whose_xcoms_are_refused_fails_the_task(
+    store: Store, query: Query, payload: Any, reason: str
+) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    assert store.store_slice(tasks.epoch, events=[event_of(trigger_id, payload, kind="success")]).stored == 1
+    row = tasks.row()
+    assert row["state"] == "failed"
+    assert reason in row["last_error"]
+    assert query("SELECT * FROM xcom") == []
+
+
+def test_an_orphan_is_removed_and_no_watchers_or_waiting_tasks_trigger(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, waited_for = tasks.defer_it()
+    watched = store.add_watcher("w", "a.B", {})
+    query(
+        'INSERT INTO "trigger" (classpath, kwargs, created_date) '
+        'SELECT classpath, kwargs, created_date FROM "trigger" WHERE id = :id',
+        id=watched,
+    )
+    orphans = store.tasks.remove_orphans(tasks.epoch)
+    assert len(orphans) == 1
+    assert not set(orphans) & {waited_for, watched}
+    assert store.tasks.remove_orphans(tasks.epoch) == []
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+
+def test_the_deadline_is_over_the_whole_try_deferrals_included(open_store: OpenStore, query: Query) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Tasks(store, query, execution_timeout_s=100.0)
+    begun = clock.now
+    _, trigger_id = tasks.defer_it(Deferral("a.B", b"{}", "resume", b"{}", timeout_s=60.0))
+    clock.advance(50)
+    store.store_slice(tasks.epoch, events=[event_of(trigger_id)])
+    (task,) = tasks.dispatch()
+    assert task.deadline == begun + timedelta(seconds=100)
+    assert not store.tasks.owned(tasks.epoch)[0].is_overdue
+    # The second deferral may take 60 s by itself, but the task has only 50 s left.
+    store.tasks.defer(tasks.epoch, tasks.a, task.token, Deferral("a.B", b"{}", "resume", b"{}", timeout_s=60.0))
+    clock.advance(49.999)
+    assert store.tasks.time_out(tasks.epoch) == []
+    clock.advance(0.001)
+    assert store.tasks.time_out(tasks.epoch) == [tasks.a]
+    (late,) = tasks.dispatch()
+    assert late.next_kwargs is not None
+    assert decode_value(late.next_kwargs)["reason"] == "execution_timeout"
+    assert store.tasks.owned(tasks.epoch)[0].is_overdue
+    assert store.tasks.time_out(tasks.epoch) == []
+
+
+def test_a_wait_of_its_own_times_out_by_the_databases_clock(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    tasks.defer_it(Deferral("a.B", b"{}", "resume", b"{}", timeout_s=3600.0))
+    assert store.tasks.time_out(tasks.epoch) == []
+    # As if an hour had passed: nobody can set the database's own clock.
+    with store._writing() as connection:
+        long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+        connection.execute(update(task_instance).values(trigger_timeout=long_ago))
+    assert store.tasks.time_out(tasks.epoch) == [tasks.a]
+    (task,) = tasks.dispatch()
+    assert task.next_kwargs is not None
+    assert decode_value(task.next_kwargs) == {
+        "error": "the trigger did not fire in time",
+        "traceback": "",
+        "reason": "trigger_timeout",
+    }
+
+
+def test_a_queued_task_begins_its_time_when_it_starts(open_store: OpenStore, query: Query) -> None:
+    clock = Clock()
+    tasks = Tasks(open_store(clock=clock), query, execution_timeout_s=10.0)
+    token = tasks.bring_to(S.QUEUED)
+    assert token is not None
+    clock.advance(1000)
+    assert not tasks.store.tasks.owned(tasks.epoch)[0].is_overdue
+    assert tasks.store.tasks.start(tasks.epoch, tasks.a, token)
+    clock.advance(9)
+    assert not tasks.store.tasks.owned(tasks.epoch)[0].is_overdue
+    clock.advance(1)
+    assert tasks.store.tasks.owned(tasks.epoch)[0].is_overdue
+
+
+def test_retries_wait_longer_each_time_and_end_and_a_clear_begins_them_anew(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Tasks(store, query, retries=2, retry_delay_s=10.0, retry_exponential_backoff=True)
+    for round_ in (1, 2):
+        for try_number, wait_s in ((1, 10), (2, 20)):
+            assert store.tasks.fail(tasks.epoch, tasks.a, tasks.run_it(), "error") is S.UP_FOR_RETRY
+            assert tasks.row()["try_number"] == try_number + 3 * (round_ - 1)
+            clock.advance(wait_s - 0.001)
+            assert store.tasks.retry_due(tasks.epoch) == []
+            clock.advance(0.001)
+            assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
+        assert store.tasks.fail(tasks.epoch, tasks.a, tasks.run_it(), "the last error") is S.FAILED
+        assert tasks.row()["last_error"] == "the last error"
+        assert store.tasks.clear(tasks.a) is S.NONE
+        assert tasks.row()["last_error"] is None
+
+
+def test_a_new_try_does_not_see_the_xcoms_of_the_one_before(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, retries=1, retry_delay_s=0.0)
+    token = tasks.run_it()
+    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"1", "l": b"2"})
+    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"3"})
+    assert store.tasks.pull_xcom(tasks.run, "a", "k") == b"3"
+    store.tasks.fail(tasks.epoch, tasks.a, token, "error")
+    assert store.tasks.pull_xcom(tasks.run, "a", "l") == b"2"
+    assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
+    assert query("SELECT * FROM xcom") == []
+
+
+def test_xcoms_go_in_with_whatever_ends_a_step_or_nothing_does(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, retries=1)
+    too_big = {"big": b"x" * 50_000}
+    token = tasks.run_it()
+    for verb in (
+        lambda: store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms=too_big),
+        lambda: store.tasks.fail(tasks.epoch, tasks.a, token, "error", xcoms=too_big),
+    ):
+        with pytest.raises(ValueRefused, match="'big'"):
+            verb()
+        assert tasks.state is S.RUNNING
+    assert store.list_triggers() == []
+    assert store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms={"before": b"1"})
+    (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+    store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
+    (task,) = tasks.dispatch()
+    assert store.tasks.fail(tasks.epoch, tasks.a, task.token, "error", xcoms={"after": b"2"}) is S.UP_FOR_RETRY
+    assert store.tasks.pull_xcom(tasks.run, "a", "before") == b"1"
+    assert store.tasks.pull_xcom(tasks.run, "a", "after") == b"2"
+
+
+def test_a_cleared_task_has_no_xcoms_and_its_old_worker_pushes_none(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    assert store.tasks.succeed(tasks.epoch, tasks.a, tasks.run_it(), xcoms={"return_value": b"1"})
+    assert store.tasks.clear(tasks.a) is S.NONE
+    assert query("SELECT * FROM xcom") == []
+    token = tasks.run_it()
+    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"1"})
+    assert store.tasks.clear(tasks.a) is S.RESTARTING
+    assert not store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"2"})
+    assert query("SELECT * FROM xcom") == []
+    (owned,) = store.tasks.owned(tasks.epoch)
+    assert (owned.token, owned.state) == (token, S.RESTARTING)
+    assert store.tasks.lose_worker(tasks.epoch, tasks.a, token, "ended") is S.NONE
+    assert store.tasks.owned(tasks.epoch) == []
+
+
+def test_a_task_that_begins_in_its_trigger_does_so_once_a_try(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, execution_timeout_s=60.0)
+    tasks.bring_to(S.SCHEDULED)
+    assert store.tasks.start_in_trigger(tasks.epoch, tasks.a, WAIT) is not None
+    (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+    row = tasks.row()
+    assert None not in (row["started_at"], row["deadline"], row["trigger_timeout"])
+    store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
+    assert store.tasks.start_in_trigger(tasks.epoch, tasks.a, WAIT) is None
+    (task,) = tasks.dispatch()
+    assert (task.next_method, task.try_number) == (WAIT.next_method, 1)
+
+
+def test_a_trigger_waits_in_the_queue_of_its_task(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, queue="gpu")
+    tasks.bring_to(S.SCHEDULED)
+    (task,) = store.tasks.dispatch(tasks.epoch, limit=1, queues=("gpu",), straight_to_worker=True).tasks
+    store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT)
+    assert store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES) == []
+    assert len(store.claim_triggers(tasks.epoch, limit=9, queues=("gpu",))) == 1, "where the task ran"
+
+
+# --- owners --------------------------------------------------------------------------------------
+
+
+def test_tasks_of_supervisors_that_are_gone_are_adopted_and_deferred_ones_wait_on(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, tasks=(*tasks_of("a", "b"), *tasks_of("r", retries=1), *tasks_of("d")))
+    ids = {name: number for number, name in schedule(tasks, *"abrd").items()}
+    given = {task.task_id: task for task in tasks.dispatch(limit=3)}
+    assert set(given) == {"a", "b", "r"}
+    store.tasks.defer(tasks.epoch, ids["b"], given["b"].token, WAIT)
+    assert [task.task_id for task in tasks.dispatch(straight=False)] == ["d"]
+    assert [owned.state for owned in store.tasks.owned(tasks.epoch)] == [S.RUNNING, S.RUNNING, S.QUEUED]
+    other = tasks.register()
+    assert [(line.triggers, line.tasks) for line in store.list_triggerers()] == [(0, 0), (0, 3)]
+    assert store.tasks.adopt(other) == []
+    store.fence_triggerers(other, dead=[tasks.epoch])
+    adopted = {task.name.task_id: task for task in store.tasks.adopt(other)}
+    expected = {"a": S.FAILED, "r": S.UP_FOR_RETRY, "d": S.SCHEDULED}
+    assert {name: task.state for name, task in adopted.items()} == expected
+    assert {name: task.id for name, task in adopted.items()} == {name: ids[name] for name in expected}
+    assert [bool(adopted[name].error) for name in "ard"] == [True, True, False]
+    assert adopted["a"].name.try_number == 1
+    assert store.tasks.adopt(other) == []
+    assert store.tasks.owned(tasks.epoch) == []
+    assert store.tasks.task_states(tasks.run)["b"] is S.DEFERRED
+    assert f"epoch {tasks.epoch}" in tasks.row(ids["a"])["last_error"]
+
+
+def calls(tasks: Tasks, epoch: int) -> dict[str, Callable[[], object]]:
+    """Return a call of every verb that writes for an epoch."""
+    verbs, a = tasks.store.tasks, tasks.a
+    token = str(tasks.row()["token"])
+    return {
+        "save_file": lambda: verbs.save_file(epoch, "etl.py", []),
+        "save_import_error": lambda: verbs.save_import_error(epoch, "etl.py", "error"),
+        "follow_dag": lambda: verbs.follow_dag(epoch, tasks.run),
+        "end_run": lambda: verbs.end_run(epoch, tasks.run, "failed"),
+        "decide": lambda: verbs.decide(epoch, "scheduled", [a]),
+        "retry_due": lambda: verbs.retry_due(epoch),
+        "dispatch": lambda: verbs.dispatch(epoch, limit=1, queues=QUEUES),
+        "start": lambda: verbs.start(epoch, a, token),
+        "defer": lambda: verbs.defer(epoch, a, token, WAIT),
+        "start_in_trigger": lambda: verbs.start_in_trigger(epoch, a, WAIT),
+        "time_out": lambda: verbs.time_out(epoch),
+        "remove_orphans": lambda: verbs.remove_orphans(epoch),
+        "succeed": lambda: verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
+        "fail": lambda: verbs.fail(epoch, a, token, "error"),
+        "lose_worker": lambda: verbs.lose_worker(epoch, a, token, "error"),
+        "adopt": lambda: verbs.adopt(epoch),
+        "push_xcoms": lambda: verbs.push_xcoms(epoch, a, token, {"k": b"1"}),
+    }
+
+
+def test_a_fenced_epoch_moves_no_task_by_any_verb(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    tasks.run_it()
+    store.fence_triggerers(tasks.register(), dead=[tasks.epoch])
+    before = {table: query(f"SELECT * FROM {table}") for table in ("task_instance", "dag", "dag_run", "xcom")}
+    takes_epoch = {
+        name
+        for name, verb in inspect.getmembers(TaskVerbs, inspect.isfunction)
+        if not name.startswith("_") and "epoch" in inspect.signature(verb).parameters
+    }
+    assert calls(tasks, tasks.epoch).keys() == takes_epoch - {"owned", "taken"}  # which read
+    for call in calls(tasks, tasks.epoch).values():
+        with pytest.raises(LeaseLost):
+            call()
+    assert {table: query(f"SELECT * FROM {table}") for table in before} == before

@@ -1,0 +1,192 @@
+"""Seats: a subscriber that failed and is started again misses nothing of what the others get."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from headgate.streams import Subscription
+from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.shared_stream import AdvanceItem, PollTerminated, SharedStreamManager, SharedStreamProducer
+
+
+class Broker(SharedStreamProducer):
+    """Yields what is put into ``waiting``, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[int | Exception] = deque()
+        self.arrived = trio.lowlevel.ParkingLot()
+        self.pulled: list[int] = []
+
+    def send(self, *items: int | Exception) -> None:
+        self.waiting.extend(items)
+        self.arrived.unpark_all()
+
+    async def open_stream(self) -> AsyncIterator[tuple[int, int]]:
+        while True:
+            while self.waiting:
+                item = self.waiting.popleft()
+                if isinstance(item, Exception):
+                    raise item
+                self.pulled.append(item)
+                yield item, item
+            await self.arrived.park()
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Watcher(BaseEventTrigger):
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.Watcher", {"broker": self.broker}
+
+    def run(self) -> AsyncIterator[TriggerEvent]:
+        raise NotImplementedError
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        broker: Broker = kwargs["broker"]
+        return broker
+
+
+def join(streams: SharedStreamManager, broker: Broker, trigger_id: int) -> Subscription:
+    return streams.subscribe(trigger_id=trigger_id, trigger=Watcher(broker), key="k")
+
+
+async def fail(streams: SharedStreamManager, trigger_id: int) -> None:
+    """What the host does when a filter raised, and the failure has been stored."""
+    streams.keep_seat(trigger_id=trigger_id, key="k")
+    await streams.unsubscribe(trigger_id, "k", cut_short=True)
+    streams.start_seat_clock(trigger_id)
+
+
+async def test_nothing_is_broadcast_until_the_failed_subscriber_is_back(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+        stays, fails = join(streams, broker, 1), join(streams, broker, 2)
+        broker.send(1)
+        assert (await anext(stays), await anext(fails)) == (1, 1)
+        await fail(streams, 2)
+        broker.send(2, 3)
+        await trio.sleep(59.0)
+        assert streams.statistics().queued_events == 0
+        assert len(broker.pulled) <= 2, "at most the one that was being pulled"
+        back = join(streams, broker, 2)
+        assert [await anext(stays), await anext(stays)] == [2, 3]
+        assert [await anext(back), await anext(back)] == [2, 3]
+
+
+async def test_after_the_poll_died_nothing_is_broadcast_until_all_its_subscribers_are_back(
+    autojump_clock: object,
+) -> None:
+    broker = Broker()
+    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+        for trigger_id in (1, 2, 3):
+            subscription = join(streams, broker, trigger_id)
+            subscription.on_failed = lambda _, trigger_id=trigger_id: streams.keep_seat(  # type: ignore[misc]
+                trigger_id=trigger_id, key="k"
+            )
+        broker.send(ConnectionError("gone"))
+        await wait_all_tasks_blocked()
+        with pytest.raises(PollTerminated):
+            await anext(subscription)
+        broker.send(1, 2)
+        first = join(streams, broker, 1)
+        await trio.sleep(10.0)
+        second = join(streams, broker, 2)
+        await trio.sleep(10.0)
+        assert streams.statistics().queued_events == 0
+        third = join(streams, broker, 3)
+        for subscription in (first, second, third):
+            assert [await anext(subscription), await anext(subscription)] == [1, 2]
+
+
+async def test_a_seat_is_kept_for_a_time_only_and_the_loss_is_said_aloud(autojump_clock: object) -> None:
+    broker = Broker()
+    with structlog.testing.capture_logs() as records:
+        async with SharedStreamManager(rejoin_wait=60.0) as streams:
+            stays = join(streams, broker, 1)
+            join(streams, broker, 2)
+            await fail(streams, 2)
+            began = trio.current_time()
+            broker.send(1)
+            assert await anext(stays) == 1
+            assert 60.0 <= trio.current_time() - began < 60.1
+    (said,) = [record for record in records if record["log_level"] == "error"]
+    assert "goes on without it" in said["event"]
+    assert said["trigger_id"] == 2
+
+
+async def test_a_trigger_that_will_not_come_back_is_not_waited_for(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+        stays = join(streams, broker, 1)
+        join(streams, broker, 2)
+        await fail(streams, 2)
+        broker.send(1)
+        await trio.sleep(1.0)
+        streams.give_up_seat(2)
+        began = trio.current_time()
+        assert await anext(stays) == 1
+        assert trio.current_time() == began
+
+
+async def test_other_streams_do_not_wait(autojump_clock: object) -> None:
+    broker, other = Broker(), Broker()
+    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+        join(streams, broker, 1)
+        elsewhere = streams.subscribe(trigger_id=3, trigger=Watcher(other), key="another")
+        await fail(streams, 1)
+        began = trio.current_time()
+        other.send(1)
+        assert await anext(elsewhere) == 1
+        assert trio.current_time() == began
+
+
+async def test_a_wait_of_zero_keeps_no_seat(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        stays = join(streams, broker, 1)
+        join(streams, broker, 2)
+        await fail(streams, 2)
+        broker.send(1)
+        began = trio.current_time()
+        assert await anext(stays) == 1
+        assert trio.current_time() == began
+
+
+async def test_a_manager_is_left_at_once_even_while_a_stream_waits_for_somebody(autojump_clock: object) -> None:
+    broker = Broker()
+    began = trio.current_time()
+    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+        join(streams, broker, 1)
+        join(streams, broker, 2)
+        await fail(streams, 2)
+        broker.send(1)
+        await wait_all_tasks_blocked()
+    assert trio.current_time() - began < 1.0
+
+
+async def test_the_time_of_a_seat_does_not_run_while_the_failure_is_not_stored(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+        stays = join(streams, broker, 1)
+        join(streams, broker, 2)
+        streams.keep_seat(trigger_id=2, key="k")
+        await streams.unsubscribe(2, "k", cut_short=True)
+        broker.send(1)
+        await trio.sleep(3600.0)  # the database is away: nobody can start the trigger again
+        assert streams.statistics().queued_events == 0
+        streams.start_seat_clock(2)
+        began = trio.current_time()
+        assert await anext(stays) == 1
+        assert 60.0 <= trio.current_time() - began < 60.1

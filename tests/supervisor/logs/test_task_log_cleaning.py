@@ -1,0 +1,68 @@
+"""The logs of a run that is gone are deleted, and nothing else is, whatever lies beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.scheduling.names import TryName
+from headgate.supervisor.logs.task_log_cleaning import delete_logs
+from headgate.supervisor.logs.task_log_files import file_of
+
+LONG = "r" * 300  # a run_id whose folder has a hash for a name
+
+
+def log(folder: Path, dag_id: str, run_id: str, *, task_id: str = "t", try_number: int = 1, part: int = 0) -> Path:
+    path = file_of(folder, TryName(dag_id, run_id, task_id, try_number), 7, part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"{}\\n")
+    return path
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("run_id", ["scheduled__2026-01-01T00:00:00+00:00", LONG, "a/b", ".."])
+def test_a_run_loses_all_its_logs_and_their_folders_and_no_other_run_does(tmp_path: Path, run_id: str) -> None:
+    for task_id in "ab":
+        for try_number, part in ((1, 0), (1, 3), (2, 0)):
+            log(tmp_path, "d", run_id, task_id=task_id, try_number=try_number, part=part)
+    others = [log(tmp_path, "d", "other"), log(tmp_path, "e", run_id)]
+    assert delete_logs(tmp_path, "d", run_id, is_tried_only=True) == 6
+    assert len(files_in(tmp_path)) == 8
+    assert delete_logs(tmp_path, "d", run_id) == 6
+    assert sorted(files_in(tmp_path)) == sorted(others)
+    assert len(list((tmp_path / "d").iterdir())) == 1
+    assert delete_logs(tmp_path, "d", run_id) == 0
+
+
+def test_the_last_run_takes_the_folder_of_its_dag_with_it(tmp_path: Path) -> None:
+    log(tmp_path, "d", "r")
+    assert delete_logs(tmp_path, "d", "r") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_log_stays(tmp_path: Path) -> None:
+    path = log(tmp_path, "d", "r")
+    others = [
+        path.parent / "notes.txt",
+        path.parent.parent / "latest" / "7.jsonl",
+        tmp_path / "d" / "7.jsonl",
+        tmp_path / "d" / "r" / "core",
+    ]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_text("mine")
+    outside = tmp_path.parent / f"{tmp_path.name} outside"
+    away = log(outside, "d", "r")
+    (tmp_path / "d" / "r" / "linked").symlink_to(outside / "d" / "r" / "t")
+    assert delete_logs(tmp_path, "d", "r") == 1
+    assert all(other.exists() for other in (*others, away))
+
+
+def test_a_run_without_logs_has_none_to_lose(tmp_path: Path) -> None:
+    assert delete_logs(tmp_path / "nowhere", "d", "r") == 0
+    (tmp_path / "d").write_text("a file")
+    assert delete_logs(tmp_path, "d", "r") == 0

@@ -1,0 +1,498 @@
+"""Replaying logs that real cores made in this process: what is the same replays clean, what was changed does not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.replay.live import Live
+
+from headgate.protocol.errors import FrameLogError
+from headgate.protocol.framelog.log import FrameLogWriter, Record, describe, encode_record, read_frames
+from headgate.protocol.link.session import Direction
+from headgate.protocol.link.wire import Message, encode_message
+from headgate.protocol.messages.questions import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
+from headgate.protocol.messages.runner import (
+    FinishedTrigger,
+    FiredEvent,
+    Hello,
+    LastEvent,
+    RefusedEvent,
+    Reply,
+    Request,
+    Response,
+    StateChanges,
+    StateSync,
+    TriggerSpec,
+)
+from headgate.store.db.engine import open_engine
+from headgate.store.errors import DatabaseAway
+from headgate.store.store import Store
+from headgate.supervisor.replay import sitting as replay_sitting
+from headgate.supervisor.replay.run import (
+    DatabaseNotFresh,
+    LogIncomplete,
+    Replayed,
+    ReplayStore,
+    open_replay_store,
+    replay,
+)
+
+FILE_HEADER_BYTES = 16
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    live = Live(tmp_path / "captured")
+    yield live
+    live.close()
+
+
+def fired(spec: TriggerSpec, index: int, *, key: str | None = "", trigger_id: int | None = None) -> FiredEvent:
+    key = f"k{index}" if key == "" else key
+    id_ = spec.trigger_id if trigger_id is None else trigger_id
+    return FiredEvent(id_, spec.trigger_run_id, index, seq=index + 1, payload=b'{"n":%d}' % index, key=key)
+
+
+def replayed(files: Sequence[Path], *, until: int | None = None) -> Replayed:
+    with open_replay_store(None) as store:
+        return replay(files, store, until=until)
+
+
+def problem(files: Sequence[Path]) -> str:
+    difference = replayed(files).difference
+    return "" if difference is None else difference.problem
+
+
+def assert_clean(files: Sequence[Path]) -> Replayed:
+    result = replayed(files)
+    assert result.is_clean, result.difference
+    return result
+
+
+def a_bit_of_everything(live: Live) -> None:
+    """Handovers, retries, users, refusals, questions, redeliveries, a stuck trigger, a drain."""
+    live.store.add_watcher("one", "users.One", {"path": "/data"})
+    live.store.add_watcher("two", "users.Two", {})
+    live.start_runner()
+    one, two = live.specs()["one"], live.specs()["two"]
+    live.say(Request(1, LastEvent(one.trigger_id)))
+    live.round(fired(one, 0), fired(one, 1), fired(two, 0), fired(two, 1), fired(two, 2, key=None))
+    live.say(Request(2, LastEvent(two.trigger_id)))
+    live.round(fired(one, 2, key="bad\0key"), fired(one, 3))
+    refused = RefusedEvent(two.trigger_id, two.trigger_run_id, 3, 4, "too long", 9, b"head")
+    failed = FinishedTrigger(one.trigger_id, one.trigger_run_id, "failed", 4, error="ValueError: no")
+    live.round(refused=(refused,), finished=(failed,))
+    live.store.add_watcher("three", "users.Three", {"a": 1})
+    live.pass_time(3.0)
+    live.round(fired(live.specs()["three"], 0))
+    live.round(fired(live.specs()["one"], 0))  # it came again, in the next run
+    live.start_runner()
+    live.round(fired(live.specs()["two"], 7))
+    live.store.remove_watcher("two")
+    live.pass_time(1.5)
+    live.round(stuck=(two.trigger_id,))
+    live.start_runner()
+    live.say(Request(1, LastEvent(one.trigger_id)))
+    three = live.specs()["three"]
+    live.round(fired(three, 8), finished=(FinishedTrigger(three.trigger_id, three.trigger_run_id, "returned", 9),))
+    live.core.drain(live.now)
+    live.settle()
+    live.round()
+    live.core.runner_ended(live.core.incarnation, "exited", live.now)
+    live.settle()
+    live.start_supervisor()
+    live.start_runner()
+    live.round(fired(live.specs()["one"], 0))
+
+
+def test_a_log_with_a_bit_of_everything_replays_clean(live: Live) -> None:
+    a_bit_of_everything(live)
+    result = assert_clean(live.files())
+    assert (result.sittings, result.runners) == (2, 4)
+    rows = list(live.store.list_events())
+    assert result.rows == len(rows)
+    assert result.redelivered == sum(row.redelivered for row in rows) > 0
+    assert result.dead_letters == 1
+
+
+def edited(path: Path, folder: Path, edit: Callable[[int, Message], Message | None]) -> Path:
+    """Return a copy of a log with its messages edited and every CRC put right; None takes a frame out."""
+    data = path.read_bytes()[:FILE_HEADER_BYTES]
+    for number, record in enumerate(read_frames(path), 1):
+        assert isinstance(record, Record)
+        message = edit(number, record.message())
+        if message is not None:
+            data += encode_record(record.time, record.direction, record.incarnation, encode_message(message))
+    copy = folder / "edited.hgframe"
+    copy.write_bytes(data)
+    return copy
+
+
+def change_first(kind: type[Any], change: Callable[[Any], Any], *, having: str = "") -> Callable[[int, Message], Any]:
+    """Return an edit of the first message of a kind with content in a field."""
+    done: list[int] = []
+
+    def edit(number: int, message: Message) -> Message | None:
+        if not done and isinstance(message, kind) and (not having or getattr(message, having)):
+            done.append(number)
+            changed: Message | None = change(message)
+            return changed
+        return message
+
+    return edit
+
+
+def with_field(**fields: Any) -> Callable[[Any], Any]:
+    return lambda message: msgspec.structs.replace(message, **fields)
+
+
+EDITS: dict[str, tuple[Callable[[int, Message], Any], str]] = {
+    "a confirmation changed": (
+        change_first(StateSync, lambda m: with_field(persisted=(9, *m.persisted[1:]))(m), having="persisted"),
+        r"persisted\[0\] is 9, replayed 1",
+    ),
+    "a confirmation taken out": (
+        change_first(StateSync, lambda m: with_field(persisted=m.persisted[:-1])(m), having="persisted"),
+        "persisted has 4 elements, replayed 5",
+    ),
+    "an answer taken out": (change_first(StateSync, lambda m: None, having="persisted"), "round is 2, replayed 1"),
+    "a round taken out": (change_first(StateChanges, lambda m: None), "the replay says nothing"),
+    "a start taken out": (change_first(StateSync, lambda m: None, having="to_create"), "."),
+    "a trigger renamed": (
+        change_first(
+            StateSync,
+            lambda m: with_field(to_create=(with_field(classpath="x.Y")(m.to_create[0]), *m.to_create[1:]))(m),
+            having="to_create",
+        ),
+        "classpath is 'users.One', replayed 'x.Y'",  # where it is started again
+    ),
+    "an answer to a question changed": (
+        change_first(Response, lambda m: with_field(answer=with_field(payload=b"0")(m.answer))(m), having="answer"),
+        r"answer.payload is b'0', replayed b'\{",
+    ),
+    "an answer to a question made up": (
+        change_first(
+            Response, lambda m: with_field(answer=with_field(sequence_index=77)(m.answer))(m), having="answer"
+        ),
+        r"answer.sequence_index is 77, replayed 2",
+    ),
+    "an answer to no question": (change_first(Response, with_field(id=77)), "question 77, which was not asked"),
+    "a refusal taken out": (
+        change_first(StateSync, with_field(refused=()), having="refused"),
+        "refused has 0 elements, replayed 1",
+    ),
+    "a cancel for another reason": (
+        change_first(
+            StateSync,
+            lambda m: with_field(to_cancel=(with_field(reason="shutdown")(m.to_cancel[0]),))(m),
+            having="to_cancel",
+        ),
+        r"to_cancel\[0\].reason is 'shutdown', replayed 'user'",
+    ),
+    "another event": (
+        change_first(StateChanges, lambda m: with_field(events=m.events[1:])(m), having="events"),
+        r"persisted\[0\] is 1, replayed 2",
+    ),
+    "an unknown trigger": (
+        change_first(
+            StateChanges,
+            lambda m: with_field(events=(with_field(trigger_id=99)(m.events[0]), *m.events[1:]))(m),
+            having="events",
+        ),
+        "persisted",
+    ),
+    "a second Hello": (change_first(StateChanges, lambda m: Hello(1, 1, 1, "")), "the conversation went on"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a_log_that_was_edited_with_its_crc_put_right_differs(live: Live, tmp_path: Path, what: str) -> None:
+    a_bit_of_everything(live)
+    edit, expected = EDITS[what]
+    # Each edit is used once, and remembers that.
+    found = problem([edited(live.files()[0], tmp_path, edit), *live.files()[1:]])
+    assert re.search(expected, found), found
+
+
+def test_a_difference_shows_both_frames(live: Live, tmp_path: Path) -> None:
+    a_bit_of_everything(live)
+    edit = change_first(StateSync, lambda m: with_field(persisted=(9, *m.persisted[1:]))(m), having="persisted")
+    difference = replayed([edited(live.files()[0], tmp_path, edit)]).difference
+    assert difference is not None
+    assert difference.frame == 7
+    assert difference.recorded is not None
+    assert "persisted=5[9, 2, 1" in difference.recorded
+    assert difference.replayed is not None
+    assert "persisted=5[1, 2, 1" in difference.replayed
+
+
+def test_no_byte_of_a_log_can_be_changed_unnoticed(live: Live, tmp_path: Path) -> None:
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    live.round(fired(live.specs()["one"], 0))
+    whole = live.files()[0].read_bytes()
+    copy = tmp_path / "flipped.hgframe"
+    for position in range(len(whole)):
+        copy.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        try:
+            assert not replayed_cheaply(copy), f"byte {position}"
+        except FrameLogError:
+            assert position < FILE_HEADER_BYTES
+
+
+def replayed_cheaply(path: Path) -> bool:
+    """Whether a log replays clean, on a database in memory: a thousand of them are made here."""
+    from headgate.supervisor.replay import log as replay_log
+
+    passed = replay_log.Passed()
+    if any(isinstance(item, replay_log.Unreadable) for item in replay_log.read_log([path], passed)):
+        return False
+    return replayed([path]).is_clean and not passed.torn
+
+
+def test_a_log_torn_anywhere_replays_clean(live: Live, tmp_path: Path) -> None:
+    a_bit_of_everything(live)
+    whole = live.files()[0].read_bytes()
+    ends = [record.offset for record in read_frames(live.files()[0]) if isinstance(record, Record)]
+    copy = tmp_path / "torn.hgframe"
+    for begin, end in pairwise(ends):
+        for cut in (begin + 5, end - 1):  # within the header of a record, and within its body
+            copy.write_bytes(whole[:cut])
+            assert assert_clean([copy]).torn == 1
+    assert_clean([copy, live.files()[1]])
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2, 3])
+def test_a_round_in_doubt_was_stored_as_far_as_the_log_shows_it(live: Live, stored: int) -> None:
+    """The supervisor died with a round unanswered; its successor answers a question about the last event."""
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    one = live.specs()["one"]
+    live.round(fired(one, 0))
+    events = tuple(fired(one, index) for index in range(1, 4))
+    live.round(*events, heard=False)
+    if stored:
+        live.store.store_slice(live.core.leases.epoch, events=events[:stored])
+    live.start_supervisor()
+    live.start_runner()
+    live.say(Request(1, LastEvent(one.trigger_id)))
+    answers = [message.answer for message in live.sent if isinstance(message, Response)]
+    assert answers[0] is not None
+    assert answers[0].sequence_index == stored
+    live.round(*(msgspec.structs.replace(event, trigger_run_id=live.specs()["one"].trigger_run_id) for event in events))
+    result = assert_clean(live.files())
+    assert (result.rows, result.redelivered) == (4, stored)
+
+
+def test_a_dead_runners_last_round_is_stored_and_answered_to_nobody(live: Live, tmp_path: Path) -> None:
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    live.round(fired(live.specs()["one"], 0))
+    live.round(fired(live.specs()["one"], 1), answered=False)
+    live.start_runner()
+    live.say(Request(1, LastEvent(1)))
+    live.round(fired(live.specs()["one"], 2))
+    assert assert_clean(live.files()).rows == 3
+
+    def confirm_later(number: int, message: Message) -> Message:
+        # I6: a confirmation of an earlier incarnation never reaches a later one.
+        is_later = number > 8 and isinstance(message, StateSync) and message.persisted
+        return with_field(persisted=(2, *message.persisted))(message) if is_later else message
+
+    assert problem([edited(live.files()[0], tmp_path, confirm_later)]) == "persisted[0] is 2, replayed 3"
+
+
+def test_what_a_database_held_before_the_log_is_taken_as_given(live: Live) -> None:
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    one = live.specs()["one"]
+    live.store.store_slice(
+        live.core.leases.epoch, events=(FiredEvent(one.trigger_id, "0.9.1.1", 5, 0, b"5", key="old"),)
+    )
+    live.say(Request(1, LastEvent(one.trigger_id)))
+    live.round(fired(one, 0))
+    live.say(Request(2, LastEvent(one.trigger_id)))
+    assert assert_clean(live.files()).rows == 2
+
+
+def test_a_question_the_database_did_not_answer_is_not_answered_again(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+
+    def away(trigger_id: int) -> None:
+        raise DatabaseAway("postgresql://db/x", "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.store, "last_event", away)
+        live.say(Request(1, LastEvent(1)))
+    live.say(Request(2, LastEvent(1)))
+    assert_clean(live.files())
+
+
+def test_what_a_trigger_asked_for_is_masked_and_replays_clean(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.store.tasks.connections.put("db", b"pg://me:hunter22@h")
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    one = live.specs()["one"]
+    questions = (
+        GetVariable("region"),
+        GetConnection("db"),
+        GetVariable("none"),
+        GetVariable(""),
+        GetTaskStates("etl"),
+        LastEvent(one.trigger_id),
+    )
+    for number, question in enumerate(questions, 1):
+        live.say(Request(number, question))
+
+    def away(name: str) -> None:
+        raise DatabaseAway("postgresql://db/x", "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.store.tasks.variables, "get", away)
+        live.say(Request(10, GetVariable("v")))
+    live.say(Request(11, GetVariable("v")))
+    live.round(fired(one, 0))
+    assert [message.answer for message in live.sent if isinstance(message, Reply)] == [
+        SecretText("the-north"),
+        SecretText("pg://me:hunter22@h"),
+        SecretText(None),
+        TaskStates(has_dag=False),
+    ]
+    for path in live.files():
+        data = path.read_bytes()
+        assert b"the-north" not in data
+        assert b"hunter22" not in data
+        shown = "\n".join(describe(record) for record in read_frames(path) if isinstance(record, Record))
+        assert "Request id=1 variable region" in shown
+        assert "Reply id=2 a secret" in shown
+    assert_clean(live.files())
+
+
+def test_a_lost_lease_replays_clean_and_nothing_is_stored_after_it(live: Live) -> None:
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    one = live.specs()["one"]
+    live.round(fired(one, 0))
+    who = {"hostname": "other", "pid": 1, "machine": "m", "process_started": 0.0, "capacity": 1, "queues": ("default",)}
+    other = live.store.register_triggerer(**who)  # type: ignore[arg-type]
+    live.store.fence_triggerers(other, dead=[live.core.leases.epoch])
+    live.pass_time(6.0)
+    live.round(fired(one, 1))
+    live.round()
+    assert any(isinstance(m, StateSync) and m.to_cancel and m.to_cancel[0].reason == "reassigned" for m in live.sent)
+    assert assert_clean(live.files()).rows == 1
+
+
+def test_a_name_that_was_given_anew_is_another_trigger(live: Live) -> None:
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    live.start_supervisor()
+    live.store.remove_watcher("one")
+    live.store.add_watcher("one", "users.Other", {})
+    live.start_runner()
+    live.round(fired(live.specs()["one"], 0))
+    assert_clean(live.files())
+
+
+def test_a_watcher_removed_between_two_runners_is_not_handed_over(live: Live) -> None:
+    for name in ("one", "two"):
+        live.store.add_watcher(name, "users.One", {})
+    live.start_runner()
+    live.store.remove_watcher("two")
+    live.start_runner()
+    live.round(fired(live.specs()["one"], 0))
+    assert_clean(live.files())
+
+
+def test_until_stops_behind_a_frame_with_the_database_as_it_was_then(live: Live, tmp_path: Path) -> None:
+    live.store.add_watcher("one", "users.One", {})
+    live.start_runner()
+    for index in range(3):
+        live.round(fired(live.specs()["one"], index))
+    url = f"sqlite:///{tmp_path / 'kept.db'}"
+    with open_replay_store(url) as store:
+        result = replay(live.files(), store, until=7)  # the answer to the second round
+        assert result.is_clean
+        assert result.frames == 7
+    with Store(open_engine(url), secrets=live.store._secrets) as kept:
+        assert [row.sequence_index for row in kept.list_events()] == [0, 1]
+        assert [row.name for row in kept.list_watchers()] == ["one"]
+    with pytest.raises(DatabaseNotFresh, match="is not empty"), open_replay_store(url):
+        pass
+
+
+def test_a_log_whose_beginning_was_rotated_away_is_taken_up_at_the_first_hello(tmp_path: Path) -> None:
+    live = Live(tmp_path / "captured")
+    live._writer = FrameLogWriter(live.folder, file_bytes_max=400, files_max=1000, clock=lambda: live.now)
+    live.files()[0].unlink()
+    live.store.add_watcher("one", "users.One", {})
+    for _ in range(2):
+        live.start_runner()
+        for index in range(20):
+            live.round(fired(live.specs()["one"], index))
+    files = live.files()
+    live.close()
+    assert len(files) > 10
+    assert assert_clean(files).skipped == 0
+    result = assert_clean(files[3:])
+    assert result.skipped > 0
+    assert (result.runners, result.rows) == (1, 20)
+    with pytest.raises(LogIncomplete, match="is part 5 of a log, and the file before it is part 3"):
+        replayed([*files[:4], *files[5:]])
+
+
+def test_an_event_the_store_loses_or_stores_otherwise_is_a_difference(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_bit_of_everything(live)
+    honest = ReplayStore.store_slice
+
+    def losing(store: ReplayStore, epoch: int, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
+        return honest(store, epoch, events=events[1:], **rest)
+
+    def changing(store: ReplayStore, epoch: int, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
+        return honest(store, epoch, events=[with_field(payload=b"0")(event) for event in events], **rest)
+
+    def doubling(store: ReplayStore, epoch: int, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
+        twice = [with_field(sequence_index=event.sequence_index + 1000, key=None)(event) for event in events]
+        return honest(store, epoch, events=[*events, *twice], **rest)
+
+    for store_slice, expected in (
+        (losing, "an event was reported and confirmed, and has no row"),
+        (changing, "has the payload b'0', reported b'{\"n\":0}'"),
+        (doubling, "a row that nobody reported"),
+    ):
+        monkeypatch.setattr(ReplayStore, "store_slice", store_slice)
+        assert expected in problem(live.files())
+
+
+def test_a_redelivery_that_is_not_counted_is_a_difference(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_bit_of_everything(live)
+    monkeypatch.setattr("headgate.store.triggers.events.insert_or_add", lambda *args, **kwargs: None)
+    assert problem(live.files()) == "the database counts 0 redeliveries where 2 came"
+
+
+def test_an_empty_file_and_one_cut_off_in_its_header_replay_clean(live: Live, tmp_path: Path) -> None:
+    copy = tmp_path / "empty.hgframe"
+    for length in (0, 7, FILE_HEADER_BYTES):
+        copy.write_bytes(live.files()[0].read_bytes()[:length])
+        assert assert_clean([copy]).frames == 0
+
+
+def test_an_incarnation_no_supervisor_comes_to_is_a_difference(tmp_path: Path, live: Live) -> None:
+    shutil.copy(live.files()[0], tmp_path / "log.hgframe")
+    body = encode_message(Hello(1, 2**60, 1, ""))
+    with (tmp_path / "log.hgframe").open("ab") as file:
+        file.write(encode_record(0.0, Direction.FROM_RUNNER, 2**60, body))
+    assert "comes right after incarnation 0" in problem([tmp_path / "log.hgframe"])
+    assert replay_sitting.RUNNERS_SILENT_MAX < 2**60

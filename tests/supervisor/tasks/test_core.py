@@ -1,0 +1,565 @@
+"""The supervisor's part for tasks: a real store, and an executor that does what the test says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+import pytest
+from sqlalchemy import text
+from tests.conftest import OpenStore
+from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, event_of
+
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec
+from headgate.protocol.messages.questions import Answered, EncodedValue, GetXCom, Question
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.worker import Answer, Step, StepEnded
+from headgate.protocol.values import encode_value
+from headgate.scheduling.names import TryName
+from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused
+from headgate.store.store import Store
+from headgate.store.tasks.task_ends import Adopted
+from headgate.store.tasks.tasks import dispatch
+from headgate.store.triggers import leases
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
+from headgate.supervisor.tasks.core import TaskCore, TaskTimes
+from headgate.supervisor.tasks.scheduler import SchedulerNews
+
+Query = Callable[..., list[dict[str, Any]]]
+DEFER = StepDeferred("a.Trigger", encode_value({}, where="k"), "resume", encode_value({"n": 1}, where="k"))
+
+
+class FakeExecutor:
+    """Has room for so many steps, and reports what it is told to."""
+
+    def __init__(self, room: int) -> None:
+        self.workers = room
+        self.steps: dict[str, Step] = {}
+        self.ended: list[tuple[str, EndReason]] = []
+        self.answers: list[tuple[str, Answer]] = []
+        self.pending: list[ExecutorEvent] = []
+        self.is_closed = False
+
+    def room(self) -> int:
+        return self.workers - len(self.steps)
+
+    def submit(self, step: Step) -> None:
+        assert self.room() > 0
+        self.steps[step.token] = step
+
+    def end(self, token: str, why: EndReason, text: str) -> None:
+        self.ended.append((token, why))
+        self.lose(token, text)
+
+    def answer(self, token: str, answer: Answer) -> None:
+        self.answers.append((token, answer))
+
+    def events(self, now: float) -> Sequence[ExecutorEvent]:
+        pending, self.pending = self.pending, []
+        return pending
+
+    def wake_at(self) -> float:
+        return 0.0 if self.pending else math.inf
+
+    def drain(self, now: float) -> bool:
+        return not self.steps
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    # --- what the test says ---
+
+    def finish(self, outcome: StepOutcome, token: str | None = None) -> str:
+        token = token or next(iter(self.steps))
+        del self.steps[token]
+        self.pending.append(StepEnded(token, outcome))
+        return token
+
+    def lose(self, token: str, reason: str) -> None:
+        del self.steps[token]
+        self.pending.append(StepLost(token, reason))
+
+
+class QuietScheduler:
+    """Never has anything to do; counts what it is told."""
+
+    def __init__(self) -> None:
+        self.notices = 0
+        self.news = SchedulerNews()
+
+    def notice(self) -> None:
+        self.notices += 1
+
+    def notice_fenced(self) -> None:
+        self.notices += 1
+
+    def step(self, epoch: int, now: float) -> SchedulerNews:
+        news, self.news = self.news, SchedulerNews()
+        return news
+
+    def wake_at(self) -> float:
+        return math.inf
+
+
+class Answers:
+    """Answers every question with the number one."""
+
+    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
+        assert dag_run_id is not None
+        return EncodedValue(b"1")
+
+
+class NoFiles:
+    """A folder without DAG files."""
+
+    def step(self, epoch: int, now: float) -> bool:
+        return False
+
+    def wake_at(self) -> float:
+        return math.inf
+
+    def close(self) -> None:
+        pass
+
+
+class Logs:
+    """Keeps what the supervisor says about tries."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[TryName, str, str, dict[str, object]]] = []
+
+    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
+        self.said.append((name, level, event, fields))
+
+    def flush(self) -> bool:
+        return True
+
+    def events(self) -> list[str]:
+        return [event for _, _, event, _ in self.said]
+
+
+class Scene:
+    """A run with tasks that are scheduled, and a core that has a worker for each of ``workers``."""
+
+    def __init__(self, store: Store, query: Query, *names: str, workers: int = 4, **options: Any) -> None:
+        self.tasks = Tasks(store, query, tasks=tuple(TaskSpec(name, "Op", **options) for name in names or ("a",)))
+        self.store = Flaky(store)
+        self.executor = FakeExecutor(workers)
+        self.scheduler = QuietScheduler()
+        self.logs = Logs()
+        self.core = TaskCore(
+            cast(Any, self.store),
+            self.executor,
+            self.scheduler,
+            Answers(),
+            NoFiles(),
+            self.logs,
+            queues=QUEUES,
+            times=TaskTimes(),
+            backoff=Backoff(1.0, 10.0),
+        )
+        ids = [store.tasks.task_id_of(self.tasks.run, name) for name in names or ("a",)]
+        store.tasks.decide(self.tasks.epoch, "scheduled", ids)
+
+    def step(self, now: float = 0.0) -> bool:
+        return self.core.step(self.tasks.epoch, now)
+
+    def begin(self, now: float = 0.0) -> str:
+        """Have the first task run; return the token of its step."""
+        self.step(now)
+        return next(iter(self.executor.steps))
+
+
+class Flaky:
+    """The store's verbs for tasks; the next call of ``fails`` raises, after the verb was done or without it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.fails: str | None = None
+        self.is_done_first = False
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self.store.tasks, name)
+        if name != self.fails:
+            return verb
+
+        def failing(*arguments: Any, **options: Any) -> Any:
+            self.fails = None
+            if self.is_done_first:
+                verb(*arguments, **options)
+            raise DatabaseAway("db", "the test says so")
+
+        return failing
+
+
+@pytest.fixture
+def scene(store: Store, query: Query) -> Scene:
+    return Scene(store, query)
+
+
+def test_a_scheduled_task_is_given_to_a_worker_with_all_it_takes(scene: Scene) -> None:
+    token = scene.begin()
+    step = scene.executor.steps[token]
+    assert (step.dag_id, step.run_id, step.task_id, step.try_number) == ("etl", "r1", "a", 1)
+    assert step.file == "etl.py"
+    assert scene.tasks.state is S.RUNNING
+    assert scene.logs.events() == ["begun"]
+
+
+def test_no_more_is_given_out_than_there_is_room_for(store: Store, query: Query) -> None:
+    scene = Scene(store, query, "a", "b", "c", workers=2)
+    scene.step()
+    assert len(scene.executor.steps) == 2
+    scene.executor.finish(StepSucceeded())
+    scene.step()
+    scene.step()
+    assert {step.task_id for step in scene.executor.steps.values()} == {"b", "c"}
+
+
+def test_no_more_outcomes_wait_than_there_are_workers(store: Store, query: Query) -> None:
+    """A worker whose outcome is not stored yet counts as taken, however much faster than the database workers are."""
+    scene = Scene(store, query, *(f"t{number}" for number in range(12)), workers=3)
+    finished: list[str] = []
+    for _ in range(12):
+        while scene.executor.steps:
+            finished.append(scene.executor.finish(StepSucceeded()))
+        states = store.tasks.task_states(scene.tasks.run).values()
+        assert list(states).count(S.RUNNING) <= 3
+        assert len(finished) - list(states).count(S.SUCCESS) <= 3
+        scene.step()
+    scene.step()
+    assert len(finished) == 12
+    assert set(store.tasks.task_states(scene.tasks.run).values()) == {S.SUCCESS}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (StepSucceeded(xcoms=(XCom("return_value", b"1"),)), S.SUCCESS),
+        (StepSkipped(reason="nothing to do"), S.SKIPPED),
+        (StepFailed("boom"), S.FAILED),
+        (DEFER, S.DEFERRED),
+    ],
+)
+def test_an_outcome_is_stored(scene: Scene, outcome: StepOutcome, state: S) -> None:
+    scene.begin()
+    scene.executor.finish(outcome)
+    changed_triggers = scene.step()
+    assert scene.tasks.state is state
+    assert changed_triggers is (state is S.DEFERRED)
+    assert scene.scheduler.notices == 1
+
+
+def test_a_failed_try_is_tried_again_as_often_as_the_task_says(store: Store, query: Query) -> None:
+    scene = Scene(store, query, retries=1)
+    scene.begin()
+    scene.executor.finish(StepFailed("boom"))
+    scene.step()
+    assert scene.tasks.state is S.UP_FOR_RETRY
+
+
+def test_an_xcom_over_the_limit_fails_the_task_and_says_which(scene: Scene) -> None:
+    scene.begin()
+    scene.executor.finish(StepSucceeded(xcoms=(XCom("big", b"x" * (XCOM_BYTES_MAX + 1)),)))
+    scene.step()
+    assert scene.tasks.state is S.FAILED
+    assert "the XCom 'big'" in scene.tasks.row()["last_error"]
+
+
+def test_a_lost_worker_fails_its_try_with_the_reason(scene: Scene) -> None:
+    token = scene.begin()
+    scene.executor.lose(token, "killed by SIGKILL")
+    scene.step()
+    assert scene.tasks.state is S.FAILED
+    assert scene.tasks.row()["last_error"] == "killed by SIGKILL"
+
+
+def test_a_deferred_task_is_resumed_with_its_event(scene: Scene) -> None:
+    scene.begin()
+    scene.executor.finish(DEFER)
+    scene.step()
+    store, epoch = scene.tasks.store, scene.tasks.epoch
+    (trigger,) = store.claim_triggers(epoch, limit=1, queues=QUEUES)
+    store.store_slice(epoch, events=[event_of(trigger.id, {"found": 7})])
+    scene.core.notice()
+    step = scene.executor.steps[scene.begin(1.0)]
+    assert (step.next_method, step.next_kwargs, step.event) == ("resume", DEFER.next_kwargs, b'{"found":7}')
+    assert step.try_number == 1
+
+
+def test_an_outcome_waits_for_a_database_that_is_away_and_nothing_else_is_given_out(store: Store, query: Query) -> None:
+    scene = Scene(store, query, "a", "b", workers=1)
+    scene.begin()
+    scene.executor.finish(StepSucceeded())
+    scene.store.fails = "succeed"
+    scene.step(1.0)
+    assert scene.executor.steps == {}
+    assert scene.core.wake_at() > 1.0
+    scene.step(1.0)  # too early to ask again
+    assert scene.tasks.state is S.RUNNING
+    scene.step(scene.core.wake_at())
+    assert scene.tasks.state is S.SUCCESS
+    assert [step.task_id for step in scene.executor.steps.values()] == ["b"]
+
+
+def test_an_outcome_whose_commit_nobody_heard_of_is_stored_once(scene: Scene) -> None:
+    scene.begin()
+    scene.executor.finish(StepFailed("boom"))
+    scene.store.fails, scene.store.is_done_first = "fail", True
+    scene.step(1.0)
+    scene.step(scene.core.wake_at())
+    assert scene.tasks.state is S.FAILED
+    assert scene.logs.events()[-1].startswith("failed, which came too late")
+
+
+def test_a_dispatch_whose_commit_nobody_heard_of_loses_no_task(scene: Scene) -> None:
+    scene.store.fails, scene.store.is_done_first = "dispatch", True
+    scene.step()
+    assert scene.tasks.state is S.RUNNING
+    assert scene.executor.steps == {}
+    scene.step(scene.core.wake_at())
+    assert [step.task_id for step in scene.executor.steps.values()] == ["a"]
+    scene.executor.finish(StepSucceeded())
+    scene.step(100.0)
+    assert scene.tasks.state is S.SUCCESS
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("act", [None, "clear"])
+def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
+    scene: Scene, open_store: OpenStore, act: str | None
+) -> None:
+    """The link was cut during the COMMIT, which waits for a disk or a standby; then it succeeds after all."""
+    epoch, other = scene.tasks.epoch, open_store()
+    with scene.store.store._writing() as connection:
+        connection.execute(text("SET lock_timeout = '10ms'"))
+    with other._writing() as slow:
+        now = leases.hold(slow, epoch, None)
+        given = dispatch(slow, now, other._secrets, epoch, limit=1, queues=QUEUES, straight_to_worker=True)
+        scene.store.fails = "dispatch"
+        scene.step()
+        scene.step(10.0)  # asks what it was given, and is not told yet
+        assert scene.core.wake_at() > 10.0
+    assert scene.executor.steps == {}
+    assert scene.tasks.state is S.RUNNING
+
+    if act == "clear":
+        other.tasks.clear(scene.tasks.a)
+    scene.step(scene.core.wake_at())
+
+    if act == "clear":
+        assert scene.tasks.state is S.NONE
+    else:
+        assert list(scene.executor.steps) == [task.token for task in given.tasks]
+
+
+@pytest.mark.parametrize("act", ["clear", "mark"])
+def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: str) -> None:
+    token = scene.begin()
+    if act == "clear":
+        scene.tasks.store.tasks.clear(scene.tasks.a)
+    else:
+        scene.tasks.store.tasks.mark(scene.tasks.a, "success")
+    scene.step(0.1)
+    assert scene.executor.ended == []  # nobody has told
+    scene.core.notice()
+    scene.step(0.2)
+    assert scene.executor.ended == [(token, "user")]
+    scene.step(0.3)
+    assert scene.tasks.state is (S.NONE if act == "clear" else S.SUCCESS)
+
+
+def test_a_user_s_action_is_seen_in_the_end_even_if_nobody_tells(scene: Scene) -> None:
+    token = scene.begin()
+    scene.tasks.store.tasks.clear(scene.tasks.a)
+    scene.step(scene.core.wake_at())
+    assert scene.executor.ended == [(token, "user")]
+
+
+def test_a_late_outcome_of_a_cleared_task_changes_nothing(scene: Scene) -> None:
+    scene.begin()
+    scene.tasks.store.tasks.clear(scene.tasks.a)
+    scene.executor.finish(StepSucceeded(xcoms=(XCom("return_value", b"1"),)))
+    scene.step()
+    assert scene.tasks.state is S.NONE
+    assert scene.tasks.store.tasks.pull_xcom(scene.tasks.run, "a", "return_value") is None
+
+
+def test_a_task_over_its_execution_timeout_is_ended(store: Store, query: Query) -> None:
+    scene = Scene(store, query, execution_timeout_s=30.0)
+    token = scene.begin()
+    late = scene.core.wake_at()
+    while late < 29.0:  # looks at what users do come first
+        scene.step(late)
+        late = scene.core.wake_at()
+    assert scene.executor.ended == []
+    scene.step(30.5)
+    assert scene.executor.ended == [(token, "timeout")]
+    scene.step(30.6)
+    assert scene.tasks.state is S.FAILED
+    assert "execution_timeout" in scene.tasks.row()["last_error"]
+
+
+def test_a_task_whose_time_was_over_while_it_was_deferred_has_time_to_say_so(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    scene = Scene(open_store(clock=clock), query, execution_timeout_s=30.0)
+    scene.begin()
+    scene.executor.finish(DEFER)
+    scene.step()
+    clock.advance(31.0)
+    assert scene.tasks.store.tasks.time_out(scene.tasks.epoch) == [scene.tasks.a]
+    scene.core.notice()
+    scene.step(31.0)
+    (step,) = scene.executor.steps.values()
+    assert step.next_method == "__fail__"
+    scene.step(40.0)
+    assert scene.executor.ended == []
+
+
+def test_triggers_are_looked_for_when_tasks_that_waited_for_them_are_removed(scene: Scene) -> None:
+    assert not scene.step()
+    scene.scheduler.news = SchedulerNews(removed=1)
+    assert scene.step()
+
+
+def test_the_log_of_a_try_says_that_its_supervisor_is_gone(scene: Scene) -> None:
+    lost = Adopted(scene.tasks.a, TryName("etl", "r1", "a", 1), S.UP_FOR_RETRY, "its supervisor (epoch 3) is gone")
+    handed = Adopted(scene.tasks.a, TryName("etl", "r1", "b", 1), S.SCHEDULED)
+    scene.scheduler.news = SchedulerNews(adopted=[lost, handed])
+    scene.step()
+    told = {"state": "up_for_retry", "error": lost.error}
+    assert (lost.name, "error", "the worker was lost", told) in scene.logs.said
+    assert handed.name not in [name for name, *_ in scene.logs.said]
+
+
+def test_a_question_is_answered_and_the_step_goes_on(scene: Scene) -> None:
+    token = scene.begin()
+    scene.executor.pending.append(StepAsked(token, 3, GetXCom("b", "return_value")))
+    scene.step()
+    assert scene.executor.answers == [(token, Answer(3, EncodedValue(b"1")))]
+    assert token in scene.executor.steps
+
+
+def test_draining_gives_out_nothing_and_waits_for_what_runs(store: Store, query: Query) -> None:
+    scene = Scene(store, query, "a", "b", workers=1)
+    scene.begin()
+    assert not scene.core.drain(1.0)
+    scene.executor.finish(StepSucceeded())
+    scene.step(1.0)
+    assert scene.core.drain(1.0)
+    assert scene.executor.steps == {}
+
+
+def test_what_does_not_end_in_time_is_ended_and_its_try_failed(scene: Scene) -> None:
+    token = scene.begin()
+    scene.core.drain(1.0)
+    scene.core.end_all("leaving")
+    scene.step(1.0)
+    assert scene.executor.ended == [(token, "lost")]
+    assert scene.tasks.state is S.FAILED
+    assert scene.core.drain(1.0)
+
+
+def test_a_lost_lease_stores_nothing_more(scene: Scene) -> None:
+    scene.begin()
+    tasks = scene.tasks
+    tasks.store.fence_triggerers(tasks.register(), dead=[tasks.epoch])
+    scene.executor.finish(StepSucceeded())
+    with pytest.raises(LeaseLost):
+        scene.step()
+    scene.core.abandon()
+    assert scene.executor.is_closed
+    assert tasks.state is S.RUNNING
+
+
+def test_a_task_cleared_before_its_dispatch_was_heard_of_begins_anew(scene: Scene) -> None:
+    """No worker ever had it, so none will say that it is done with it."""
+    scene.store.fails, scene.store.is_done_first = "dispatch", True
+    scene.step()
+    scene.tasks.store.tasks.clear(scene.tasks.a)
+    assert scene.tasks.state is S.RESTARTING
+    for _ in range(3):
+        scene.step(scene.core.wake_at())
+    assert scene.executor.steps == {}
+    assert scene.tasks.state is S.NONE
+
+
+def test_a_dispatch_that_failed_while_another_task_runs_keeps_nobody_busy(store: Store, query: Query) -> None:
+    scene = Scene(store, query, "a", "b", workers=1)
+    scene.begin(0.0)
+    scene.executor.workers = 2
+    scene.core._dispatch_at = 0.0
+    scene.store.fails = "dispatch"
+    scene.step(1.0)
+    now = scene.core.wake_at()
+    assert now > 1.0
+    scene.step(now)
+    assert len(scene.executor.steps) == 2
+    assert scene.core.wake_at() > now
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        msgspec.structs.replace(DEFER, timeout_s=timedelta.max.total_seconds()),
+        msgspec.structs.replace(DEFER, timeout_s=math.inf),
+        msgspec.structs.replace(DEFER, timeout_s=math.nan),
+        msgspec.structs.replace(DEFER, timeout_s=9000 * 365 * 86_400.0),
+        msgspec.structs.replace(DEFER, classpath="a\0b"),
+        msgspec.structs.replace(DEFER, next_method="a\0b"),
+        msgspec.structs.replace(DEFER, classpath="x" * 5000),
+        msgspec.structs.replace(DEFER, kwargs=b"x" * (KWARGS_BYTES_MAX + 1)),
+        msgspec.structs.replace(DEFER, next_kwargs=b"x" * (KWARGS_BYTES_MAX + 1)),
+        StepSucceeded(skips=("a\0b",)),
+        StepFailed("boom\0", traceback="\0"),
+        StepSucceeded(xcoms=(XCom("a\0b", b"1"),)),
+    ],
+    ids=[
+        "longest",
+        "inf",
+        "nan",
+        "9000_years",
+        "classpath",
+        "method",
+        "long_classpath",
+        "kwargs",
+        "next_kwargs",
+        "skips",
+        "error",
+        "xcom",
+    ],
+)
+def test_an_outcome_that_no_database_can_hold_fails_its_task_alone(
+    store: Store, query: Query, outcome: StepOutcome
+) -> None:
+    scene = Scene(store, query, "a", "b")
+    scene.begin()
+    (first,) = [token for token, step in scene.executor.steps.items() if step.task_id == "a"]
+    scene.executor.finish(outcome, first)
+    scene.step(1.0)
+    assert scene.tasks.state is S.FAILED or isinstance(outcome, StepSucceeded)
+    scene.executor.finish(StepSucceeded())
+    scene.step(2.0)
+    scene.step(2.0)
+    assert store.tasks.task_states(scene.tasks.run)["b"] is S.SUCCESS
+
+
+def test_rows_that_the_database_refuses_where_no_task_is_to_blame_end_no_supervisor(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RowsRefused("the test says so")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(scene.tasks.store.tasks), "dispatch", refuse)
+        scene.step()
+    assert scene.tasks.state is S.SCHEDULED
+    scene.step(scene.core.wake_at())
+    assert scene.tasks.state is S.RUNNING

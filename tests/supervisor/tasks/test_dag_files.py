@@ -1,0 +1,226 @@
+"""The folder of DAG files and the database: real files and a real store, and a parser that does what the test says."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import structlog.testing
+from tests.store.triggers.test_leases import register
+
+from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
+from headgate.protocol.messages.worker import FileParsed
+from headgate.store.errors import DatabaseAway
+from headgate.store.store import Store
+from headgate.supervisor.tasks import dag_files
+from headgate.supervisor.tasks.dag_files import DagFiles
+
+
+class TextParser:
+    """Takes the text of a file for the id of its only DAG; ``error`` in it for what it is."""
+
+    def __init__(self) -> None:
+        self.parsed: list[str] = []
+        self._events: list[FileParsed] = []
+
+    def room(self) -> int:
+        return 0 if self._events else 1
+
+    def parse(self, file: str) -> None:
+        self.parsed.append(os.path.basename(file))
+        text = Path(file).read_text()
+        if "error" in text:
+            self._events.append(FileParsed(file, error=f"SyntaxError: {text}", traceback="line 1"))
+        else:
+            self._events.append(FileParsed(file, (DagSpec(text, tasks=(TaskSpec("a", "Op"),)),)))
+
+    def events(self, now: float) -> Sequence[FileParsed]:
+        events, self._events = self._events, []
+        return events
+
+    def wake_at(self) -> float:
+        return 0.0 if self._events else math.inf
+
+    def close(self) -> None:
+        pass
+
+
+class Scene:
+    def __init__(self, folder: Path, store: Store) -> None:
+        self.folder = folder
+        self.store = store
+        self.epoch = register(store)
+        self.now = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        self.parser = TextParser()
+        self.files = DagFiles(self.folder, self.parser, self.store.tasks, look_s=5.0)
+
+    def run(self) -> bool:
+        """Look at the folder, and do all that follows from it; return whether the database changed."""
+        self.now += 5.0
+        changed = self.files.step(self.epoch, self.now)
+        while self.files.wake_at() <= self.now:
+            changed = self.files.step(self.epoch, self.now) or changed
+        return changed
+
+    def dags(self) -> dict[str, str]:
+        return {row.name: os.path.basename(row.file) for row in self.store.tasks.list_dags()}
+
+
+@pytest.fixture
+def scene(tmp_path: Path, store: Store) -> Scene:
+    (tmp_path / "dags").mkdir()
+    return Scene(tmp_path / "dags", store)
+
+
+def test_files_come_change_and_go(scene: Scene) -> None:
+    (scene.folder / "a.py").write_text("first")
+    assert scene.run()
+    assert scene.dags() == {"first": "a.py"}
+    assert not scene.run()
+    (scene.folder / "a.py").write_text("second")
+    assert scene.run()
+    assert scene.dags() == {"second": "a.py"}
+    (scene.folder / "notes.txt").touch()
+    (scene.folder / "a.py").unlink()
+    assert scene.run()
+    assert scene.dags() == {}
+
+
+def test_a_broken_file_is_an_error_and_keeps_what_it_had(scene: Scene) -> None:
+    (scene.folder / "a.py").write_text("first")
+    (scene.folder / "b.py").write_text("other")
+    scene.run()
+    (scene.folder / "a.py").write_text("error")
+    scene.run()
+    assert scene.dags() == {"first": "a.py", "other": "b.py"}
+    ((file, error),) = scene.store.tasks.import_errors().items()
+    assert os.path.basename(file) == "a.py"
+    assert error == "SyntaxError: error\nline 1"
+    (scene.folder / "a.py").write_text("first")
+    scene.run()
+    assert scene.store.tasks.import_errors() == {}
+
+
+def test_a_dag_that_no_author_s_library_would_make_is_an_error(scene: Scene) -> None:
+    (scene.folder / "a.py").write_text("x" * 300)  # a dag_id that is too long for its column
+    scene.run()
+    assert scene.dags() == {}
+    assert len(scene.store.tasks.import_errors()) == 1
+
+
+def test_a_change_has_the_other_files_parsed_after_it(scene: Scene) -> None:
+    for name in "abc":
+        (scene.folder / f"{name}.py").write_text(name)
+    scene.run()
+    scene.parser.parsed.clear()
+    (scene.folder / "b.py").write_text("b2")
+    scene.run()
+    assert scene.parser.parsed == ["b.py", "a.py", "c.py"]
+
+
+def test_folders_are_looked_through_but_hidden_ones_and_caches(scene: Scene) -> None:
+    for name in ("team/etl.py", ".hidden/x.py", "__pycache__/y.py", "notes.txt"):
+        (scene.folder / name).parent.mkdir(exist_ok=True)
+        (scene.folder / name).write_text("etl" if name.startswith("team") else "wrong")
+    scene.run()
+    assert scene.dags() == {"etl": "etl.py"}
+
+
+def test_what_went_away_while_nobody_looked_is_put_away(scene: Scene) -> None:
+    (scene.folder / "a.py").write_text("first")
+    (scene.folder / "b.py").write_text("error")
+    scene.run()
+    (scene.folder / "a.py").unlink()
+    (scene.folder / "b.py").unlink()
+    (scene.folder / "notes.txt").touch()
+    scene.begin()
+    scene.run()
+    assert scene.dags() == {}
+    assert scene.store.tasks.import_errors() == {}
+
+
+def test_a_folder_that_cannot_be_read_is_no_folder_without_files(scene: Scene) -> None:
+    (scene.folder / "a.py").write_text("first")
+    scene.run()
+    away = scene.folder.with_name("away")
+    scene.folder.rename(away)
+    scene.run()
+    scene.run()
+    assert scene.dags() == {"first": "a.py"}
+    scene.begin()  # a supervisor that starts meanwhile
+    scene.run()
+    assert scene.dags() == {"first": "a.py"}
+    away.rename(scene.folder)
+    scene.run()
+    assert scene.dags() == {"first": "a.py"}
+
+
+def test_an_empty_folder_may_be_a_disk_that_is_not_mounted(scene: Scene) -> None:
+    for name in "ab":
+        (scene.folder / f"{name}.py").write_text(name)
+    scene.run()
+    away = scene.folder.with_name("away")
+    scene.folder.rename(away)
+    scene.folder.mkdir()
+    scene.run()
+    assert scene.dags().keys() == {"a", "b"}
+    scene.begin()  # a supervisor that starts meanwhile
+    scene.run()
+    assert scene.dags().keys() == {"a", "b"}
+    scene.folder.rmdir()
+    away.rename(scene.folder)
+    (scene.folder / "b.py").unlink()
+    scene.run()
+    assert scene.dags().keys() == {"a"}, "what went away meanwhile is found once there is something to be seen again"
+
+
+def test_no_more_files_are_looked_at_than_there_may_be(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dag_files, "FILES_MAX", 2)
+    for name in "abc":
+        (scene.folder / f"{name}.py").write_text(name)
+    scene.run()
+    assert scene.dags().keys() == {"a", "b"}
+
+
+def test_a_database_that_is_away_loses_no_file(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    (scene.folder / "a.py").write_text("first")
+    scene.files.step(scene.epoch, 5.0)
+
+    def away(*arguments: object) -> None:
+        raise DatabaseAway("db", "the test says so")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(scene.store.tasks), "save_file", away)
+        with pytest.raises(DatabaseAway):
+            scene.files.step(scene.epoch, 5.0)
+    assert scene.files.step(scene.epoch, 5.0)
+    assert scene.dags() == {"first": "a.py"}
+
+
+@pytest.mark.parametrize("name", [b"a\tb.py", b"a\nb.py", b"a\xffb.py", "a\u2028b.py".encode()])
+def test_a_file_whose_path_cannot_be_stored_is_told_and_left_alone(scene: Scene, name: bytes) -> None:
+    (scene.folder / os.fsdecode(name)).write_text("first")
+    (scene.folder / "good.py").write_text("other")
+    with structlog.testing.capture_logs() as logs:
+        scene.run()
+    assert scene.dags() == {"other": "good.py"}
+    assert scene.parser.parsed == ["good.py"]
+    (told,) = [record for record in logs if record["log_level"] == "warning"]
+    assert repr(os.fsdecode(name))[1:-1] in told["file"]
+
+
+@pytest.mark.parametrize("start_date_s", [1e300, 1e12, -1e12, -62135596800.0, 253402300799.0])
+def test_a_dag_that_begins_outside_of_all_calendars_is_an_error(scene: Scene, start_date_s: float) -> None:
+    spec = DagSpec(
+        "d", CronSchedule("* * * * *"), start_date_s=start_date_s, catchup=True, tasks=(TaskSpec("a", "Op"),)
+    )
+    scene.parser._events.append(FileParsed(str(scene.folder / "a.py"), (spec,)))
+    scene.run()
+    assert scene.dags() == {}
+    assert len(scene.store.tasks.import_errors()) == 1

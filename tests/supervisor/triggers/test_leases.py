@@ -1,0 +1,168 @@
+"""What a supervisor claims where others could claim it as well: real stores, and the clock of the test."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+from tests.store.triggers.test_leases import QUEUES
+from tests.supervisor.tasks_harness import WAIT, S, Tasks
+
+from headgate.protocol.messages.dags import TaskSpec
+from headgate.store.errors import DatabaseAway
+from headgate.store.store import Store
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.triggers import leases as leases_module
+from headgate.supervisor.triggers.leases import FAIR_WAIT_S, Identity, Leases, LeaseTimes
+
+TIMES = LeaseTimes(5.0, 30.0, 5.0)
+
+
+class Supervisor:
+    """The leases of one supervisor, and what it has claimed."""
+
+    def __init__(self, store: Store, pid: int, *, capacity: int = 100, queues: tuple[str, ...] = QUEUES) -> None:
+        self.leases = Leases(
+            store,
+            Identity("here", pid, "machine", 1.0),
+            capacity=capacity,
+            queues=queues,
+            times=TIMES,
+            is_gone=lambda _row: False,
+            backoff=Backoff(1.0, 10.0),
+        )
+        self.owned: list[int] = []
+
+    def look(self, now: float) -> int:
+        """Look for what can be claimed; return how many triggers were."""
+        self.leases.look_soon()
+        return self.run(now)
+
+    def run(self, now: float) -> int:
+        """Do everything that is due at this moment; return how many triggers were claimed."""
+        before = len(self.owned)
+        while self.leases.wake_at() <= now:
+            news = self.leases.step(now, owned=len(self.owned), claiming=True)
+            self.owned += [trigger.id for trigger in news.claimed]
+        return len(self.owned) - before
+
+
+def add(store: Store, count: int) -> None:
+    for number in range(count):
+        store.add_watcher(f"w{number}", "a.Trigger", {})
+
+
+def with_neighbours(store: Store, count: int = 1) -> Supervisor:
+    """Return a supervisor that knows of so many others."""
+    supervisors = [Supervisor(store, pid) for pid in range(1, count + 2)]
+    for now in (0.0, 5.0):
+        for supervisor in supervisors:
+            supervisor.run(now)
+    return supervisors[0]
+
+
+def test_a_supervisor_that_is_alone_claims_all(store: Store) -> None:
+    add(store, 10)
+    assert Supervisor(store, 1).run(0.0) == 10
+
+
+def test_several_share_what_there_is_to_claim(store: Store) -> None:
+    supervisors = [Supervisor(store, pid) for pid in (1, 2, 3)]
+    for now in (0.0, 5.0):  # at the first look around not all have registered
+        for supervisor in supervisors:
+            supervisor.run(now)
+    add(store, 30)
+    assert [supervisor.look(5.5) for supervisor in supervisors] == [10, 7, 5]  # a third each of what the others left
+    for supervisor in supervisors:
+        supervisor.run(5.5 + FAIR_WAIT_S + 0.1)
+    assert sum(len(supervisor.owned) for supervisor in supervisors) == 30
+
+
+def test_what_others_leave_is_claimed_after_a_moment(store: Store) -> None:
+    busy, idle = Supervisor(store, 1, capacity=1), Supervisor(store, 2)
+    for now in (0.0, 5.0):
+        busy.run(now)
+        idle.run(now)
+    add(store, 9)
+    assert idle.look(5.5) == 5
+    assert busy.look(5.5) == 1
+    assert idle.run(5.5 + FAIR_WAIT_S + 0.1) == 3
+
+
+def test_nothing_starts_while_others_are_left_some_of_what_belongs_together(store: Store) -> None:
+    """What a neighbour that is leaving had may be the other half of a stream."""
+    supervisor = with_neighbours(store)
+    add(store, 4)
+    assert supervisor.look(5.5) == 2
+    assert supervisor.leases.is_claiming
+    assert supervisor.run(5.5 + FAIR_WAIT_S + 0.1) == 2
+    assert not supervisor.leases.is_claiming
+
+
+def test_a_poll_in_between_does_not_let_the_first_half_begin(store: Store, query: object) -> None:
+    supervisor = with_neighbours(store, 3)
+    add(store, 4)
+    assert supervisor.look(5.5) == 1
+    tasks = Tasks(store, query, tasks=(TaskSpec("t", "Op", priority_weight=9),))  # type: ignore[arg-type]
+    store.tasks.decide(tasks.epoch, "scheduled", [store.tasks.task_id_of(tasks.run, "t")])
+    (task,) = tasks.dispatch()
+    assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
+    assert supervisor.look(5.6) == 1, "which is that of the task, for its priority"
+    assert supervisor.leases.is_claiming, "three watchers are still left"
+
+
+def test_one_trigger_alone_is_waited_for_by_nobody(store: Store) -> None:
+    supervisor = with_neighbours(store)
+    add(store, 1)
+    assert supervisor.look(5.5) == 1
+    assert not supervisor.leases.is_claiming
+
+
+def test_nothing_starts_while_nobody_knows_whether_the_claim_was_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases_module, "CLAIM_TRIGGERS_MAX", 3)
+    add(store, 4)
+    supervisor = Supervisor(store, 1)
+    claim_triggers = store.claim_triggers
+
+    def claim_whose_answer_is_lost(*args: Any, **kwargs: Any) -> NoReturn:
+        claim_triggers(*args, **kwargs)
+        raise DatabaseAway("postgresql", "the answer is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "claim_triggers", claim_whose_answer_is_lost)
+        assert supervisor.run(0.0) == 0
+    now = 0.0
+    while not supervisor.owned:
+        now = max(now, supervisor.leases.wake_at())
+        supervisor.owned += [trigger.id for trigger in supervisor.leases.step(now, owned=0, claiming=True).claimed]
+    assert len(supervisor.owned) == 3
+    assert supervisor.leases.is_claiming, "the fourth may share a stream with them"
+    assert supervisor.run(now) == 1
+    assert not supervisor.leases.is_claiming
+
+
+def test_who_serves_other_queues_has_no_share(store: Store) -> None:
+    supervisor, other = Supervisor(store, 1), Supervisor(store, 2, queues=("reports",))
+    for now in (0.0, 5.0):
+        supervisor.run(now)
+        other.run(now)
+    add(store, 10)
+    assert supervisor.look(5.5) == 10
+
+
+@pytest.mark.parametrize("weights", [(1, 5, 3)])
+def test_triggers_are_claimed_by_the_priorities_of_the_tasks_that_wait(
+    store: Store, query: object, weights: tuple[int, ...]
+) -> None:
+    specs = tuple(TaskSpec(f"t{weight}", "Op", priority_weight=weight) for weight in weights)
+    tasks = Tasks(store, query, tasks=specs)  # type: ignore[arg-type]
+    store.tasks.decide(tasks.epoch, "scheduled", [store.tasks.task_id_of(tasks.run, spec.task_id) for spec in specs])
+    for task in sorted(tasks.dispatch(), key=lambda task: task.id):
+        assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
+    assert set(store.tasks.task_states(tasks.run).values()) == {S.DEFERRED}
+    names = []
+    while claimed := store.claim_triggers(tasks.epoch, limit=1, queues=QUEUES):
+        names.append(claimed[0].name.rpartition(".")[2])
+    assert names == ["t5", "t3", "t1"]
