@@ -42,6 +42,11 @@ class SchemaOutOfDate(StoreError):
     """The tables of the database do not fit this version of headgate; the message says what to run."""
 
 
+# The database is away, or it is there and unusable (a permission, a full disk, a migration under way). Giving up
+# would help with none of these, because events that are not stored are not confirmed: the caller tries again.
+DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate)
+
+
 class RowsRefused(StoreError):
     """The database says that these rows cannot be stored: at least one of them is bad, find it by halving."""
 

@@ -39,7 +39,7 @@ from headgate.protocol.messages.runner import (
     StateSync,
     Welcome,
 )
-from headgate.store.errors import LeaseLost
+from headgate.store.errors import DATABASE_UNUSABLE, LeaseLost
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
 from headgate.supervisor.answers import Answering
@@ -48,7 +48,7 @@ from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, 
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.duties import SaysToTasks, TaskDuty
 from headgate.supervisor.triggers.assignments import Assignments
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE, EventStore, Intake, Stored
+from headgate.supervisor.triggers.intake import EventStore, Intake, Stored
 from headgate.supervisor.triggers.leases import Identity, Leases, LeaseStore
 from headgate.supervisor.triggers.questions import LastEvents, TriggerQuestions
 

@@ -21,7 +21,7 @@ from headgate.brokers.filelog_partition import Partition, Verdict
 from headgate.protocol.messages.runner import FinishedTrigger
 from headgate.runner.host import Ending
 from headgate.store import tables
-from headgate.store.errors import RowsRefused
+from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.triggers import leases
 from headgate.store.triggers.events import StoredSlice
 from headgate.streams.contract import AckTimeout, SubscriberOverflow
@@ -33,7 +33,7 @@ from headgate.streams.manager import SharedStreamManager
 from headgate.streams.subscription import Subscription
 from headgate.supervisor.core import RunnerState, SupervisorCore
 from headgate.supervisor.triggers.assignments import Assignments, AssignmentState
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE, Intake, Slice, Tally
+from headgate.supervisor.triggers.intake import Intake, Slice, Tally
 
 Patch = tuple[Any, str, Any]
 

@@ -26,13 +26,12 @@ from headgate.protocol.values import encode_value
 from headgate.store.db import schema
 from headgate.store.db.engine import database_name, open_engine
 from headgate.store.db.secrets import Secrets
-from headgate.store.errors import DatabaseAway, StoreError
+from headgate.store.errors import DATABASE_UNUSABLE, DatabaseAway, StoreError
 from headgate.store.store import Store
 from headgate.store.tables import asset_watcher, dead_letter, trigger, trigger_event, triggerer
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.leases import ClaimedTrigger, Poll
 from headgate.supervisor.answers import AnswerRefused
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
 
 TRIGGER_ID_MAX = 2**63 - 1  # what the column holds
 FENCED_FOR_GOOD_S = 1e9  # silence that no triggerer of a replay comes to

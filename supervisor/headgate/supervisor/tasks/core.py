@@ -26,7 +26,7 @@ from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutco
 from headgate.protocol.messages.worker import Answer, AssetEvent, Step, StepEnded
 from headgate.scheduling.names import TryName
 from headgate.scheduling.states import FAIL_METHOD
-from headgate.store.errors import RowsRefused, ValueRefused
+from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.task_ends import OwnedTask
 from headgate.store.tasks.tasks import Dispatched, TaskToRun
@@ -34,7 +34,6 @@ from headgate.supervisor.answers import AnswerRefused
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepAsked, StepLost
 from headgate.supervisor.tasks.scheduler import SchedulerNews
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
 
 log = structlog.get_logger(__name__)
 

@@ -20,10 +20,9 @@ import structlog
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import DagSpec, check_dag
 from headgate.protocol.messages.worker import FileParsed
-from headgate.store.errors import BadName, RowsRefused
+from headgate.store.errors import DATABASE_UNUSABLE, BadName, RowsRefused
 from headgate.store.tasks.dags import FILE_CHARS_MAX
 from headgate.store.triggers.watchers import check_name
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
 
 log = structlog.get_logger(__name__)
 

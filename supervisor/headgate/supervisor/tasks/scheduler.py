@@ -16,13 +16,12 @@ import structlog
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.planning import RunEnd
-from headgate.store.errors import RowsRefused
+from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.scheduling.due_times import Due
 from headgate.store.scheduling.new_runs import NewRuns
 from headgate.store.scheduling.planning import Planned
 from headgate.store.tasks.task_ends import Adopted
 from headgate.supervisor.backoff import Backoff
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
 
 log = structlog.get_logger(__name__)
 

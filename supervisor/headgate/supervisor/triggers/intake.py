@@ -30,7 +30,7 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
-from headgate.store.errors import DatabaseAway, DatabaseFault, RowsRefused, SchemaOutOfDate
+from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.triggers.events import StoredSlice
 from headgate.supervisor.backoff import Backoff
 
@@ -49,10 +49,6 @@ SLICES_LEARNT = 8  # the newest, by which the next one is measured
 # after 5 s. One that failed later may have been too long for a statement, for the server's patience between two, or
 # for a thin link, which all have at least 10 s. Fewer events may then do what so many never will.
 FAILED_LATE_S = 8.0
-
-# Whether it is away, or there and unusable (a permission, a disk, a migration under way): nobody is helped by
-# giving up, for what is not stored is not confirmed. It is asked again until somebody has mended it.
-DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate)
 
 
 class EventStore(Protocol):

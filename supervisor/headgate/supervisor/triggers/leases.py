@@ -19,9 +19,9 @@ import msgspec
 import structlog
 
 from headgate.protocol import marks
+from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.triggers.leases import ClaimedTrigger, Poll, TriggererRow
 from headgate.supervisor.backoff import Backoff
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
 
 log = structlog.get_logger(__name__)
 

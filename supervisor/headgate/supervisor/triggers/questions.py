@@ -6,9 +6,9 @@ from typing import Protocol
 
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import LastEvent, Reply, Request, Response, StoredEvent
+from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.backoff import Backoff
-from headgate.supervisor.triggers.intake import DATABASE_UNUSABLE
 
 
 class LastEvents(Protocol):
