@@ -274,7 +274,7 @@ def test_an_exception_comes_with_its_traceback(captured: Captured) -> None:
         logging.getLogger("library").exception("failed")
     for record in captured.records:
         assert record["event"] == "failed"
-        assert "test_runner_logs.py" in record["exception"]
+        assert "test_logs.py" in record["exception"]
         assert record["exception"].endswith("ValueError: boom")
 
 

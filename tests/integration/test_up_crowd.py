@@ -21,7 +21,7 @@ RACES = 1000
 
 DAGS = f"""
 from headgate.tasks import DAG
-from tests.integration.users.users_tasks import Crowd
+from users_tasks import Crowd
 
 with DAG("crowd", max_active_runs={RUNS}):
     for number in range({TASKS}):

@@ -32,7 +32,7 @@ SETTINGS = {
     "database_retry_wait_max_s": "0.1",
     "drain_s": "3",
     "log_format": "json",
-    "import_paths": str(HERE / "users"),
+    "import_paths": f"{HERE / 'users'},{HERE.parents[2]}",  # the second for `tests.proof`
     "pass_env": "CRASH_CONTROL",
 }
 

@@ -297,7 +297,7 @@ def test_events_of_triggers_without_an_asset_or_a_subscriber_wait_for_nothing(wo
 
 
 def test_more_events_than_may_wait_are_dropped_and_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("assets", "new_runs"):
+    for module in ("triggers.assets", "scheduling.new_runs"):
         monkeypatch.setattr(f"headgate.store.{module}.WAITING_EVENTS_MAX", 5)
     assert assets.WAITING_EVENTS_MAX == 5
     world.save(AssetSchedule(("x",), "each"))

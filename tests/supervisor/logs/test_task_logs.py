@@ -340,7 +340,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from headgate.scheduling.names import TryName
-from headgate.supervisor import task_logs
+from headgate.supervisor.logs import task_logs
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
