@@ -17,7 +17,7 @@ from headgate.tasks.context import make_context
 from headgate.tasks.dag import open_dag
 from headgate.tasks.execution import run_step
 from headgate.tasks.parsing import DAGS_PER_FILE_MAX, FILE_BYTES_MAX, load_dags, module_name, parse_file
-from headgate.tasks.storing import DAG_MODULES
+from headgate.triggers.encoding import DAG_MODULES
 
 GOOD = """
 from headgate.tasks import DAG, EmptyOperator, task

@@ -1,6 +1,6 @@
 """Logs of users' code: JSON lines on a socket of their own, so that a flood of them delays no acknowledgement.
 
-The runner's go through a `LogChannel`; a worker has a channel of its own kind (`headgate.worker.records`). In the
+The runner's go through a `LogChannel`; a worker has a channel of its own kind (`headgate.worker.output`). In the
 runner, whoever logs, be it a trigger, the watchdog's thread or a library that uses `logging`, only appends to a
 bounded queue. One thread writes it to the socket. When the supervisor does not keep up, the newest records are dropped
 and counted; the next record that gets through is preceded by how many are missing, and whose.

@@ -17,7 +17,7 @@ from headgate.protocol.values import decode_value, encode_value
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
 from headgate.tasks.operator import BaseOperator
-from headgate.tasks.storing import encode_trigger
+from headgate.triggers.encoding import encode_trigger
 
 NO_EVENT = b"null"  # the encoding of None: what `__fail__` is resumed with
 

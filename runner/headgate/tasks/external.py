@@ -21,8 +21,7 @@ from headgate.tasks.errors import TaskSkipped
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.operators import outputs_in, resolved
 from headgate.tasks.options import TaskOptions
-from headgate.tasks.poking import first_event_here
-from headgate.tasks.sensors import SensorOptions, TriggerSensor
+from headgate.tasks.sensors import SensorOptions, TriggerSensor, first_event_here
 from headgate.triggers.base import BaseTrigger
 from headgate.triggers.external import ALLOWED_STATES, FAILED_RUN_STATES, POLL_INTERVAL_S, ExternalTaskTrigger
 

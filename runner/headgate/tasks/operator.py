@@ -24,8 +24,8 @@ from headgate.tasks.errors import (
     XComMissing,
 )
 from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
-from headgate.tasks.storing import check_classpath
 from headgate.triggers.base import BaseTrigger, StartTriggerArgs
+from headgate.triggers.encoding import check_classpath
 
 Joined = TypeVar("Joined", bound="Joinable")
 

@@ -20,7 +20,7 @@ from headgate.child.faults import describe_error
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import DagSpec, encode_dag
 from headgate.tasks.dag import DAG, collecting
-from headgate.tasks.storing import DAG_MODULES
+from headgate.triggers.encoding import DAG_MODULES
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # what is longer is data, and belongs in a file beside
 DAGS_PER_FILE_MAX: Final = 1000

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal, NoReturn, Required, Unpack
 
 import trio
 
+from headgate.child import asking
+from headgate.protocol.messages.questions import Answered, TriggerQuestion
 from headgate.tasks.context import Context
 from headgate.tasks.dag import DAG
-from headgate.tasks.errors import SensorTimeout, TaskSkipped, TriggerTimeout
+from headgate.tasks.errors import SensorTimeout, TaskFailed, TaskSkipped, TriggerTimeout
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.options import TaskOptions
-from headgate.tasks.poking import first_event_here
 from headgate.tasks.schedule import read_zone
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.file import POKE_INTERVAL_S, FileTrigger
@@ -228,3 +229,27 @@ class FileSensor(TriggerSensor):
 
     def _trigger(self) -> FileTrigger:
         return FileTrigger(self.filepath, poke_interval_s=self.poke_interval.total_seconds())
+
+
+async def first_event_here(trigger: BaseTrigger, timeout_s: float) -> TriggerEvent:
+    """Run a trigger on this loop up to its first event; what it asks the supervisor, the step asks.
+
+    Raises `trio.TooSlowError`, and what the trigger raises.
+    """
+    with asking.triggers_answered_by(_ask_as_step):
+        events = trigger.run()
+        try:
+            with trio.fail_after(timeout_s):
+                async for event in events:
+                    return event
+        finally:
+            with trio.CancelScope(shield=True):
+                if (close := getattr(events, "aclose", None)) is not None:
+                    await close()
+                await trigger.cleanup()
+    raise TaskFailed(f"{type(trigger).__name__} returned before its first event")
+
+
+async def _ask_as_step(question: TriggerQuestion) -> Answered:
+    await trio.lowlevel.checkpoint()
+    return asking.ask(question)  # it blocks this loop, on which nothing else runs

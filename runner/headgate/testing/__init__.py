@@ -20,9 +20,9 @@ if TYPE_CHECKING:
         TooFewEvents,
         TriggerFailed,
     )
-    from headgate.testing.given import CreatedRun
     from headgate.testing.running import run_trigger
     from headgate.testing.scripted import Message, SharedStream, shared_stream
+    from headgate.testing.stubs import CreatedRun
     from headgate.testing.tasks import Deferral, TaskResult, run_task
 
 # Loaded when asked for: the checker, and pytest, which loads the plugin for everybody, need none of it.
@@ -30,7 +30,7 @@ _HOMES = {
     "Broker": "crash.brokers",
     "CrashReport": "crash.report",
     "CrashTestFailed": "crash.report",
-    "CreatedRun": "given",
+    "CreatedRun": "stubs",
     "Deferral": "tasks",
     "FileLogBroker": "crash.brokers",
     "LeftBehind": "failures",

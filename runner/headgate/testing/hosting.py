@@ -31,8 +31,8 @@ from headgate.runner.outbox import Outbox
 from headgate.streams.manager import SharedStreamManager
 from headgate.testing.clock import SkippingClock, wait_nothing_but_time
 from headgate.testing.failures import Misbehaved
-from headgate.testing.given import Given
 from headgate.testing.leftovers import Snapshot
+from headgate.testing.stubs import Stubs
 from headgate.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 # How long, in skipped seconds, a cancelled trigger and its hooks may take in all: more than all their own limits.
@@ -167,7 +167,7 @@ async def hosted_triggers(
     last_events: dict[int, TriggerEvent],
     *,
     has_streams: bool,
-    given: Given | None = None,
+    stubs: Stubs | None = None,
 ) -> AsyncGenerator[HostedTriggers]:
     """Open a host. ``last_events``: what is stored of a trigger before it begins; ``given``: what answers it.
 
@@ -191,7 +191,7 @@ async def hosted_triggers(
         overflow="pause",
     )
     # Inherited by the tasks of all triggers, as in the runner.
-    with asking.triggers_answered_by((given or Given()).answer_trigger):
+    with asking.triggers_answered_by((stubs or Stubs()).answer_trigger):
         async with streams if has_streams else nullcontext(), trio.open_nursery() as nursery:
             host = _TellingHost(
                 settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask_last_event

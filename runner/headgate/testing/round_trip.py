@@ -9,9 +9,9 @@ from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.loading import TriggerNotLoaded, load_trigger
-from headgate.tasks.storing import encode_trigger
 from headgate.testing.failures import RoundTripFailed
 from headgate.triggers.base import BaseTrigger
+from headgate.triggers.encoding import encode_trigger
 
 SHOWN_CHARS_MAX = 200  # of a value in a failure
 

@@ -13,11 +13,11 @@ from headgate.child import asking
 from headgate.protocol.messages.runner import RunnerSettings
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
-from headgate.testing.given import Given, RunGiven
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
 from headgate.testing.leftovers import telling_warnings
 from headgate.testing.loop import Records, TrialLoop, collected_log
 from headgate.testing.round_trip import check_round_trip
+from headgate.testing.stubs import StubRun, Stubs
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 WITHIN = timedelta(days=1)
@@ -43,7 +43,7 @@ def run_trigger(
     last_event: TriggerEvent | None = None,
     variables: Mapping[str, str] | None = None,
     connections: Mapping[str, str] | None = None,
-    runs: Mapping[str, RunGiven | Sequence[RunGiven]] | None = None,
+    runs: Mapping[str, StubRun | Sequence[StubRun]] | None = None,
     blocked_after: timedelta = BLOCKED_AFTER,
 ) -> list[TriggerEvent]:
     """Run a trigger until it returns, has fired ``events`` events, or ``within`` has passed; return its events.
@@ -71,9 +71,9 @@ def run_trigger(
 
     last_events = {} if last_event is None else {_TRIGGER_ID: last_event}
     has_streams = isinstance(trigger, BaseEventTrigger) and trigger.shared_stream_key() is not None
-    given = Given(variables=variables, connections=connections, runs=runs)
+    stubs = Stubs(variables=variables, connections=connections, runs=runs)
     open_state = functools.partial(
-        hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams, given=given
+        hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams, stubs=stubs
     )
     with (
         asking.told.apart(),

@@ -28,10 +28,10 @@ from headgate.tasks.execution import Resumption, run_step
 from headgate.tasks.operator import Arrows, BaseOperator
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, TaskNeverEnds, TaskNotSuccessful
-from headgate.testing.given import CreatedRun, Given, RunGiven
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
 from headgate.testing.round_trip import check_round_trip, loaded
 from headgate.testing.running import BLOCKED_AFTER, WITHIN, check_log, stop_when, trial
+from headgate.testing.stubs import CreatedRun, StubRun, Stubs
 from headgate.triggers import temporal
 from headgate.triggers.base import BaseTrigger
 
@@ -90,7 +90,7 @@ def run_task(
     variables: Mapping[str, str] | None = None,
     connections: Mapping[str, str] | None = None,
     xcoms: Mapping[str | tuple[str, str], Any] | None = None,
-    runs: Mapping[str, RunGiven | Sequence[RunGiven]] | None = None,
+    runs: Mapping[str, StubRun | Sequence[StubRun]] | None = None,
     params: Mapping[str, Any] | None = None,
     logical_date: datetime | None = None,
     data_interval: tuple[datetime, datetime] | None = None,
@@ -114,9 +114,9 @@ def run_task(
     day by default), or defers on and on, and of what `run_trigger` raises `RoundTripFailed`, `LoopBlocked`,
     `Misbehaved` and `LeftBehind`.
     """
-    given = Given(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
-    with asking.told.apart(), asking.answered_by(given.answer):
-        trial_run = _Trial(_maker(task), given, within.total_seconds(), blocked_after.total_seconds())
+    stubs = Stubs(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
+    with asking.told.apart(), asking.answered_by(stubs.answer):
+        trial_run = _Trial(_maker(task), stubs, within.total_seconds(), blocked_after.total_seconds())
         return trial_run.run(
             functools.partial(
                 make_context,
@@ -125,15 +125,15 @@ def run_task(
                 logical_date=logical_date,
                 data_interval=data_interval,
                 params=params,
-                read_xcom=given.read_xcom,
+                read_xcom=stubs.read_xcom,
             )
         )
 
 
 class _Trial:
-    def __init__(self, make: Callable[[], BaseOperator], given: Given, within_s: float, blocked_after_s: float) -> None:
+    def __init__(self, make: Callable[[], BaseOperator], stubs: Stubs, within_s: float, blocked_after_s: float) -> None:
         self._make = make
-        self._given = given
+        self._stubs = stubs
         self._clock = SkippingClock()
         self._within_s = within_s
         self._blocked_after_s = blocked_after_s
@@ -181,7 +181,7 @@ class _Trial:
             state=state,
             xcoms=self._xcoms,
             deferrals=self._deferrals,
-            created_runs=self._given.created,
+            created_runs=self._stubs.created,
             waited=timedelta(seconds=self._clock.now_s),
             **fields,
         )
@@ -249,7 +249,7 @@ class _Trial:
             return hosted
 
         open_state = functools.partial(
-            hosted_triggers, clock, RunnerSettings(), {}, has_streams=False, given=self._given
+            hosted_triggers, clock, RunnerSettings(), {}, has_streams=False, stubs=self._stubs
         )
         with skipped_wall_clock(type(trigger), clock), trial(open_state, clock, self._blocked_after_s) as parts:
             loop, records, told = parts

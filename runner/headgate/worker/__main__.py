@@ -32,7 +32,7 @@ def main() -> NoReturn:
     with without_collections():
         import_structlog()
         from headgate.child.logs import configure
-        from headgate.worker.records import RecordSocket
+        from headgate.worker.output import RecordSocket
         from headgate.worker.session import run
         from headgate.worker.stops import Stops
 

@@ -36,10 +36,9 @@ from headgate.protocol.version import VERSION
 from headgate.tasks.parsing import DagFileRefused, parse_file
 from headgate.worker import steps
 from headgate.worker.link import SupervisorGone, WorkerLink
-from headgate.worker.modules import UsersModules
 from headgate.worker.output import Output
+from headgate.worker.process_state import ProcessState, UserModules
 from headgate.worker.stops import StepStopped, Stops
-from headgate.worker.surroundings import Surroundings
 
 log = structlog.get_logger(__name__)
 
@@ -79,12 +78,12 @@ class Session:
         self._link = link
         self._channel = channel
         self._stops = stops
-        self._modules = UsersModules(folders, others=sys.path)
+        self._modules = UserModules(folders, others=sys.path)
         sys.path += [folder for folder in folders if folder not in sys.path]
         self._modules.install()
         self._output = Output(channel, stops)
         self._output.take()
-        self._surroundings = Surroundings()
+        self._process_state = ProcessState()
         self._handlers = list(logging.getLogger().handlers)
         self._warm_up()
         # What is loaded by now lives as long as the process: the collector need not look at it again.
@@ -197,7 +196,7 @@ class Session:
     def _settle(self) -> None:
         """Have all that was printed on its way, and the process as it was."""
         self._output.end_step()
-        self._surroundings.restore()
+        self._process_state.restore()
         self._stops.restore()
         root = logging.getLogger()
         if root.handlers != self._handlers or root.disabled or logging.root.manager.disable:

@@ -30,7 +30,7 @@ from headgate.protocol.values import decode_value, encode_value
 RETURN_VALUE = "return_value"
 _UNFINISHED = frozenset({"none", "scheduled", "queued", "running", "deferred", "up_for_retry", "restarting"})
 
-RunGiven: TypeAlias = str | Mapping[str, str] | None
+StubRun: TypeAlias = str | Mapping[str, str] | None
 """How a run stands: its state, or the states of its tasks; None: it is not there yet."""
 
 
@@ -44,7 +44,7 @@ class CreatedRun:
     logical_date: datetime | None
 
 
-class Given:
+class Stubs:
     """Answers what users' code asks. ``created`` are the runs it has begun so far.
 
     ``xcoms`` have a task id, or (task id, key), as their keys. ``runs`` say for a DAG how the run that is asked about
@@ -57,7 +57,7 @@ class Given:
         variables: Mapping[str, str] | None = None,
         connections: Mapping[str, str] | None = None,
         xcoms: Mapping[str | tuple[str, str], Any] | None = None,
-        runs: Mapping[str, RunGiven | Sequence[RunGiven]] | None = None,
+        runs: Mapping[str, StubRun | Sequence[StubRun]] | None = None,
     ) -> None:
         self._variables = dict(variables or {})
         self._connections = dict(connections or {})
@@ -65,7 +65,7 @@ class Given:
             (key, RETURN_VALUE) if isinstance(key, str) else key: encode_value(value, where=f"xcoms[{key!r}]")
             for key, value in (xcoms or {}).items()
         }
-        self._runs: dict[str, list[RunGiven]] = {
+        self._runs: dict[str, list[StubRun]] = {
             dag_id: [given] if given is None or isinstance(given, str | Mapping) else list(given)
             for dag_id, given in (runs or {}).items()
         }

@@ -1,4 +1,4 @@
-"""From a trigger object to what is stored of it, checked where its author can still be told."""
+"""Encode a trigger for storage: its classpath and kwargs, checked at the author's line of code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.triggers.base import BaseTrigger
 
-DAG_MODULES: Final = "headgate_dag_files"  # the modules that DAG files are loaded as stand under this name
+DAG_MODULES: Final = "headgate_dag_files"  # the package that DAG files are loaded under
 
 
 class TriggerNotStorable(ValueNotSerializable):
-    """A trigger cannot be stored, or not be made again by a runner from what is stored."""
+    """A trigger cannot be stored, or a runner cannot construct it from its stored form."""
 
 
 def encode_trigger(trigger: BaseTrigger) -> tuple[str, bytes]:
@@ -26,16 +26,16 @@ def encode_trigger(trigger: BaseTrigger) -> tuple[str, bytes]:
     name = type(trigger).__name__
     if not isinstance(trigger, BaseTrigger):
         raise TriggerNotStorable("the trigger", f"is a {name}, not a headgate.triggers.base.BaseTrigger")
-    said: object = trigger.serialize()
-    if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], str) and isinstance(said[1], dict)):
-        raise TriggerNotStorable(f"{name}.serialize()", f"must return (classpath, kwargs), not {said!r:.200}")
-    classpath, kwargs = said
+    form: object = trigger.serialize()
+    if not (isinstance(form, tuple) and len(form) == 2 and isinstance(form[0], str) and isinstance(form[1], dict)):
+        raise TriggerNotStorable(f"{name}.serialize()", f"must return (classpath, kwargs), not {form!r:.200}")
+    classpath, kwargs = form
     check_classpath(classpath)
     return classpath, encode_value(kwargs, where=f"{name} kwargs", bytes_max=KWARGS_BYTES_MAX)
 
 
 def check_classpath(classpath: str) -> None:
-    """Raise `TriggerNotStorable` for a class that no trigger runner can import."""
+    """Raise `TriggerNotStorable` if no trigger runner can import a class by this path."""
     if not isinstance(classpath, str) or not 0 < len(classpath) <= CLASSPATH_CHARS_MAX or "." not in classpath:
         raise TriggerNotStorable(f"{classpath!r:.100}", "is not of the form package.module.Class")
     if "<locals>" in classpath:

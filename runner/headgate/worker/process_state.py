@@ -1,35 +1,72 @@
-"""Users' modules in a process that outlives their files: a step sees the code that is on the disk when it begins.
+"""State of the process that outlives a step: users' modules, and what a step may change of the process itself.
 
-Modules from the folders of the user's are loaded from their source, never from cached bytecode, which would be taken
-for a source that was changed twice within a second; and with each is noted what file it was read from. When one of
-these files has changed, all such modules are forgotten: which of them has taken what from which, nobody knows.
+User modules are loaded from source, never from cached bytecode, because bytecode is considered current for a source
+that changed twice within a second. The file that each module was read from is recorded. When one of these files
+changes, all user modules are removed from `sys.modules`: it is not known which of them import from which.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from types import CodeType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from headgate.tasks.storing import DAG_MODULES
+from headgate.triggers.encoding import DAG_MODULES
+
+# Without those that headgate handles itself, and those that cannot be handled.
+_KEPT: Final = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL, signal.SIGSTOP}
+_HANDLED: Final = sorted(signal.valid_signals() - _KEPT)
+
+
+class ProcessState:
+    """The working directory, environment, search path, umask and signal handlers at the time of construction.
+
+    They are restored between two steps, which may be of different DAGs.
+    """
+
+    def __init__(self) -> None:
+        self._folder = os.getcwd()
+        self._environment = dict(os.environ)
+        self._path = list(sys.path)
+        self._umask = os.umask(0o022)
+        os.umask(self._umask)
+        self._handlers = {number: signal.getsignal(number) for number in _HANDLED}
+
+    def restore(self) -> None:
+        """Restore what has changed."""
+        with contextlib.suppress(OSError):  # the folder may have been deleted
+            os.chdir(self._folder)
+        if dict(os.environ) != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        if sys.path != self._path:
+            sys.path[:] = self._path
+        os.umask(self._umask)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm of the last step must not fire in the next one
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) != handler:
+                with contextlib.suppress(OSError, TypeError, ValueError):
+                    signal.signal(number, handler)
 
 
 class _Stamp(NamedTuple):
-    """What a file was when a module was read from it."""
+    """State of a file when a module was read from it."""
 
     path: str
     mtime_ns: int
     size: int
 
 
-class UsersModules:
-    """The modules loaded from ``folders``, and from what is below them, but not from ``others`` below them.
+class UserModules:
+    """The modules loaded from ``folders`` and their subfolders, except from ``others`` within them.
 
-    ``others`` are the folders of installed modules: a virtual environment may stand within a folder of the user's.
+    ``others`` are the folders of installed modules: a virtual environment may be inside a user's folder.
     """
 
     def __init__(self, folders: Iterable[str], others: Iterable[str]) -> None:
@@ -38,12 +75,12 @@ class UsersModules:
         self._stamps: dict[str, _Stamp] = {}
 
     def install(self) -> None:
-        """Be asked for what is imported from now on."""
+        """Install the import hook."""
         sys.path_hooks.insert(0, self._finder)
         sys.path_importer_cache.clear()
 
     def add_folder(self, folder: str) -> None:
-        """Take another folder for one of the user's."""
+        """Add a user's folder."""
         folder = os.path.realpath(folder)
         if folder not in self._folders:
             self._folders.add(folder)
@@ -51,25 +88,25 @@ class UsersModules:
             sys.path_importer_cache.clear()
 
     def refresh(self) -> bool:
-        """Forget all modules of the user's if one of them has changed on the disk; return whether it has."""
-        importlib.invalidate_caches()  # a new file may be there within the same tick of the file system's clock
+        """Remove all user modules from `sys.modules` if the file of one has changed; return whether one has."""
+        importlib.invalidate_caches()  # a new file may have the folder's old time of change
         if all(_stamp_of(stamp.path) == stamp for stamp in self._stamps.values()):
             return False
         for name in self._stamps:
             sys.modules.pop(name, None)
         self._stamps.clear()
         for name, module in list(sys.modules.items()):
-            # A package without __init__.py has no file; and DAG files are run anew for each step anyway.
+            # A package without __init__.py has no file; DAG files are run again for each step anyway.
             if name.startswith(DAG_MODULES + ".") or self._is_namespace(module):
                 del sys.modules[name]
         return True
 
     def note(self, name: str, stamp: _Stamp) -> None:
-        """Note what a module was read from."""
+        """Record the file that a module was read from."""
         self._stamps[name] = stamp
 
     def owns(self, path: str) -> bool:
-        """Whether what stands in this folder is the user's: the nearest folder above it that we know says."""
+        """Return whether modules in this folder are the user's, as decided by the nearest known folder above it."""
         path = os.path.realpath(path)
         while True:
             if path in self._folders:
@@ -80,7 +117,7 @@ class UsersModules:
 
     def _finder(self, path: str) -> importlib.machinery.FileFinder:
         if not self.owns(path or os.getcwd()) or not os.path.isdir(path or "."):
-            raise ImportError("not a folder of the user's", path=path)
+            raise ImportError("not a user's folder", path=path)
 
         class Loader(_SourceLoader):
             modules = self
@@ -100,15 +137,15 @@ class UsersModules:
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
-    modules: UsersModules
+    modules: UserModules
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile what is in the file now."""
+        """Compile the file's current content."""
         path = self.get_filename(fullname)
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             source = file.read()
-        # Noted before it is run: a module that fails is one to be looked at again as well.
+        # Recorded before it is run, so that a module that raises is loaded again after a change as well.
         self.modules.note(fullname, _Stamp(path, status.st_mtime_ns, status.st_size))
         code: CodeType = self.source_to_code(source, path)
         return code
