@@ -22,7 +22,7 @@ from headgate.store.db.engine import open_engine
 from headgate.store.errors import LeaseLost
 from headgate.store.store import Store
 from headgate.store.triggers import leases
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import Intake
 
 OpenStore = Callable[..., Store]
@@ -438,7 +438,7 @@ def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored
     other.tasks.save_file(epoch, "react.py", [])
     clock.pass_days(40)
     trigger = claim_watcher(other, epoch, asset="orders")
-    intake = Intake(other, slice_events_max=500, backoff=Backoff(1.0, 8.0))
+    intake = Intake(other, slice_events_max=500, retry=DatabaseRetry("events", 1.0, 8.0))
     intake.add(1, StateChanges(1, (msgspec.structs.replace(fired(trigger, 0), seq=7),)))
 
     with ThreadPoolExecutor(1) as pool:

@@ -43,7 +43,7 @@ from headgate.store.errors import DATABASE_UNUSABLE, LeaseLost
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
 from headgate.supervisor.answers import Answering
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import Backoff, DatabaseOutage, DatabaseRetry
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.duties import SaysToTasks, TaskDuty
@@ -91,13 +91,15 @@ class SupervisorCore:
         tasks: TaskDuty | None = None,
         answers: Answering | None = None,
         task_logs: SaysToTasks | None = None,
+        outage: DatabaseOutage | None = None,
     ) -> None:
         self._store = store
         self._task_logs = task_logs
         self._settings = settings
+        self._outage = outage or DatabaseOutage()
         self._tasks = tasks
         self.intake = Intake(
-            store, slice_events_max=settings.slice_events_max, backoff=self._database_backoff(), clock=clock
+            store, slice_events_max=settings.slice_events_max, retry=self._retry_of("events"), clock=clock
         )
         self.leases = Leases(
             store,
@@ -107,7 +109,7 @@ class SupervisorCore:
             workers=settings.workers,
             times=settings.lease,
             is_gone=is_gone,
-            backoff=self._database_backoff(),
+            retry=self._retry_of("leases"),
         )
         self.assignments = Assignments(
             retry_wait_s=settings.retry_wait_s,
@@ -130,14 +132,18 @@ class SupervisorCore:
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
         self._questions = TriggerQuestions(
-            store, answers, frame_bytes_max=settings.runner.frame_bytes_max, backoff=self._database_backoff()
+            store,
+            answers,
+            frame_bytes_max=settings.runner.frame_bytes_max,
+            retry=DatabaseRetry("questions", settings.database_retry_wait_s, settings.database_retry_wait_max_s),
         )
         # A database that does not answer holds up the loop at each release, so it is not asked again at once.
-        self._releases = self._database_backoff()
-        self._release_at = 0.0
+        self._releases = self._retry_of("releases")
 
-    def _database_backoff(self) -> Backoff:
-        return Backoff(self._settings.database_retry_wait_s, self._settings.database_retry_wait_max_s)
+    def _retry_of(self, duty: str) -> DatabaseRetry:
+        return DatabaseRetry(
+            duty, self._settings.database_retry_wait_s, self._settings.database_retry_wait_max_s, self._outage
+        )
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -281,14 +287,14 @@ class SupervisorCore:
             self._out.append(Send(StateSync(to_cancel=tuple(cancels))))
 
     def _release_removed(self, now: float) -> None:
-        if not self._to_release or not self.leases.is_held or now < self._release_at:
+        if not self._to_release or not self.leases.is_held or not self._releases.ready(now):
             return
         try:
             self._store.release_triggers(self.leases.epoch, sorted(self._to_release))
-        except DATABASE_UNUSABLE:
-            self._release_at = now + self._releases.fail()
+        except DATABASE_UNUSABLE as exc:
+            self._releases.failed(exc, now)
             return  # they stay in the set, and a later step tries again
-        self._releases.succeed()
+        self._releases.succeeded(now)
         self._unreadable -= self._to_release
         self._to_release.clear()
 

@@ -22,6 +22,7 @@ from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor.answers import Answers
 from headgate.supervisor.arbiter import Arbiter
+from headgate.supervisor.backoff import DatabaseOutage
 from headgate.supervisor.children.child import Child, scrub
 from headgate.supervisor.children.link import Link
 from headgate.supervisor.config import Settings
@@ -160,9 +161,18 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         secrets=(settings.database_url, engine.url.password or "", *(settings.fernet_keys or "").split(",")),
     )
     selector = selectors.DefaultSelector()
+    outage = DatabaseOutage()
     tasks = None
     if runs_tasks:
-        tasks = task_part(settings, selector, store, answers=answers, task_logs=task_logs, environment=environment)
+        tasks = task_part(
+            settings,
+            selector,
+            store,
+            answers=answers,
+            task_logs=task_logs,
+            environment=environment,
+            outage=outage,
+        )
     core = SupervisorCore(
         store,
         identity,
@@ -171,6 +181,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         answers=answers,
         task_logs=task_logs,
         tasks=tasks,
+        outage=outage,
     )
     try:
         with logs.in_background():

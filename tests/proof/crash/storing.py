@@ -18,7 +18,7 @@ from headgate.protocol.messages.runner import PROTOCOL_VERSION, FiredEvent, Hell
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.children.link import Link
 from headgate.supervisor.triggers.intake import Intake
 
@@ -37,7 +37,7 @@ def main(url: str, keys: str, rounds: int, synchronous: str) -> None:
     epoch = store.register_triggerer(
         hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=("default",)
     )
-    intake = Intake(store, slice_events_max=10, backoff=Backoff(0.1, 1.0))
+    intake = Intake(store, slice_events_max=10, retry=DatabaseRetry("events", 0.1, 1.0))
     ours, theirs = socket.socketpair()
     link = Link(ours, Connection(Role.SUPERVISOR, incarnation=1), 2**20)
     runner = Connection(Role.RUNNER, incarnation=1)

@@ -25,7 +25,7 @@ from headgate.store.store import Store
 from headgate.store.tasks.task_ends import Adopted
 from headgate.store.tasks.tasks import dispatch
 from headgate.store.triggers import leases
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.scheduler import SchedulerNews
@@ -161,7 +161,7 @@ class Scene:
             self.logs,
             queues=QUEUES,
             times=TaskTimes(),
-            backoff=Backoff(1.0, 10.0),
+            retry=DatabaseRetry("tasks", 1.0, 10.0),
         )
         ids = [store.tasks.task_id_of(self.tasks.run, name) for name in names or ("a",)]
         store.tasks.decide(self.tasks.epoch, "scheduled", ids)

@@ -14,7 +14,7 @@ from tests.supervisor.tasks_harness import WAIT, Clock, S, Tasks
 from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.store.errors import DatabaseAway, LeaseLost
 from headgate.store.store import Store
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.tasks.scheduler import ASK_INTERVAL_S, Scheduler
 
 OpenStore = Callable[..., Store]
@@ -26,7 +26,7 @@ class Driven:
 
     def __init__(self, run: Tasks, clock: Clock) -> None:
         self.run, self.clock = run, clock
-        self.scheduler = Scheduler(run.store, backoff=Backoff(0.1, 1.0))
+        self.scheduler = Scheduler(run.store, retry=DatabaseRetry("scheduling", 0.1, 1.0))
         self.now = 100.0
         self.steps = 0
 

@@ -13,7 +13,7 @@ from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, Refus
 from headgate.store.db import engine
 from headgate.store.errors import DatabaseAway, DatabaseFault, LeaseLost, RowsRefused
 from headgate.store.triggers.events import StoredSlice
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import (
     FAILED_LATE_S,
     ROUNDS_WAITING_MAX,
@@ -74,7 +74,7 @@ def store() -> ScriptedStore:
 
 
 def intake_of(store: ScriptedStore, *, slice_events_max: int = 500) -> Intake:
-    return Intake(store, slice_events_max=slice_events_max, backoff=Backoff(1.0, 8.0), clock=lambda: 0.0)
+    return Intake(store, slice_events_max=slice_events_max, retry=DatabaseRetry("events", 1.0, 8.0), clock=lambda: 0.0)
 
 
 def event(index: int, payload: bytes = b"1") -> FiredEvent:
@@ -395,7 +395,7 @@ def test_short_slices_say_nothing_of_long_ones() -> None:
 
 def test_a_long_round_is_cut_by_what_the_database_took_for_its_first_slices(store: ScriptedStore) -> None:
     moments = iter([0.0, 1.0, 1.0, 1.25, 1.25, 1.3])
-    intake = Intake(store, slice_events_max=500, backoff=Backoff(1.0, 8.0), clock=lambda: next(moments))
+    intake = Intake(store, slice_events_max=500, retry=DatabaseRetry("events", 1.0, 8.0), clock=lambda: next(moments))
     intake.add(1, StateChanges(1, tuple(event(index) for index in range(800))))
     assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 900)))]
     assert [len(transaction) for transaction in store.transactions] == [500, 250, 50]
@@ -433,7 +433,7 @@ class SlowStore(ScriptedStore):
 
 
 def slow_intake_of(store: SlowStore) -> Intake:
-    return Intake(store, slice_events_max=5000, backoff=Backoff(1.0, 8.0), clock=store.clock)
+    return Intake(store, slice_events_max=5000, retry=DatabaseRetry("events", 1.0, 8.0), clock=store.clock)
 
 
 def run_through(intake: Intake, store: SlowStore, *, steps_max: int = 10_000) -> list[StateSync]:

@@ -11,7 +11,7 @@ from tests.supervisor.tasks_harness import WAIT, S, Tasks
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers import leases as leases_module
 from headgate.supervisor.triggers.leases import FAIR_WAIT_S, Identity, Leases, LeaseTimes
 
@@ -29,7 +29,7 @@ class Supervisor:
             queues=queues,
             times=TIMES,
             is_gone=lambda _row: False,
-            backoff=Backoff(1.0, 10.0),
+            retry=DatabaseRetry("leases", 1.0, 10.0),
         )
         self.owned: list[int] = []
 

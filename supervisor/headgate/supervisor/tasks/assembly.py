@@ -12,7 +12,7 @@ from headgate.protocol.messages.worker import Step, WorkerSettings
 from headgate.scheduling.names import TryName
 from headgate.store.store import Store
 from headgate.supervisor.answers import Answers
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry
 from headgate.supervisor.children.worker import WorkerChild
 from headgate.supervisor.config import Settings
 from headgate.supervisor.executors.file_parser import FileParser
@@ -34,12 +34,13 @@ def task_part(
     answers: Answers,
     task_logs: TaskLogs,
     environment: Mapping[str, str],
+    outage: DatabaseOutage,
 ) -> TaskCore:
     """Return the part for tasks; its workers' descriptors are on ``selector``. To be closed by the caller."""
     hide = answers.told.hide_in_bytes
 
-    def backoff() -> Backoff:
-        return Backoff(settings.database_retry_wait_s, settings.database_retry_wait_max_s)
+    def retry_of(duty: str) -> DatabaseRetry:
+        return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s, outage)
 
     def spawn() -> WorkerChild:
         return WorkerChild(environment=environment, frame_bytes_max=settings.frame_bytes_max, hide=hide)
@@ -85,13 +86,13 @@ def task_part(
     return TaskCore(
         store.tasks,
         executor,
-        Scheduler(store, backoff=backoff()),
+        Scheduler(store, retry=retry_of("scheduling")),
         answers,
         DagFiles(settings.dags_folder, parser, store.tasks, look_s=settings.dags_look_s),
         task_logs,
         queues=settings.queues,
         times=TaskTimes(look_s=settings.poll_interval_s),
-        backoff=backoff(),
+        retry=retry_of("tasks"),
     )
 
 

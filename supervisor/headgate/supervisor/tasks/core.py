@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, assert_never
 
 import msgspec
-import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
@@ -31,11 +30,9 @@ from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.task_ends import OwnedTask
 from headgate.store.tasks.tasks import Dispatched, TaskToRun
 from headgate.supervisor.answers import AnswerRefused
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepAsked, StepLost
 from headgate.supervisor.tasks.scheduler import SchedulerNews
-
-log = structlog.get_logger(__name__)
 
 # Outcomes stored before other duties have their turn: those of four workers, at once for one look at their runs and one
 # dispatch. Each is a transaction; where one takes 50 ms, the others wait no longer than for a slice of events.
@@ -171,7 +168,7 @@ class TaskCore:
         *,
         queues: Sequence[str],
         times: TaskTimes,
-        backoff: Backoff,
+        retry: DatabaseRetry,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -181,10 +178,9 @@ class TaskCore:
         self._logs = logs
         self._queues = tuple(queues)
         self._times = times
-        self._backoff = backoff
+        self._retry = retry
         self._running: dict[str, _Running] = {}
         self._inbox: deque[tuple[TaskToRun, ExecutorEvent]] = deque()
-        self._ask_at = 0.0  # not before: the database did not answer
         self._look_at = 0.0
         self._dispatch_at = 0.0  # when tasks may be waiting for workers; infinity: none are
         self._dispatch_is_unknown = False  # the last one did not return: it may have given tasks to nobody
@@ -208,7 +204,7 @@ class TaskCore:
         for event in self._executor.events(now):
             self._receive(event)
         self._end_what_is_late(now)
-        if now < self._ask_at:
+        if not self._retry.ready(now):
             return False
         self._has_changed_triggers = False
         try:
@@ -220,16 +216,9 @@ class TaskCore:
                 self._schedule(epoch, now)
                 self._dispatch(epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # rows that are refused here are no one task's
-            wait_s = self._backoff.fail()
-            self._ask_at = now + wait_s
-            log.warning(
-                "the database cannot be used; tasks wait",
-                error=str(exc),
-                outcomes=len(self._inbox),
-                retry_in_s=round(wait_s, 3),
-            )
+            self._retry.failed(exc, now)
         else:
-            self._backoff.succeed()
+            self._retry.succeeded(now)
         return self._has_changed_triggers
 
     def wake_at(self) -> float:
@@ -244,7 +233,7 @@ class TaskCore:
         elif not self._is_draining and self._room():
             asks.append(self._dispatch_at)
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
-        return min(late, self._executor.wake_at(), max(min(asks), self._ask_at))
+        return min(late, self._executor.wake_at(), max(min(asks), self._retry.at))
 
     def drain(self, now: float) -> bool:
         """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""

@@ -21,7 +21,7 @@ from headgate.store.scheduling.due_times import Due
 from headgate.store.scheduling.new_runs import NewRuns
 from headgate.store.scheduling.planning import Planned
 from headgate.store.tasks.task_ends import Adopted
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
 
@@ -80,10 +80,9 @@ NO_NEWS = SchedulerNews()
 class Scheduler:
     """One supervisor's scheduler. Times are those of the caller's monotonic clock."""
 
-    def __init__(self, store: SchedulerStore, *, backoff: Backoff) -> None:
+    def __init__(self, store: SchedulerStore, *, retry: DatabaseRetry) -> None:
         self._store = store
-        self._backoff = backoff
-        self._quiet_until = 0.0
+        self._retry = retry
         # When each duty is due, the most urgent first: they are begun in this order.
         duties = ("plan", "retry", "time_out", "dates", "assets", "adopt", "ask")
         self._at: dict[str, float] = dict.fromkeys(duties, math.inf)
@@ -92,7 +91,7 @@ class Scheduler:
         self._was_in_vain = False  # something was due, and what was done about it changed nothing
         self._duties: dict[str, Callable[[int, float], SchedulerNews]] = {
             "plan": self._plan,
-            "retry": self._retry,
+            "retry": self._retry_tasks,
             "time_out": self._time_out,
             "dates": self._create_due,
             "assets": self._create_of_assets,
@@ -112,7 +111,7 @@ class Scheduler:
 
     def wake_at(self) -> float:
         """When `step` has something to do even if nothing happens."""
-        return max(self._quiet_until, min(self._at.values()))
+        return max(self._retry.at, min(self._at.values()))
 
     def step(self, epoch: int, now: float) -> SchedulerNews:
         """Do what is most urgently due, if anything. Raises `LeaseLost` when another has fenced ``epoch``."""
@@ -123,12 +122,10 @@ class Scheduler:
         try:
             news = self._duties[duty](epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows would be a bug of ours
-            wait_s = self._backoff.fail()
-            # Nobody knows what was committed; whatever it was, its marks and dates are in the database.
-            self._quiet_until = self._at[duty] = now + wait_s
-            log.warning("the database cannot be used", error=str(exc), retry_in_s=round(wait_s, 3))
+            # It may have been committed or not; either way, the marks and dates of it are in the database.
+            self._at[duty] = self._retry.failed(exc, now)
             return NO_NEWS
-        self._backoff.succeed()
+        self._retry.succeeded(now)
         return news
 
     # --- duties ----------------------------------------------------------------------------------
@@ -156,7 +153,7 @@ class Scheduler:
         for dag, problem in dags.items():
             log.error("a DAG cannot be read as it is stored; nothing of it begins here", dag=dag, problem=problem)
 
-    def _retry(self, epoch: int, now: float) -> SchedulerNews:
+    def _retry_tasks(self, epoch: int, now: float) -> SchedulerNews:
         retried = self._store.tasks.retry_due(epoch)
         if retried:
             self._at["retry"] = now

@@ -32,7 +32,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.triggers.events import StoredSlice
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
 
@@ -202,15 +202,14 @@ class Intake:
         store: EventStore,
         *,
         slice_events_max: int,
-        backoff: Backoff,
+        retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._slice_size = SliceSize(slice_events_max)
         self._clock = clock
-        self._backoff = backoff
+        self._retry = retry
         self._waiting: deque[Slice] = deque()
-        self._retry_at = 0.0
         # The first of those that wait, when it is a single element and was refused by itself: `_split_or_bury`.
         self._refused_alone: Slice | None = None
         # What the answers of the rounds being stored will say, by incarnation and round. A round whose runner
@@ -252,14 +251,14 @@ class Intake:
 
     def wake_at(self) -> float | None:
         """When the next `step` has something to do; None while nothing waits."""
-        return self._retry_at if self._waiting else None
+        return self._retry.at if self._waiting else None
 
     def step(self, epoch: int, now: float) -> Stored | None:
         """Store the next slice; return what came of it, or None when there was nothing to do or no database.
 
         Raises `LeaseLost` when another supervisor has taken over; nothing was written then.
         """
-        if not self._waiting or now < self._retry_at:
+        if not self._waiting or not self._retry.ready(now):
             return None
         piece = self._take_slice()
         tally = self._tally_of(piece)
@@ -284,9 +283,9 @@ class Intake:
                 return None
         except DATABASE_UNUSABLE as exc:
             self._slice_size.note_failure(len(piece), self._clock() - begun_at)
-            self._wait_for_database(exc, now)
+            self._retry.failed(exc, now)
             return None
-        self._backoff.succeed()
+        self._retry.succeeded(now)
         self._waiting.popleft()
         self._refused_alone = None
         return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over, moved_tasks)
@@ -338,7 +337,7 @@ class Intake:
         try:
             self._store.bury_event(epoch, event, str(error))
         except DATABASE_UNUSABLE as exc:
-            self._wait_for_database(exc, now)
+            self._retry.failed(exc, now)
             return False
         log.error(
             "an event cannot be stored and is kept as a dead letter",
@@ -350,14 +349,3 @@ class Intake:
         # The dead letter holds all of it, so for the broker it is handled, like a stored one.
         tally.refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
         return True
-
-    def _wait_for_database(self, error: Exception, now: float) -> None:
-        wait_s = self._backoff.fail()
-        self._retry_at = now + wait_s
-        log.warning(
-            "the database cannot be used; events wait",
-            error=str(error),
-            slices=len(self._waiting),
-            tries=self._backoff.failures,
-            retry_in_s=round(wait_s, 3),
-        )

@@ -21,7 +21,7 @@ import structlog
 from headgate.protocol import marks
 from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.triggers.leases import ClaimedTrigger, Poll, TriggererRow
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +114,7 @@ class Leases:
         workers: int = 0,
         times: LeaseTimes,
         is_gone: Callable[[TriggererRow], bool],
-        backoff: Backoff,
+        retry: DatabaseRetry,
     ) -> None:
         self._store = store
         self._identity = identity
@@ -123,7 +123,7 @@ class Leases:
         self._workers = workers
         self._times = times
         self._is_gone = is_gone
-        self._backoff = backoff
+        self._retry = retry
         self._epoch: int | None = None
         self._renewed_at = -math.inf  # when what renewed the lease last was begun
         self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = 0.0
@@ -176,11 +176,10 @@ class Leases:
         try:
             news = self._duty(now, owned, claiming)
         except DATABASE_UNUSABLE as exc:
-            wait_s = self._backoff.fail()
-            self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = now + wait_s
-            log.warning("the database cannot be used", error=str(exc), retry_in_s=round(wait_s, 3))
+            retry_at = self._retry.failed(exc, now)
+            self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = retry_at
             return NO_NEWS
-        self._backoff.succeed()
+        self._retry.succeeded(now)
         return news
 
     def _duty(self, now: float, owned: int, claiming: bool) -> LeaseNews:

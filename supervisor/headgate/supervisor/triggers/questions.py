@@ -8,7 +8,7 @@ from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import LastEvent, Reply, Request, Response, StoredEvent
 from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.supervisor.answers import Answering, AnswerRefused
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 
 
 class LastEvents(Protocol):
@@ -25,25 +25,26 @@ class TriggerQuestions:
     A database that does not answer holds up the loop at each question, so it is not asked again at once.
     """
 
-    def __init__(self, store: LastEvents, answers: Answering | None, *, frame_bytes_max: int, backoff: Backoff) -> None:
+    def __init__(
+        self, store: LastEvents, answers: Answering | None, *, frame_bytes_max: int, retry: DatabaseRetry
+    ) -> None:
         self._store = store
         self._answers = answers
         self._frame_bytes_max = frame_bytes_max
-        self._backoff = backoff
-        self._ask_at = 0.0
+        self._retry = retry
 
     def answer(self, request: Request, now: float) -> Response | Reply:
         """Return the answer, or the error that the trigger gets in its place. One that fits no frame is an error."""
-        if now < self._ask_at:
+        if not self._retry.ready(now):
             return Response(request.id, error="the database did not answer a moment ago; try again later")
         try:
             answer = self._look_up(request)
         except DATABASE_UNUSABLE as exc:
-            self._ask_at = now + self._backoff.fail()
+            self._retry.failed(exc, now)
             return Response(request.id, error=str(exc))
         except AnswerRefused as exc:
             answer = Response(request.id, error=str(exc))
-        self._backoff.succeed()
+        self._retry.succeeded(now)
         needed, limit = len(encode_message(answer)), self._frame_bytes_max
         if needed > limit:
             error = f"the answer takes a frame of {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"

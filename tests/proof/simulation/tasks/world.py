@@ -35,7 +35,7 @@ from headgate.protocol.messages.dags import DagSpec
 from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.tasks import task_rows
 from headgate.supervisor.answers import Answers
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.scheduler import Scheduler
@@ -97,19 +97,19 @@ class TaskSupervisor(SupervisorProcess):
         self.executor = SimulatedExecutor(self, self.world.scenario.workers)
         answers = Answers(store, {})
 
-        def backoff() -> Backoff:
-            return Backoff(settings.database_retry_wait_s, settings.database_retry_wait_max_s)
+        def retry_of(duty: str) -> DatabaseRetry:
+            return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s)
 
         tasks = TaskCore(
             store.tasks,
             self.executor,
-            Scheduler(store, backoff=backoff()),
+            Scheduler(store, retry=retry_of("scheduling")),
             answers,
             SimulatedFiles(self.world, store),
             SilentLogs(),
             queues=QUEUES,
             times=TaskTimes(look_s=5.0),
-            backoff=backoff(),
+            retry=retry_of("tasks"),
         )
         return SupervisorCore(
             store,

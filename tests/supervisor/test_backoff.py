@@ -1,0 +1,88 @@
+"""When a database that failed is tried again, and what the log says of the outage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from headgate.store.errors import DatabaseAway, DatabaseFault
+from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry
+
+AWAY = DatabaseAway("postgresql://db", "connection refused")
+
+
+@pytest.fixture
+def outage() -> DatabaseOutage:
+    return DatabaseOutage()
+
+
+def retry_of(duty: str, outage: DatabaseOutage | None = None) -> DatabaseRetry:
+    return DatabaseRetry(duty, 1.0, 8.0, outage)
+
+
+def without_waits(records: list[Any]) -> list[dict[str, object]]:
+    return [{name: value for name, value in record.items() if name != "retry_in_s"} for record in records]
+
+
+def test_a_duty_is_ready_until_it_fails_and_again_after_its_wait() -> None:
+    retry = retry_of("events")
+    assert retry.ready(0.0)
+    retry_at = retry.failed(AWAY, 10.0)
+    assert 11.0 <= retry_at <= 11.5
+    assert not retry.ready(10.99)
+    assert retry.ready(retry_at)
+
+
+def test_waits_double_until_the_duty_succeeds() -> None:
+    retry = retry_of("events")
+    assert 1.0 <= retry.failed(AWAY, 0.0) <= 1.5
+    assert 2.0 <= retry.failed(AWAY, 0.0) <= 2.5
+    retry.succeeded(5.0)
+    assert 1.0 <= retry.failed(AWAY, 0.0) <= 1.5
+
+
+def test_an_outage_is_logged_once_for_all_duties_and_once_when_all_are_back(outage: DatabaseOutage) -> None:
+    events, leases = retry_of("events", outage), retry_of("leases", outage)
+    with capture_logs() as logs:
+        events.failed(AWAY, 10.0)
+        leases.failed(AWAY, 10.5)
+        events.failed(AWAY, 11.5)
+        events.succeeded(14.0)
+        events.succeeded(14.5)
+        leases.succeeded(15.0)
+    assert without_waits(logs) == [
+        {"event": "the database cannot be used", "log_level": "warning", "duty": "events", "error": str(AWAY)},
+        {"event": "the database is back", "log_level": "info", "away_s": 5.0},
+    ]
+
+
+def test_another_class_of_error_during_an_outage_is_logged_too(outage: DatabaseOutage) -> None:
+    events = retry_of("events", outage)
+    read_only = DatabaseFault("postgresql://db", "cannot execute INSERT in a read-only transaction")
+    with capture_logs() as logs:
+        events.failed(AWAY, 0.0)
+        events.failed(read_only, 1.0)
+        events.failed(AWAY, 2.0)
+    assert [record["error"] for record in logs] == [str(AWAY), str(read_only)]
+
+
+def test_the_next_outage_is_logged_like_the_first(outage: DatabaseOutage) -> None:
+    events = retry_of("events", outage)
+    with capture_logs() as logs:
+        for now in (0.0, 100.0):
+            events.failed(AWAY, now)
+            events.succeeded(now + 2.0)
+    assert [(record["event"], record.get("away_s")) for record in logs] == [
+        ("the database cannot be used", None),
+        ("the database is back", 2.0),
+    ] * 2
+
+
+def test_a_retry_without_an_outage_logs_nothing() -> None:
+    questions = retry_of("questions")
+    with capture_logs() as logs:
+        questions.failed(AWAY, 0.0)
+        questions.succeeded(1.0)
+    assert logs == []
