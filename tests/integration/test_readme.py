@@ -1,4 +1,4 @@
-"""The commands of the README's first DAG, run as they stand there, in an empty folder."""
+"""The commands of the README's first trigger and of docs/dags.md's first DAG, run as written in an empty folder."""
 
 from __future__ import annotations
 
@@ -9,18 +9,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+import pytest
+
+from headgate.testing import run_trigger
+
+ROOT = Path(__file__).parents[2]
 WITHIN_S = 110.0  # a dozen commands, each of which takes half a second, and more on a busy machine
 
 
-def test_a_first_dag_runs_as_the_readme_says(tmp_path: Path) -> None:
-    section = README.read_text().partition("## A first DAG\n")[2].partition("\n## ")[0]
-    script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE))
+def section(page: str, heading: str) -> str:
+    """The text under a heading of the second level."""
+    text = (ROOT / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    assert text, f"{page} has no section {heading!r}"
+    return text
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def run_commands(text: str, folder: Path) -> str:
+    """Run all commands of a section as one script in a folder; return what they printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     shell = subprocess.Popen(
-        ["bash", "-eu", "-c", script],
-        cwd=tmp_path,
+        ["bash", "-eu", "-c", "set -m\n" + "\n".join(blocks(text, "sh"))],
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -29,16 +44,43 @@ def test_a_first_dag_runs_as_the_readme_says(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        told, _ = shell.communicate(timeout=WITHIN_S)
+        printed, _ = shell.communicate(timeout=WITHIN_S)
     except subprocess.TimeoutExpired:
         os.killpg(shell.pid, signal.SIGKILL)
-        told, _ = shell.communicate()
-        told += "\n--- not within its time ---"
-    said = told + "\n" + (tmp_path / "up.log").read_text()
-    assert shell.returncode == 0, said
-    assert "created run manual__" in told, said
-    assert re.search(r"^wait_for_file .* wait +deferred ", told, re.MULTILINE), said
-    assert "runs it, and it has not fired" in told, said
-    assert "inbox/orders.csv has 2 rows" in told, said
-    assert "its trigger has ended" in told, said
-    assert re.search(r"^wait_for_file .* manual +success ", told, re.MULTILINE), said
+        printed, _ = shell.communicate()
+        printed += "\n--- not within its time ---"
+    assert shell.returncode == 0, printed
+    return printed
+
+
+def test_a_first_trigger_runs_as_the_readme_says(tmp_path: Path) -> None:
+    text = section("README.md", "A first trigger")
+    orders, _ = blocks(text, "python")
+    (tmp_path / "orders.py").write_text(orders)
+    printed = run_commands(text, tmp_path)
+    assert "added watcher big-orders" in printed
+    listed = [line for line in printed.splitlines() if '"order":' in line or '"order": ' in line]
+    assert len(listed) == 2, printed
+    assert "1800" in listed[0], printed
+    assert "5000" in listed[1], printed
+
+
+def test_the_heartbeat_of_the_readme_fires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, heartbeat = blocks(section("README.md", "A first trigger"), "python")
+    (tmp_path / "heartbeat.py").write_text(heartbeat)
+    monkeypatch.syspath_prepend(tmp_path)
+    from heartbeat import Heartbeat  # type: ignore[import-not-found,unused-ignore]
+
+    events = run_trigger(Heartbeat(every_s=60), events=3)
+    assert [event.payload for event in events] == [0, 1, 2]
+
+
+def test_a_first_dag_runs_as_the_page_says(tmp_path: Path) -> None:
+    printed = run_commands(section("docs/dags.md", "A first DAG"), tmp_path)
+    printed += (tmp_path / "up.log").read_text()
+    assert "created run manual__" in printed
+    assert re.search(r"^wait_for_file .* wait +deferred ", printed, re.MULTILINE), printed
+    assert "runs it, and it has not fired" in printed
+    assert "inbox/orders.csv has 2 rows" in printed
+    assert "its trigger has ended" in printed
+    assert re.search(r"^wait_for_file .* manual +success ", printed, re.MULTILINE), printed
