@@ -13,7 +13,7 @@ import pytest
 import structlog
 import trio
 
-from headgate.child import asking, logs
+from headgate.child import logs, queries
 from headgate.child.logs import (
     FIELD_CHARS_MAX,
     RECORD_BYTES_MAX,
@@ -345,11 +345,11 @@ class Holder:
 
 @pytest.fixture
 def told() -> Iterator[SecretMask]:
-    with asking.told.apart():
-        asking.told.add('hunter22"ü')
-        asking.told.add("hunter22")
-        asking.told.add("123456789")
-        yield asking.told
+    with queries.secrets.apart():
+        queries.secrets.add('hunter22"ü')
+        queries.secrets.add("hunter22")
+        queries.secrets.add("123456789")
+        yield queries.secrets
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_what_says_whose_a_record_is_stays_even_where_it_is_the_text_of_a_variab
 
 
 def test_without_secrets_nothing_is_looked_at() -> None:
-    with asking.told.apart():
+    with queries.secrets.apart():
         assert json.loads(render({"event": "hunter22", "n": [1, {"a": 2}]})) == {
             "event": "hunter22",
             "n": [1, {"a": 2}],

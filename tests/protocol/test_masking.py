@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.protocol.masking import FORMS_MAX, MASK, SecretMask
-from headgate.protocol.messages.questions import GetConnection, GetVariable, GetXCom, SecretText
+from headgate.protocol.messages.queries import GetConnection, GetVariable, GetXCom, SecretText
 
 SECRET = 'hünter "22"/&'
 

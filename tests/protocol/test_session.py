@@ -8,7 +8,7 @@ import pytest
 
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError, VersionMismatch
 from headgate.protocol.link.session import TRANSITIONS, Closed, Direction, Event, Role, Session, State
-from headgate.protocol.messages.questions import SecretText
+from headgate.protocol.messages.queries import SecretText
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,

@@ -22,7 +22,7 @@ from headgate.protocol.link.wire import (
     encode_message,
 )
 from headgate.protocol.messages import runner as messages
-from headgate.protocol.messages.questions import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
+from headgate.protocol.messages.queries import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
 from headgate.protocol.messages.runner import (
     CancelTrigger,
     Drain,
@@ -93,10 +93,10 @@ EXAMPLES: dict[str, Message] = {
         stuck=(8, 300),
         more=True,
     ),
-    "Request": Request(id=9, question=LastEvent(trigger_id=5)),
-    "RequestVariable": Request(id=10, question=GetVariable("v")),
-    "RequestConnection": Request(id=11, question=GetConnection("c")),
-    "RequestStates": Request(id=12, question=GetTaskStates("d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
+    "Request": Request(id=9, query=LastEvent(trigger_id=5)),
+    "RequestVariable": Request(id=10, query=GetVariable("v")),
+    "RequestConnection": Request(id=11, query=GetConnection("c")),
+    "RequestStates": Request(id=12, query=GetTaskStates("d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
     "Reply": Reply(id=10, answer=SecretText("s")),
     "ReplyStates": Reply(
         id=12,

@@ -33,7 +33,7 @@ from headgate.protocol.link.worksession import (
 from headgate.protocol.link.workwire import WORK_MESSAGE_TYPES, decode_work, encode_work
 from headgate.protocol.messages import worker as work
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
-from headgate.protocol.messages.questions import (
+from headgate.protocol.messages.queries import (
     CreateRun,
     EncodedValue,
     GetConnection,
@@ -48,11 +48,11 @@ from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipp
 from headgate.protocol.messages.task_states import TaskState
 from headgate.protocol.messages.worker import (
     WORK_PROTOCOL_VERSION,
-    Answer,
-    Ask,
     AssetEvent,
     FileParsed,
     ParseFile,
+    Request,
+    Response,
     RunStep,
     Step,
     StepEnded,
@@ -63,7 +63,7 @@ from headgate.protocol.messages.worker import (
 
 WORKER, SUPERVISOR = WorkRole.WORKER, WorkRole.SUPERVISOR
 ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in WORK_MESSAGE_TYPES.items()}
-QUESTION = GetVariable("v")
+QUERY = GetVariable("v")
 
 
 def step(token: str = "a") -> Step:
@@ -75,15 +75,15 @@ EVENTS: dict[type[WorkEvent], WorkEvent] = {
     WorkerWelcome: WorkerWelcome(WORK_PROTOCOL_VERSION, WorkerSettings()),
     RunStep: RunStep(step()),
     ParseFile: ParseFile("/dag.py"),
-    Ask: Ask(2, QUESTION),
-    Answer: Answer(1, SecretText("x")),
+    Request: Request(2, QUERY),
+    Response: Response(1, SecretText("x")),
     StepEnded: StepEnded("a", StepSucceeded()),
     FileParsed: FileParsed("/dag.py"),
     WorkClosed: WorkClosed(),
 }
 START = [(WORKER, EVENTS[WorkerHello]), (SUPERVISOR, EVENTS[WorkerWelcome])]
-ASKING = [*START, (SUPERVISOR, EVENTS[RunStep]), (WORKER, Ask(1, QUESTION))]
-# In each state a question of id 1 is open, or was when the step ended, wherever there can have been one.
+ASKING = [*START, (SUPERVISOR, EVENTS[RunStep]), (WORKER, Request(1, QUERY))]
+# In each state a query of id 1 is open, or was when the step ended, wherever there can have been one.
 PATHS: dict[WorkState, list[tuple[WorkRole, WorkEvent]]] = {
     WorkState.OPENING: [],
     WorkState.GREETED: START[:1],
@@ -98,9 +98,9 @@ LEGAL: dict[tuple[WorkState, WorkRole, type[WorkEvent]], WorkState] = {
     (WorkState.GREETED, SUPERVISOR, WorkerWelcome): WorkState.IDLE,
     (WorkState.IDLE, SUPERVISOR, RunStep): WorkState.RUNNING,
     (WorkState.IDLE, SUPERVISOR, ParseFile): WorkState.PARSING,
-    (WorkState.IDLE, SUPERVISOR, Answer): WorkState.IDLE,
-    (WorkState.RUNNING, WORKER, Ask): WorkState.RUNNING,
-    (WorkState.RUNNING, SUPERVISOR, Answer): WorkState.RUNNING,
+    (WorkState.IDLE, SUPERVISOR, Response): WorkState.IDLE,
+    (WorkState.RUNNING, WORKER, Request): WorkState.RUNNING,
+    (WorkState.RUNNING, SUPERVISOR, Response): WorkState.RUNNING,
     (WorkState.RUNNING, WORKER, StepEnded): WorkState.IDLE,
     (WorkState.PARSING, WORKER, FileParsed): WorkState.IDLE,
     **{(state, role, WorkClosed): WorkState.CLOSED for state in WorkState for role in WorkRole},
@@ -130,7 +130,7 @@ def test_the_table_is_the_drawing() -> None:
         (role, *case)
         for role in WorkRole
         for case in ALL
-        if case in LEGAL and (role, *case) != (SUPERVISOR, WorkState.IDLE, SUPERVISOR, Answer)
+        if case in LEGAL and (role, *case) != (SUPERVISOR, WorkState.IDLE, SUPERVISOR, Response)
     ],
 )
 def test_a_legal_event_moves_both_sides_alike(
@@ -162,20 +162,20 @@ def test_an_illegal_event_raises_and_changes_nothing(
     [
         (ASKING, WORKER, StepEnded("b", StepSucceeded()), "its token is 'b', and 'a' is running"),
         (PATHS[WorkState.PARSING], WORKER, FileParsed("/b.py"), "its file is '/b.py', and '/dag.py' was asked for"),
-        (ASKING, WORKER, Ask(1, QUESTION), "its id is 1, and the last one was 1"),
-        (ASKING, SUPERVISOR, Answer(2), "no question of id 2 is open"),
-        ([*ASKING, (SUPERVISOR, Answer(1))], SUPERVISOR, Answer(1), "no question of id 1 is open"),
+        (ASKING, WORKER, Request(1, QUERY), "its id is 1, and the last one was 1"),
+        (ASKING, SUPERVISOR, Response(2), "no query of id 2 is open"),
+        ([*ASKING, (SUPERVISOR, Response(1))], SUPERVISOR, Response(1), "no query of id 1 is open"),
         (
             [*PATHS[WorkState.IDLE], (SUPERVISOR, RunStep(step("b")))],
             SUPERVISOR,
-            Answer(1),
-            "no question of id 1 is open",
+            Response(1),
+            "no query of id 1 is open",
         ),
         (
-            [*ASKING, *[(WORKER, Ask(n, QUESTION)) for n in range(2, ASKS_OPEN_MAX + 1)]],
+            [*ASKING, *[(WORKER, Request(n, QUERY)) for n in range(2, ASKS_OPEN_MAX + 1)]],
             WORKER,
-            Ask(ASKS_OPEN_MAX + 1, QUESTION),
-            f"{ASKS_OPEN_MAX} questions wait",
+            Request(ASKS_OPEN_MAX + 1, QUERY),
+            f"{ASKS_OPEN_MAX} queries wait",
         ),
         (
             START[:1],
@@ -198,10 +198,10 @@ def test_a_message_must_fit_what_it_answers(
 
 def test_an_answer_that_crosses_the_end_of_its_step_is_taken_and_cannot_be_sent_afterwards() -> None:
     worker, supervisor = (session_after(PATHS[WorkState.IDLE], role) for role in (WORKER, SUPERVISOR))
-    worker.move(SUPERVISOR, EVENTS[Answer])
+    worker.move(SUPERVISOR, EVENTS[Response])
     assert not supervisor.is_open(1)
-    with pytest.raises(LocalProtocolError, match="no question of id 1 is open"):
-        supervisor.move(SUPERVISOR, EVENTS[Answer])
+    with pytest.raises(LocalProtocolError, match="no query of id 1 is open"):
+        supervisor.move(SUPERVISOR, EVENTS[Response])
 
 
 def test_a_file_is_parsed_when_its_last_piece_has_come() -> None:
@@ -347,11 +347,11 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         traceback="Traceback",
         more=True,
     ),
-    "AskXCom": Ask(id=1, question=GetXCom(task_id="t", key="k")),
-    "AskVariable": Ask(id=2, question=GetVariable(name="v")),
-    "AskConnection": Ask(id=3, question=GetConnection(name="c")),
-    "AskStates": Ask(id=4, question=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
-    "AskRun": Ask(id=5, question=CreateRun(dag_id="d", run_id="r", params=b"{}", logical_date_s=1.5)),
+    "AskXCom": Request(id=1, query=GetXCom(task_id="t", key="k")),
+    "AskVariable": Request(id=2, query=GetVariable(name="v")),
+    "AskConnection": Request(id=3, query=GetConnection(name="c")),
+    "AskStates": Request(id=4, query=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
+    "AskRun": Request(id=5, query=CreateRun(dag_id="d", run_id="r", params=b"{}", logical_date_s=1.5)),
     "WorkerWelcome": WorkerWelcome(
         protocol_version=1, settings=WorkerSettings(frame_bytes_max=1, import_paths=("dags",), hook_timeout_s=2.5)
     ),
@@ -374,16 +374,16 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         )
     ),
     "ParseFile": ParseFile(file="/dag.py"),
-    "AnswerValue": Answer(id=1, answer=EncodedValue(value=b"1"), error="none"),
-    "AnswerSecret": Answer(id=2, answer=SecretText(value="s"), error="none"),
-    "AnswerStates": Answer(
+    "AnswerValue": Response(id=1, answer=EncodedValue(value=b"1"), error="none"),
+    "AnswerSecret": Response(id=2, answer=SecretText(value="s"), error="none"),
+    "AnswerStates": Response(
         id=4,
         answer=TaskStates(
             run_id="r", run_state="running", tasks=(("t", TaskState.DEFERRED),), missing=("u",), has_dag=False
         ),
         error="none",
     ),
-    "AnswerRun": Answer(id=5, answer=RunCreated(is_new=True), error="none"),
+    "AnswerRun": Response(id=5, answer=RunCreated(is_new=True), error="none"),
 }
 
 
@@ -435,9 +435,9 @@ class Pair:
 def test_a_conversation() -> None:
     pair = Pair()
     pair.say(SUPERVISOR, RunStep(step()))
-    pair.say(WORKER, Ask(1, QUESTION))
+    pair.say(WORKER, Request(1, QUERY))
     assert pair.sides[SUPERVISOR].is_open(1)
-    pair.say(SUPERVISOR, Answer(1, SecretText("x")))
+    pair.say(SUPERVISOR, Response(1, SecretText("x")))
     pair.say(WORKER, StepEnded("a", StepSucceeded()))
     pair.say(SUPERVISOR, ParseFile("/dag.py"))
     pair.say(WORKER, FileParsed("/dag.py"))
@@ -477,4 +477,4 @@ def test_a_side_that_has_closed_says_nothing_more() -> None:
     worker.close()
     worker.close()
     with pytest.raises(LocalProtocolError, match="this side has closed the link"):
-        worker.send(Ask(1, QUESTION))
+        worker.send(Request(1, QUERY))

@@ -25,10 +25,10 @@ from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Exit, Send
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
 SETTINGS = CoreSettings(
@@ -59,7 +59,7 @@ class Live:
             self._writer.close()
         self._writer = FrameLogWriter(self.folder, clock=lambda: self.now)
         identity = Identity("host", 1, "machine", 0.0)
-        answers = Answers(self.store, {"HEADGATE_VAR_REGION": "the-north"})
+        answers = StoreQueries(self.store, {"HEADGATE_VAR_REGION": "the-north"})
         self.core = SupervisorCore(self.store, identity, SETTINGS, is_gone=lambda row: True, answers=answers)
 
     def start_runner(self) -> None:

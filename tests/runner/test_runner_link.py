@@ -1,4 +1,4 @@
-"""The runner's end of the link on its own: whole frames, one round in flight, a bounded number of questions."""
+"""The runner's end of the link on its own: whole frames, one round in flight, a bounded number of queries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_one_way_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from headgate.child.asking import NotAnswered
+from headgate.child.queries import QueryFailed
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.session import Role
-from headgate.protocol.messages.questions import GetVariable, SecretText
+from headgate.protocol.messages.queries import GetVariable, SecretText
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     FiredEvent,
@@ -139,7 +139,7 @@ async def test_an_answer_to_nothing_breaks_the_protocol(autojump_clock: MockCloc
             await link.receive()
 
 
-async def test_the_number_of_questions_that_wait_for_answers_is_bounded(autojump_clock: MockClock) -> None:
+async def test_the_number_of_queries_that_wait_for_answers_is_bounded(autojump_clock: MockClock) -> None:
     answered: list[int] = []
     async with linked() as (link, peer, nursery):
 
@@ -169,7 +169,7 @@ async def test_the_number_of_questions_that_wait_for_answers_is_bounded(autojump
         assert sorted(answered) == list(range(REQUESTS_MAX + 20))
 
 
-async def test_a_question_whose_asker_has_gone_makes_room_for_another(autojump_clock: MockClock) -> None:
+async def test_a_query_whose_asker_has_gone_makes_room_for_another(autojump_clock: MockClock) -> None:
     async with linked() as (link, peer, nursery):
         nursery.start_soon(link.send_requests)
         for _ in range(3):
@@ -205,7 +205,7 @@ async def test_a_variable_is_answered_by_a_reply_and_a_refusal_by_a_response(aut
         nursery.start_soon(obey)
         nursery.start_soon(supervise)
         assert await link.ask(GetVariable("v")) == SecretText("x")
-        with pytest.raises(NotAnswered, match="there is no such thing"):
+        with pytest.raises(QueryFailed, match="there is no such thing"):
             await link.ask(GetVariable("w"))
-        with pytest.raises(LastEventUnknown, match="answered another question"):
+        with pytest.raises(LastEventUnknown, match="answered another query"):
             await link.ask_last_event(1)

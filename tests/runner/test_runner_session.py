@@ -553,7 +553,7 @@ async def test_a_trigger_may_ask_for_its_newest_event(
         assert answers == [answer]
 
 
-async def test_a_question_that_cannot_be_answered_raises_what_is_known(autojump_clock: MockClock) -> None:
+async def test_a_query_that_cannot_be_answered_raises_what_is_known(autojump_clock: MockClock) -> None:
     answers: list[Any] = []
     async with supervising() as supervisor:
         await supervisor.start(asking(answers))
@@ -829,8 +829,8 @@ async def test_a_trigger_that_is_cancelled_while_it_asks_never_leaves_half_a_fra
 
     async with supervising(streams=lockstep_stream_pair) as supervisor:
         await supervisor.start(Trigger)
-        await trio.sleep(10)  # nobody reads: the first question is stuck halfway, and its asker is gone
+        await trio.sleep(10)  # nobody reads: the first query is stuck halfway, and its asker is gone
         heard = [await supervisor.hear(), await supervisor.hear()]
         assert heard[0] == Request(1, LastEvent(1))
-        assert isinstance(heard[1], StateChanges)  # the other two questions were withdrawn in time
+        assert isinstance(heard[1], StateChanges)  # the other two queries were withdrawn in time
         assert [event.payload for event in heard[1].events] == [b'"done"']

@@ -15,7 +15,7 @@ from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.link.connection import split_sync
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
-from headgate.protocol.messages.questions import GetConnection, GetVariable, SecretText
+from headgate.protocol.messages.queries import GetConnection, GetVariable, SecretText
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
@@ -46,7 +46,6 @@ from headgate.store.store import Store
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
-from headgate.supervisor.answers import Answers
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import (
     DRAIN_MARGIN_S,
@@ -56,6 +55,7 @@ from headgate.supervisor.core import (
     SupervisorCore,
 )
 from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.triggers import assignments
 from headgate.supervisor.triggers.leases import ADVANCE_SHARE, FAIR_WAIT_S, Identity, LeaseTimes
 
@@ -93,7 +93,7 @@ class World:
         is_gone: Callable[[TriggererRow], bool] = lambda row: False,
     ) -> Supervised:
         identity = Identity("host", pid, "machine", 0.0)
-        answers = Answers(self.store, {"HEADGATE_VAR_REGION": "north"})
+        answers = StoreQueries(self.store, {"HEADGATE_VAR_REGION": "north"})
         core = SupervisorCore(self.store, identity, settings, is_gone=is_gone, clock=lambda: 0.0, answers=answers)
         return Supervised(self, core)
 
@@ -957,7 +957,7 @@ def test_an_idle_supervisor_sleeps_and_asks_little(world: World, monkeypatch: py
         steps += 1
         world.now = max(supervisor.core.wake_at(), world.now + 1e-6)
     assert steps < 20 * 6, "a look for notices every 0.5 s, and the duties in between"
-    assert 0 < len(asked) <= 20, "a question a second at most"
+    assert 0 < len(asked) <= 20, "a query a second at most"
 
 
 def test_replacing_the_runner_for_one_stuck_trigger_stops_none_of_the_others(world: World) -> None:
@@ -1012,7 +1012,7 @@ def test_a_claim_of_which_nobody_knows_whether_it_was_committed_orphans_no_trigg
     assert [spec.trigger_id for spec in supervisor.created()] == [trigger_id]
 
 
-def test_a_database_that_does_not_answer_is_not_asked_again_for_every_question(
+def test_a_database_that_does_not_answer_is_not_asked_again_for_every_query(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (trigger_id,) = add_watchers(world, 1)
@@ -1141,7 +1141,7 @@ def test_a_trigger_is_told_variables_and_connections(world: World) -> None:
     ]
 
 
-def test_a_question_that_is_refused_is_answered_with_the_reason_and_holds_up_no_other(world: World) -> None:
+def test_a_query_that_is_refused_is_answered_with_the_reason_and_holds_up_no_other(world: World) -> None:
     (trigger_id,) = add_watchers(world, 1)
     supervisor = world.supervisor()
     supervisor.start_runner()
@@ -1158,10 +1158,10 @@ def test_a_supervisor_without_answers_says_so(world: World) -> None:
     supervisor.start_runner()
     supervisor.say(Request(1, GetVariable("region")))
     (response,) = supervisor.sent(Response)
-    assert response.error == "this supervisor answers no such questions"
+    assert response.error == "this supervisor answers no such queries"
 
 
-def test_a_database_that_does_not_answer_is_not_asked_again_for_any_question(
+def test_a_database_that_does_not_answer_is_not_asked_again_for_any_query(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = world.supervisor()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headgate.child import asking
+from headgate.child import queries
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskState
-from headgate.protocol.messages.questions import Answered, CreateRun, GetTaskStates, Question, RunCreated, TaskStates
+from headgate.protocol.messages.queries import CreateRun, GetTaskStates, Query, QueryResult, RunCreated, TaskStates
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value
 from headgate.tasks import DAG, BaseOperator, EmptyOperator, ExternalTaskSensor, TriggerDagRunOperator
@@ -33,17 +33,17 @@ class Supervisor:
 
     def __init__(self, *standings: TaskStates) -> None:
         self.standings = list(standings)
-        self.asked: list[Question] = []
+        self.asked: list[Query] = []
 
-    def __call__(self, question: Question) -> Answered:
-        self.asked.append(question)
-        if isinstance(question, CreateRun):
-            return RunCreated(is_new=sum(question == other for other in self.asked) == 1)
+    def __call__(self, query: Query) -> QueryResult:
+        self.asked.append(query)
+        if isinstance(query, CreateRun):
+            return RunCreated(is_new=sum(query == other for other in self.asked) == 1)
         return self.standings.pop(0) if len(self.standings) > 1 else self.standings[0]
 
 
 def step(operator: BaseOperator, supervisor: Supervisor, **context: Any) -> StepOutcome:
-    with asking.answered_by(supervisor):
+    with queries.queries_handled_by(supervisor):
         return run_step(operator, make_context(operator, **{"run_id": "mine", **context}))
 
 
@@ -131,7 +131,7 @@ def test_the_trigger_looks_again_and_again_and_survives_the_round_trip() -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "question"),
+    ("options", "query"),
     [
         ({"run_id": "r"}, GetTaskStates("other", "r")),
         ({}, GetTaskStates("other", None, NOON)),
@@ -144,13 +144,13 @@ def test_the_trigger_looks_again_and_again_and_survives_the_round_trip() -> None
         ({"external_task_ids": ["a", "b"]}, GetTaskStates("other", None, NOON, ("a", "b"))),
     ],
 )
-def test_which_run_is_waited_for(options: Any, question: GetTaskStates) -> None:
-    supervisor = Supervisor(of(*((id_, S.SUCCESS) for id_ in question.task_ids), run="success"))
+def test_which_run_is_waited_for(options: Any, query: GetTaskStates) -> None:
+    supervisor = Supervisor(of(*((id_, S.SUCCESS) for id_ in query.task_ids), run="success"))
     operator = sensor(**{"run_id": None, "mode": "poke", **options})
     outcome = step(operator, supervisor, logical_date=MOMENT)
     assert isinstance(outcome, StepSucceeded), outcome
     assert decode_value(outcome.xcoms[0].value) == "r"
-    assert supervisor.asked == [question]
+    assert supervisor.asked == [query]
 
 
 def test_a_run_without_a_logical_date_says_what_to_do() -> None:
@@ -204,9 +204,9 @@ def begins(**options: Any) -> TriggerDagRunOperator:
 
 
 def run_id_of(supervisor: Supervisor) -> str:
-    question = supervisor.asked[-1]
-    assert isinstance(question, CreateRun)
-    return question.run_id
+    query = supervisor.asked[-1]
+    assert isinstance(query, CreateRun)
+    return query.run_id
 
 
 def test_one_try_begins_one_run_and_the_next_another() -> None:

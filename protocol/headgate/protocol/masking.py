@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
-from headgate.protocol.messages.questions import Answered, GetConnection, GetVariable, Question, SecretText
+from headgate.protocol.messages.queries import GetConnection, GetVariable, Query, QueryResult, SecretText
 from headgate.protocol.uris import parse_uri
 
 MASK: Final = "***"
@@ -37,9 +37,9 @@ class SecretMask:
     def __bool__(self) -> bool:
         return bool(self._longest_first)
 
-    def note(self, question: Question, answered: Answered) -> None:
-        """Take in the answer to a question, if it is a secret."""
-        match question, answered:
+    def note(self, query: Query, answered: QueryResult) -> None:
+        """Take in the answer to a query, if it is a secret."""
+        match query, answered:
             case GetVariable(), SecretText(value=str() as text):
                 self.add(text)
             case GetConnection(), SecretText(value=str() as uri):

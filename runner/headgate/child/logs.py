@@ -22,7 +22,7 @@ from typing import Protocol
 
 import structlog
 
-from headgate.child.asking import told
+from headgate.child.queries import secrets
 from headgate.protocol.messages.runner import TriggerSpec
 
 RECORDS_WAITING_MAX = 50_000  # records waiting for the socket; beside the next limit, it bounds the small ones
@@ -193,9 +193,9 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def render(record: Mapping[str, object]) -> bytes:
     """One record as a JSON object of at most `RECORD_BYTES_MAX` bytes; what JSON does not know becomes its repr.
 
-    The secrets this process was told are not in it (I12). They are taken out first: a cut could leave half of one.
+    Secrets that this process knows are masked in it (I12), before it is cut: a cut could leave half of one.
     """
-    if told:
+    if secrets:
         record = _without_secrets(record)
     data = _object(record)
     if len(data) > RECORD_BYTES_MAX:
@@ -213,7 +213,7 @@ def render_lines(record: Mapping[str, object]) -> bytes:
     The event is never cut: all but the last part of it have ``more: true``, and ``part`` counts them. Other fields are
     cut as `render` does it, and stand in the first part. Secrets are taken out as there, before the event is split.
     """
-    if told:
+    if secrets:
         record = _without_secrets(record)
     data = _object(record)
     event = record.get("event")
@@ -240,7 +240,7 @@ def _without_secrets(record: Mapping[str, object]) -> dict[str, object]:
     # What says where the record belongs stays, even where somebody's variable has the same text; but only that.
     ours = {**trigger_names.get(), "level": record.get("level"), "timestamp": record.get("timestamp")}
     return {
-        told.hide(str(name)): value if _is_ours(ours.get(name), value) else _hidden(value, WALK_DEPTH_MAX)
+        secrets.hide(str(name)): value if _is_ours(ours.get(name), value) else _hidden(value, WALK_DEPTH_MAX)
         for name, value in record.items()
     }
 
@@ -251,21 +251,21 @@ def _is_ours(ours: object, value: object) -> bool:
 
 def _hidden(value: object, depth: int) -> object:
     if isinstance(value, str):
-        return told.hide(value)
+        return secrets.hide(value)
     if value is None or isinstance(value, bool | int | float):
         text = _repr(value)
-        hidden = told.hide(text)
+        hidden = secrets.hide(text)
         return value if hidden == text else hidden
     if depth and type(value) is dict:
         members: dict[object, object] = value
         return {_hidden_key(key): _hidden(member, depth - 1) for key, member in list(members.items())}
     if depth and isinstance(value, list | tuple) and type(value) in (list, tuple):
         return [_hidden(member, depth - 1) for member in list(value)]
-    return told.hide(_repr(value))
+    return secrets.hide(_repr(value))
 
 
 def _hidden_key(key: object) -> str:
-    return told.hide(key if isinstance(key, str) else _repr(key))
+    return secrets.hide(key if isinstance(key, str) else _repr(key))
 
 
 def _object(record: Mapping[str, object]) -> str:

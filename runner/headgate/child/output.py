@@ -25,8 +25,8 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
-from headgate.child.asking import told
 from headgate.child.logs import Channel, LogChannel, names_with, render_lines, trigger_names
+from headgate.child.queries import secrets
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -87,7 +87,7 @@ class RecordBuffer(io.BufferedIOBase):
             return self._write(bytes(data))
 
     def flush(self) -> None:
-        """Say what there is of this thread's line; what follows is told to go on with it."""
+        """Say what there is of this thread's line; what follows goes on with it."""
         with self._held():
             line = self._open.get((id(trigger_names.get()), threading.get_ident()))
             if line is not None:
@@ -130,8 +130,8 @@ class RecordBuffer(io.BufferedIOBase):
 
     def _say_pieces(self, line: _Line) -> None:
         """Say so much of a line that no more than a piece is left."""
-        if len(line.data) > PIECE_BYTES_MAX and told:
-            line.data = told.hide_in_bytes(line.data)  # now: no piece may hold one half of a secret (I12)
+        if len(line.data) > PIECE_BYTES_MAX and secrets:
+            line.data = secrets.hide_in_bytes(line.data)  # now: no piece may hold one half of a secret (I12)
         data, begin = line.data, 0
         while len(data) - begin > PIECE_BYTES_MAX:
             end = _end_of_piece(data, begin)

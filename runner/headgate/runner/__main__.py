@@ -13,8 +13,8 @@ import sys
 import traceback
 from typing import NoReturn
 
-from headgate.child.birth import die_with
-from headgate.protocol.starting import import_structlog, without_collections
+from headgate.child.parent_death import die_with
+from headgate.protocol.startup import import_structlog, without_collections
 
 SWITCH_INTERVAL_S = 0.001  # at the default 5 ms two busy threads can starve one another for seconds
 # trio makes many short-lived, cycle-free objects; the default thresholds doubled its cost per event.

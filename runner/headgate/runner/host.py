@@ -21,7 +21,7 @@ import msgspec
 import structlog
 import trio
 
-from headgate.child.faults import describe_error, storable
+from headgate.child.error_text import describe_error, storable
 from headgate.child.logs import SpecNames, naming_trigger, trigger_names
 from headgate.child.output import end_lines
 from headgate.protocol import marks

@@ -6,11 +6,11 @@ import math
 
 import trio
 
-from headgate.child.asking import NotAnswered
+from headgate.child.queries import QueryFailed
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection, split_round
-from headgate.protocol.messages.questions import Answered, TriggerQuestion
+from headgate.protocol.messages.queries import QueryResult, TriggerQuery
 from headgate.protocol.messages.runner import (
     FromRunner,
     FromSupervisor,
@@ -28,7 +28,7 @@ from headgate.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
 
 READ_BYTES_MAX = 256 * 1024  # read in one go
-REQUESTS_MAX = 100  # questions of triggers that wait for their answers; further ones queue here
+REQUESTS_MAX = 100  # queries of triggers that wait for their answers; further ones queue here
 
 
 class SupervisorGone(Exception):
@@ -52,8 +52,8 @@ class Link:
         self.round_sent_at = -math.inf  # when the last round began to be sent, by trio's clock
         self._answers = trio.lowlevel.ParkingLot()
         self._next_request = 0
-        self._questions: dict[int, _Question] = {}
-        self._unsent: dict[int, LastEvent | TriggerQuestion] = {}
+        self._queries: dict[int, _OpenRequest] = {}
+        self._unsent: dict[int, LastEvent | TriggerQuery] = {}
         self._has_unsent = trio.Event()
         self._requests_limit = trio.CapacityLimiter(REQUESTS_MAX)
 
@@ -144,41 +144,41 @@ class Link:
         """Ask the supervisor for the newest stored event of a trigger. Raises `LastEventUnknown`."""
         response = await self._ask(LastEvent(trigger_id))
         if isinstance(response, Reply) or response.error:
-            problem = "the supervisor answered another question" if isinstance(response, Reply) else response.error
+            problem = "the supervisor answered another query" if isinstance(response, Reply) else response.error
             raise LastEventUnknown(problem)
         return response.answer
 
-    async def ask(self, question: TriggerQuestion) -> Answered:
-        """Ask the supervisor what is no trigger's own. Raises `NotAnswered`."""
-        response = await self._ask(question)
+    async def ask(self, query: TriggerQuery) -> QueryResult:
+        """Ask the supervisor what is no trigger's own. Raises `QueryFailed`."""
+        response = await self._ask(query)
         if isinstance(response, Response):
-            raise NotAnswered(response.error or "the supervisor answered another question")
+            raise QueryFailed(response.error or "the supervisor answered another query")
         return response.answer
 
-    async def _ask(self, asked: LastEvent | TriggerQuestion) -> Response | Reply:
+    async def _ask(self, asked: LastEvent | TriggerQuery) -> Response | Reply:
         async with self._requests_limit:
             self._next_request += 1
-            number, question = self._next_request, _Question()
-            self._questions[number] = question
+            number, query = self._next_request, _OpenRequest()
+            self._queries[number] = query
             self._unsent[number] = asked
             self._has_unsent.set()
             try:
-                await question.answered.wait()
+                await query.answered.wait()
             finally:
-                del self._questions[number]
+                del self._queries[number]
                 self._unsent.pop(number, None)
-        assert question.response is not None
-        return question.response
+        assert query.response is not None
+        return query.response
 
     def note_response(self, response: Response | Reply) -> None:
         """Hand an answer to whoever asked; if they were cancelled meanwhile, nobody needs it."""
-        question = self._questions.get(response.id)
-        if question is not None:
-            question.response = response
-            question.answered.set()
+        query = self._queries.get(response.id)
+        if query is not None:
+            query.response = response
+            query.answered.set()
 
 
-class _Question:
+class _OpenRequest:
     def __init__(self) -> None:
         self.answered = trio.Event()
         self.response: Response | Reply | None = None

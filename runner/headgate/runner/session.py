@@ -19,7 +19,7 @@ from typing import assert_never
 import structlog
 import trio
 
-from headgate.child import asking
+from headgate.child import queries
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
@@ -112,7 +112,7 @@ class Session:
         """Obey until drained or abandoned; return the exit code."""
         settings = self._settings
         # Inherited by the tasks of all triggers, and by the threads they start through trio.
-        with asking.triggers_answered_by(self._link.ask):
+        with queries.trigger_queries_handled_by(self._link.ask):
             await self._run(settings)
         return self._exit_code
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.child.asking import told
-from headgate.child.faults import describe_error, storable
+from headgate.child.error_text import describe_error, storable
+from headgate.child.queries import secrets
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
@@ -57,7 +57,7 @@ def run_step(operator: BaseOperator, context: Context, resumption: Resumption | 
     except TaskDeferred as deferral:
         outcome = _deferred(operator, deferral)
     except TaskSkipped as skip:
-        outcome = StepSkipped(reason=told.hide(storable(_text_of(skip))))
+        outcome = StepSkipped(reason=secrets.hide(storable(_text_of(skip))))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and an asyncio cancellation are the task's failure as well

@@ -9,10 +9,10 @@ from typing import Any, Final, Unpack
 
 import trio
 
-from headgate.child import asking
+from headgate.child import queries
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, id_problem, name_problem
-from headgate.protocol.messages.questions import CreateRun, RunCreated
+from headgate.protocol.messages.queries import CreateRun, RunCreated
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import Context
@@ -191,7 +191,7 @@ class TriggerDagRunOperator(BaseOperator):
         run_id = self.run_id or _run_id_of(context)
         conf = encode_value(resolved(self.conf, context), where="conf", bytes_max=KWARGS_BYTES_MAX)
         logical_date_s = None if self.logical_date is None else self.logical_date.timestamp()
-        created = asking.ask(CreateRun(self.trigger_dag_id, run_id, conf, logical_date_s))
+        created = queries.send_query(CreateRun(self.trigger_dag_id, run_id, conf, logical_date_s))
         is_new = isinstance(created, RunCreated) and created.is_new
         how = "began the run %s of DAG %s" if is_new else "the run %s of DAG %s had been begun before"
         self.log.info(how, run_id, self.trigger_dag_id)

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from headgate.child.faults import describe_error
+from headgate.child.error_text import describe_error
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import DagSpec, encode_dag
 from headgate.tasks.dag import DAG, collecting

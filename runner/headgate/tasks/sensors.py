@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, NoReturn, Required, Unpack
 
 import trio
 
-from headgate.child import asking
-from headgate.protocol.messages.questions import Answered, TriggerQuestion
+from headgate.child import queries
+from headgate.protocol.messages.queries import QueryResult, TriggerQuery
 from headgate.tasks.context import Context
 from headgate.tasks.dag import DAG
 from headgate.tasks.errors import SensorTimeout, TaskFailed, TaskSkipped, TriggerTimeout
@@ -236,7 +236,7 @@ async def first_event_here(trigger: BaseTrigger, timeout_s: float) -> TriggerEve
 
     Raises `trio.TooSlowError`, and what the trigger raises.
     """
-    with asking.triggers_answered_by(_ask_as_step):
+    with queries.trigger_queries_handled_by(_send_as_step):
         events = trigger.run()
         try:
             with trio.fail_after(timeout_s):
@@ -250,6 +250,6 @@ async def first_event_here(trigger: BaseTrigger, timeout_s: float) -> TriggerEve
     raise TaskFailed(f"{type(trigger).__name__} returned before its first event")
 
 
-async def _ask_as_step(question: TriggerQuestion) -> Answered:
+async def _send_as_step(query: TriggerQuery) -> QueryResult:
     await trio.lowlevel.checkpoint()
-    return asking.ask(question)  # it blocks this loop, on which nothing else runs
+    return queries.send_query(query)  # it blocks this loop, on which nothing else runs

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, nullcontext
 import trio
 import trio.testing
 
-from headgate.child import asking
+from headgate.child import queries
 from headgate.protocol.messages.runner import (
     CancelReason,
     CancelTrigger,
@@ -191,7 +191,7 @@ async def hosted_triggers(
         overflow="pause",
     )
     # Inherited by the tasks of all triggers, as in the runner.
-    with asking.triggers_answered_by((stubs or Stubs()).answer_trigger):
+    with queries.trigger_queries_handled_by((stubs or Stubs()).answer_trigger):
         async with streams if has_streams else nullcontext(), trio.open_nursery() as nursery:
             host = _TellingHost(
                 settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask_last_event

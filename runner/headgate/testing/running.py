@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import trio
 
-from headgate.child import asking
+from headgate.child import queries
 from headgate.protocol.messages.runner import RunnerSettings
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
@@ -76,7 +76,7 @@ def run_trigger(
         hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams, stubs=stubs
     )
     with (
-        asking.told.apart(),
+        queries.secrets.apart(),
         skipped_wall_clock(type(trigger), clock),
         trial(open_state, clock, blocked_after.total_seconds()) as (loop, records, told),
     ):

@@ -9,20 +9,20 @@ from typing import Any, TypeAlias, assert_never
 
 import trio
 
-from headgate.child import asking
-from headgate.protocol.messages.questions import (
-    Answered,
+from headgate.child import queries
+from headgate.protocol.messages.queries import (
     CreateRun,
     EncodedValue,
     GetConnection,
     GetTaskStates,
     GetVariable,
     GetXCom,
-    Question,
+    Query,
+    QueryResult,
     RunCreated,
     SecretText,
     TaskStates,
-    TriggerQuestion,
+    TriggerQuery,
 )
 from headgate.protocol.messages.task_states import TaskState
 from headgate.protocol.values import decode_value, encode_value
@@ -74,9 +74,9 @@ class Stubs:
                 raise ValueError(f"runs[{dag_id!r}] is empty: say how the run stands")
         self.created: list[CreatedRun] = []
 
-    def answer(self, question: Question) -> Answered:
-        """Answer as the supervisor would. Raises `NotAnswered`."""
-        match question:
+    def answer(self, query: Query) -> QueryResult:
+        """Answer as the supervisor would. Raises `QueryFailed`."""
+        match query:
             case GetVariable(name):
                 return SecretText(self._variables.get(name))
             case GetConnection(name):
@@ -84,33 +84,33 @@ class Stubs:
             case GetXCom(task_id, key):
                 return EncodedValue(self._xcoms.get((task_id, key)))
             case GetTaskStates():
-                return self._task_states(question)
+                return self._task_states(query)
             case CreateRun():
-                return self._create_run(question)
+                return self._create_run(query)
             case _:
-                assert_never(question)
+                assert_never(query)
 
     def read_xcom(self, task_id: str, key: str) -> bytes | None:
         """Return the encoded XCom of another task."""
         return self._xcoms.get((task_id, key))
 
-    async def answer_trigger(self, question: TriggerQuestion) -> Answered:
+    async def answer_trigger(self, query: TriggerQuery) -> QueryResult:
         """Answer a trigger."""
         await trio.lowlevel.checkpoint()
-        return self.answer(question)
+        return self.answer(query)
 
-    def _task_states(self, question: GetTaskStates) -> TaskStates:
-        looks = self._runs.get(question.dag_id)
-        begun = [run.run_id for run in self.created if run.dag_id == question.dag_id]
+    def _task_states(self, query: GetTaskStates) -> TaskStates:
+        looks = self._runs.get(query.dag_id)
+        begun = [run.run_id for run in self.created if run.dag_id == query.dag_id]
         if looks is None:
             return TaskStates(run_id=begun[-1], run_state="running") if begun else TaskStates(has_dag=False)
         given = looks.pop(0) if len(looks) > 1 else looks[0]
         if given is None:
             return TaskStates()
-        run_id = question.run_id or (begun[-1] if begun else "the run")
+        run_id = query.run_id or (begun[-1] if begun else "the run")
         if isinstance(given, str):
-            return TaskStates(run_id=run_id, run_state=given, missing=tuple(sorted(question.task_ids)))
-        wanted = set(question.task_ids) or set(given)
+            return TaskStates(run_id=run_id, run_state=given, missing=tuple(sorted(query.task_ids)))
+        wanted = set(query.task_ids) or set(given)
         return TaskStates(
             run_id=run_id,
             run_state=_run_state(given),
@@ -118,14 +118,14 @@ class Stubs:
             missing=tuple(sorted(wanted - given.keys())),
         )
 
-    def _create_run(self, question: CreateRun) -> RunCreated:
-        if any((run.dag_id, run.run_id) == (question.dag_id, question.run_id) for run in self.created):
+    def _create_run(self, query: CreateRun) -> RunCreated:
+        if any((run.dag_id, run.run_id) == (query.dag_id, query.run_id) for run in self.created):
             return RunCreated(is_new=False)
-        if self._runs and question.dag_id not in self._runs:
-            raise asking.NotAnswered(f"there is no DAG named {question.dag_id!r}")
-        conf = None if question.params is None else decode_value(question.params)
-        moment = None if question.logical_date_s is None else datetime.fromtimestamp(question.logical_date_s, UTC)
-        self.created.append(CreatedRun(question.dag_id, question.run_id, conf, moment))
+        if self._runs and query.dag_id not in self._runs:
+            raise queries.QueryFailed(f"there is no DAG named {query.dag_id!r}")
+        conf = None if query.params is None else decode_value(query.params)
+        moment = None if query.logical_date_s is None else datetime.fromtimestamp(query.logical_date_s, UTC)
+        self.created.append(CreatedRun(query.dag_id, query.run_id, conf, moment))
         return RunCreated(is_new=True)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import trio
 
-from headgate.child import asking
+from headgate.child import queries
 from headgate.protocol.messages.runner import FiredEvent, RunnerSettings, TriggerSpec
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.values import decode_value, encode_value
@@ -115,7 +115,7 @@ def run_task(
     `Misbehaved` and `LeftBehind`.
     """
     stubs = Stubs(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
-    with asking.told.apart(), asking.answered_by(stubs.answer):
+    with queries.secrets.apart(), queries.queries_handled_by(stubs.answer):
         trial_run = _Trial(_maker(task), stubs, within.total_seconds(), blocked_after.total_seconds())
         return trial_run.run(
             functools.partial(

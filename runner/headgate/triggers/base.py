@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from headgate.child import asking
-from headgate.protocol.messages.questions import GetConnection, GetVariable
+from headgate.child import queries
+from headgate.protocol.messages.queries import GetConnection, GetVariable
 from headgate.protocol.messages.runner import StoredEvent
 from headgate.protocol.values import decode_value
 from headgate.triggers.named_values import REQUIRED, Connection, connection_of, variable_json, variable_text
@@ -145,21 +145,21 @@ class BaseTrigger(abc.ABC):
     async def get_variable(self, name: str, default: Any = REQUIRED) -> Any:
         """Return the text of a variable, ``default`` where there is none; see `headgate.tasks.Variable`.
 
-        It is asked for anew each time: what was read may have been changed, and belongs into no attribute. Raises
-        `VariableMissing` where no default was given either, `NobodyToAsk` outside of a trigger runner, `NotAnswered`.
+        Each call asks the supervisor again, because the value may have changed: do not keep it in an attribute. Raises
+        `VariableMissing` if there is no default either, `NoQueryHandler` outside of a trigger runner, `QueryFailed`.
         """
-        return variable_text(name, await asking.ask_from_trigger(GetVariable(name)), default)
+        return variable_text(name, await queries.send_query_from_trigger(GetVariable(name)), default)
 
     async def get_variable_json(self, name: str, default: Any = REQUIRED) -> Any:
         """Return what the text of a variable says as JSON. Raises as `get_variable`, and ValueError for no JSON."""
-        return variable_json(name, await asking.ask_from_trigger(GetVariable(name)), default)
+        return variable_json(name, await queries.send_query_from_trigger(GetVariable(name)), default)
 
     async def get_connection(self, name: str) -> Connection:
         """Return a connection; see `headgate.tasks.Connection`.
 
-        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, `NobodyToAsk`, and `NotAnswered`.
+        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, `NoQueryHandler`, and `QueryFailed`.
         """
-        return connection_of(name, await asking.ask_from_trigger(GetConnection(name)))
+        return connection_of(name, await queries.send_query_from_trigger(GetConnection(name)))
 
     async def cleanup(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
         """Release what the trigger holds. Called at every end but its process's death, within a time limit (I14)."""

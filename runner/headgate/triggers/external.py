@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, TypeAlias
 import structlog
 import trio
 
-from headgate.child import asking
+from headgate.child import queries
 from headgate.protocol.messages.dags import TaskState, id_problem, name_problem
-from headgate.protocol.messages.questions import GetTaskStates, TaskStates
+from headgate.protocol.messages.queries import GetTaskStates, TaskStates
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = ["ExternalTaskTrigger"]
@@ -128,12 +128,12 @@ class ExternalTaskTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until it is decided, then yield one event."""
         logical_date_s = None if self.logical_date is None else self.logical_date.timestamp()
-        question = GetTaskStates(self.dag_id, self.run_id, logical_date_s, self.task_ids)
+        query = GetTaskStates(self.dag_id, self.run_id, logical_date_s, self.task_ids)
         told = ""
         while True:
             try:
-                answered = await asking.ask_from_trigger(question)
-            except asking.NotAnswered as error:
+                answered = await queries.send_query_from_trigger(query)
+            except queries.QueryFailed as error:
                 # The database is away: nobody could store an event now either.
                 news = f"the supervisor does not answer: {error}"
             else:

@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headgate.child import asking
-from headgate.protocol.messages.questions import Answered, GetConnection, GetVariable, SecretText
+from headgate.child import queries
+from headgate.protocol.messages.queries import GetConnection, GetVariable, QueryResult, SecretText
 from headgate.protocol.uris import parse_uri
 
 __all__ = ["Connection", "ConnectionMissing", "Variable", "VariableMissing"]
@@ -55,10 +55,10 @@ class Variable:
     def get(name: str, default: Any = REQUIRED) -> Any:
         """Return the text of a variable, ``default`` where there is none.
 
-        Raises `VariableMissing` where no default was given either, and from `headgate.child.asking` `NobodyToAsk` and
-        `NotAnswered`.
+        Raises `VariableMissing` if there is no default either; from `headgate.child.queries`, `NoQueryHandler` and
+        `QueryFailed`.
         """
-        return variable_text(name, asking.ask(GetVariable(name)), default)
+        return variable_text(name, queries.send_query(GetVariable(name)), default)
 
     @staticmethod
     def get_json(name: str, default: Any = REQUIRED) -> Any:
@@ -66,7 +66,7 @@ class Variable:
 
         Raises as `get` does, and ValueError for a text that is no JSON.
         """
-        return variable_json(name, asking.ask(GetVariable(name)), default)
+        return variable_json(name, queries.send_query(GetVariable(name)), default)
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class Connection:
     def get(cls, name: str) -> Connection:
         """Return the connection of this name.
 
-        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, and from `headgate.child.asking`
-        `NobodyToAsk` and `NotAnswered`.
+        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, and from `headgate.child.queries`
+        `NoQueryHandler` and `QueryFailed`.
         """
-        return connection_of(name, asking.ask(GetConnection(name)))
+        return connection_of(name, queries.send_query(GetConnection(name)))
 
     @classmethod
     def from_uri(cls, name: str, uri: str) -> Connection:
@@ -119,7 +119,7 @@ class Connection:
 # --- from an answer to a value, for tasks and triggers alike ----------------------------------------
 
 
-def variable_text(name: str, answered: Answered, default: Any) -> Any:
+def variable_text(name: str, answered: QueryResult, default: Any) -> Any:
     """Return the text in an answer, or ``default``. Raises `VariableMissing`."""
     text = _text_in(answered)
     if text is None and isinstance(default, _Required):
@@ -127,7 +127,7 @@ def variable_text(name: str, answered: Answered, default: Any) -> Any:
     return default if text is None else text
 
 
-def variable_json(name: str, answered: Answered, default: Any) -> Any:
+def variable_json(name: str, answered: QueryResult, default: Any) -> Any:
     """Return what the text in an answer says as JSON, or ``default``. Raises `VariableMissing` and ValueError."""
     if _text_in(answered) is None:
         return variable_text(name, answered, default)
@@ -140,7 +140,7 @@ def variable_json(name: str, answered: Answered, default: Any) -> Any:
     raise ValueError(problem)
 
 
-def connection_of(name: str, answered: Answered) -> Connection:
+def connection_of(name: str, answered: QueryResult) -> Connection:
     """Return the connection in an answer. Raises `ConnectionMissing` and ValueError."""
     uri = _text_in(answered)
     if uri is None:
@@ -148,7 +148,7 @@ def connection_of(name: str, answered: Answered) -> Connection:
     return Connection.from_uri(name, uri)
 
 
-def _text_in(answered: Answered) -> str | None:
+def _text_in(answered: QueryResult) -> str | None:
     if not isinstance(answered, SecretText):
-        raise asking.NotAnswered(f"the supervisor answered with {type(answered).__name__}, not with a text")
+        raise queries.QueryFailed(f"the supervisor answered with {type(answered).__name__}, not with a text")
     return answered.value

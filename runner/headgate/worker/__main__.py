@@ -12,8 +12,8 @@ import sys
 import traceback
 from typing import NoReturn
 
-from headgate.child.birth import die_with
-from headgate.protocol.starting import import_structlog, without_collections
+from headgate.child.parent_death import die_with
+from headgate.protocol.startup import import_structlog, without_collections
 
 EXIT_BUG = 70  # something escaped that should not have; the traceback is on standard error
 

@@ -1,4 +1,4 @@
-"""The worker's end of the link: a thread of its own receives, so that a step's questions can wait for their answers.
+"""The worker's end of the link: a thread of its own receives, so that a step's queries can wait for their answers.
 
 The thread also hears the kernel's word of signals (`Stops.notice`), while the main thread may be busy in C code.
 """
@@ -12,12 +12,12 @@ import socket
 import threading
 from typing import Final
 
-from headgate.child.asking import NotAnswered
+from headgate.child.queries import QueryFailed
 from headgate.protocol import marks
 from headgate.protocol.link.workconnection import WorkConnection
 from headgate.protocol.link.worksession import WorkRole
-from headgate.protocol.messages.questions import Answered, Question
-from headgate.protocol.messages.worker import Answer, Ask, FromWorker, StepEnded, ToWorker
+from headgate.protocol.messages.queries import Query, QueryResult
+from headgate.protocol.messages.worker import FromWorker, Request, Response, StepEnded, ToWorker
 from headgate.worker.stops import Stops
 
 READ_BYTES_MAX: Final = 256 * 1024  # read in one go
@@ -34,11 +34,11 @@ class WorkerLink:
         self._socket = sock
         self._stops = stops
         self._connection = WorkConnection(WorkRole.WORKER)
-        self._state = threading.Lock()  # held, shortly, where the connection or the questions are touched
+        self._state = threading.Lock()  # held, shortly, where the connection or the queries are touched
         self._sending = threading.Lock()  # held while a frame is written
         self._inbox: queue.SimpleQueue[ToWorker | Exception] = queue.SimpleQueue()
         self._last_ask = 0
-        self._asked: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._asked: dict[int, queue.SimpleQueue[Response]] = {}
         self._wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
         stops.listen(wakeup_write)
@@ -70,18 +70,18 @@ class WorkerLink:
                     self._refuse_all("the step has ended")
             self._write(frame, is_outcome=isinstance(message, StepEnded))
 
-    def ask(self, question: Question) -> Answered:
-        """Ask, and wait for the answer. Raises `NotAnswered`, `LocalProtocolError`, `SupervisorGone`."""
-        answered: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    def ask(self, query: Query) -> QueryResult:
+        """Request, and wait for the answer. Raises `QueryFailed`, `LocalProtocolError`, `SupervisorGone`."""
+        answered: queue.SimpleQueue[Response] = queue.SimpleQueue()
         with self._stops.held(), self._sending:
             with self._state:
-                frame = self._connection.send(Ask(self._last_ask + 1, question))
+                frame = self._connection.send(Request(self._last_ask + 1, query))
                 self._last_ask += 1
                 self._asked[self._last_ask] = answered
             self._write(frame, is_outcome=False)
         answer = answered.get()
         if answer.error or answer.answer is None:
-            raise NotAnswered(answer.error or f"the supervisor has no answer to {type(question).__name__}")
+            raise QueryFailed(answer.error or f"the supervisor has no answer to {type(query).__name__}")
         return answer.answer
 
     def _write(self, frame: bytes, *, is_outcome: bool) -> None:
@@ -125,15 +125,15 @@ class WorkerLink:
         while True:
             with self._state:
                 message = self._connection.next_message()
-                waiting = self._asked.pop(message.id, None) if isinstance(message, Answer) else None
+                waiting = self._asked.pop(message.id, None) if isinstance(message, Response) else None
             if message is None:
                 return
-            if not isinstance(message, Answer):
+            if not isinstance(message, Response):
                 self._inbox.put(message)
             elif waiting is not None:  # whoever asked may be gone with the step
                 waiting.put(message)
 
     def _refuse_all(self, reason: str) -> None:
         for number, waiting in self._asked.items():
-            waiting.put(Answer(number, error=reason))
+            waiting.put(Response(number, error=reason))
         self._asked.clear()

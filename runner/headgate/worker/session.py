@@ -13,25 +13,25 @@ from typing import Final, assert_never
 import msgspec
 import structlog
 
-from headgate.child.asking import answered_by
-from headgate.child.faults import describe_error
+from headgate.child.error_text import describe_error
 from headgate.child.logs import STEP_FIELDS, Channel, configure, naming_process
+from headgate.child.queries import queries_handled_by
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
 from headgate.protocol.link.worksession import FILE_PIECES_MAX
 from headgate.protocol.messages.steps import StepFailed, StepOutcome
 from headgate.protocol.messages.worker import (
     WORK_PROTOCOL_VERSION,
-    Answer,
     FileParsed,
     ParseFile,
+    Response,
     RunStep,
     Step,
     StepEnded,
     WorkerHello,
     WorkerWelcome,
 )
-from headgate.protocol.starting import without_collections
+from headgate.protocol.startup import without_collections
 from headgate.protocol.version import VERSION
 from headgate.tasks.parsing import DagFileRefused, parse_file
 from headgate.worker import steps
@@ -107,7 +107,7 @@ class Session:
                     self._run_step(message.step)
                 case ParseFile():
                     self._parse(message.file)
-                case WorkerWelcome() | Answer():
+                case WorkerWelcome() | Response():
                     raise RemoteProtocolError(f"{type(message).__name__} came to nobody")
                 case _:
                     assert_never(message)
@@ -135,7 +135,7 @@ class Session:
         """Run the step; None where it was stopped."""
         self._load_anew(step.file)
         try:
-            with answered_by(self._link.ask), self._stops.interruptible():
+            with queries_handled_by(self._link.ask), self._stops.interruptible():
                 return steps.run(step, ask=self._link.ask, killing=self._stops.killing)
         except StepStopped:
             # Where it was is what its author will want to know.

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
-from headgate.child.asking import Answerer
-from headgate.child.faults import describe_error
+from headgate.child.error_text import describe_error
+from headgate.child.queries import QueryHandler
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages.questions import EncodedValue, GetXCom
+from headgate.protocol.messages.queries import EncodedValue, GetXCom
 from headgate.protocol.messages.steps import StepFailed, StepOutcome
 from headgate.protocol.messages.worker import Step
 from headgate.protocol.values import decode_value
@@ -25,7 +25,7 @@ from headgate.worker.stops import StepStopped
 Killing = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 
-def run(step: Step, *, ask: Answerer, killing: Killing) -> StepOutcome:
+def run(step: Step, *, ask: QueryHandler, killing: Killing) -> StepOutcome:
     """Run a step; whatever goes wrong is its outcome. Raises `StepStopped` alone.
 
     While the task's own code runs, its ``on_kill`` is held out to ``killing``.
@@ -64,7 +64,7 @@ def _find(step: Step) -> BaseOperator | StepFailed:
     return operator
 
 
-def _context(operator: BaseOperator, step: Step, ask: Answerer) -> Context:
+def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
     params: Any = None if step.params is None else decode_value(step.params)
     if params is not None and not isinstance(params, dict):
         raise ValueError(f"the params of run {step.run_id!r} are a {type(params).__name__}, not a dict")
@@ -84,7 +84,7 @@ def _context(operator: BaseOperator, step: Step, ask: Answerer) -> Context:
     )
 
 
-def _xcom_reader(ask: Answerer) -> XComReader:
+def _xcom_reader(ask: QueryHandler) -> XComReader:
     def read_xcom(task_id: str, key: str) -> bytes | None:
         answer = ask(GetXCom(task_id, key))
         if not isinstance(answer, EncodedValue):

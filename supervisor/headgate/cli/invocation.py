@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headgate.protocol.starting import import_structlog
+from headgate.protocol.startup import import_structlog
 from headgate.supervisor.config import Resolved, Settings, resolve_settings
 
 if TYPE_CHECKING:

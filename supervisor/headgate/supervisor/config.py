@@ -26,7 +26,7 @@ from headgate.protocol.messages.runner import EVENT_BYTES_MAX, FRAME_BYTES_MAX, 
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
-# Connections and variables are read from the first two (see `headgate.supervisor.answers`), and the last is for those
+# Connections and variables are read from the first two (see `headgate.supervisor.queries`), and the last is for those
 # who run headgate's own tests; they are not settings, and left alone.
 RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_TEST_")
 

@@ -42,15 +42,15 @@ from headgate.protocol.messages.runner import (
 from headgate.store.errors import DATABASE_UNUSABLE, LeaseLost
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
-from headgate.supervisor.answers import Answering
 from headgate.supervisor.backoff import Backoff, DatabaseOutage, DatabaseRetry
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.duties import SaysToTasks, TaskDuty
+from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.supervisor.triggers.intake import EventStore, Intake, Stored
 from headgate.supervisor.triggers.leases import Identity, Leases, LeaseStore
-from headgate.supervisor.triggers.questions import LastEvents, TriggerQuestions
+from headgate.supervisor.triggers.queries import LastEvents, TriggerQueries
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class SupervisorCore:
         is_gone: Callable[[TriggererRow], bool],
         clock: Callable[[], float] = time.monotonic,
         tasks: TaskDuty | None = None,
-        answers: Answering | None = None,
+        answers: QueryHandler | None = None,
         task_logs: SaysToTasks | None = None,
         outage: DatabaseOutage | None = None,
     ) -> None:
@@ -131,11 +131,11 @@ class SupervisorCore:
         self._cut_short = ""  # why a drain did not come to its end, if it did not
         self._leave_by: float | None = None  # when to leave with what is not stored left unconfirmed
         self._out: list[Command] = []
-        self._questions = TriggerQuestions(
+        self._queries = TriggerQueries(
             store,
             answers,
             frame_bytes_max=settings.runner.frame_bytes_max,
-            retry=DatabaseRetry("questions", settings.database_retry_wait_s, settings.database_retry_wait_max_s),
+            retry=DatabaseRetry("queries", settings.database_retry_wait_s, settings.database_retry_wait_max_s),
         )
         # A database that does not answer holds up the loop at each release, so it is not asked again at once.
         self._releases = self._retry_of("releases")
@@ -165,7 +165,7 @@ class SupervisorCore:
                     self._recycle(message.stuck, now)
             case Request():
                 if incarnation == self.incarnation:
-                    self._out.append(Send(self._questions.answer(message, now)))
+                    self._out.append(Send(self._queries.answer(message, now)))
             case _:
                 assert_never(message)
 

@@ -20,7 +20,6 @@ from headgate.store.db.schema import require_current
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
-from headgate.supervisor.answers import Answers
 from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.backoff import DatabaseOutage
 from headgate.supervisor.children.child import Child, scrub
@@ -30,6 +29,7 @@ from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.logs import logs
 from headgate.supervisor.logs.task_logs import TaskLogs
+from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.replay.capture import Capture
 from headgate.supervisor.tasks.assembly import task_part
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
@@ -137,7 +137,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     require_current(engine)
     store = Store(engine, secrets=secrets)
     identity = this_process()
-    answers = Answers(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
+    answers = StoreQueries(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
     task_logs = TaskLogs(settings.log_folder, lambda: core.leases.epoch, bytes_max=settings.task_log_bytes_max)
     recorder = None
     if capture is not None:
@@ -188,7 +188,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
             return Arbiter(
                 core,
                 lambda incarnation: Child(
-                    incarnation, environment=environment, link_of=link_of, hide=answers.told.hide_in_bytes
+                    incarnation, environment=environment, link_of=link_of, hide=answers.secrets.hide_in_bytes
                 ),
                 task_logs=task_logs,
                 selector=selector,

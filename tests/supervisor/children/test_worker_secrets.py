@@ -10,31 +10,31 @@ from typing import Any
 import pytest
 from tests.supervisor.executors.workers_harness import Author, Pool, closing
 
-from headgate.protocol.messages.questions import GetConnection, GetVariable
+from headgate.protocol.messages.queries import GetConnection, GetVariable
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.steps import StepFailed, StepSucceeded
-from headgate.protocol.messages.worker import Answer
+from headgate.protocol.messages.worker import Response
 from headgate.store.store import Store
-from headgate.supervisor.answers import Answers
 from headgate.supervisor.children.child import scrub
 from headgate.supervisor.children.worker import WorkerChild
 from headgate.supervisor.executors.base import StepLost
+from headgate.supervisor.queries import StoreQueries
 
 SECRETS = ("tok-0123456789", "hunter/22", "hunter%2F22")
 URI = "pg://me:hunter%2F22@h"
 
 
 @pytest.fixture
-def answers(store: Store) -> Answers:
+def answers(store: Store) -> StoreQueries:
     store.tasks.connections.put("db", URI.encode())
-    return Answers(store, {"HEADGATE_VAR_TOKEN": SECRETS[0]})
+    return StoreQueries(store, {"HEADGATE_VAR_TOKEN": SECRETS[0]})
 
 
 @pytest.fixture
-def pool(tmp_path: Path, answers: Answers) -> Iterator[Pool]:
+def pool(tmp_path: Path, answers: StoreQueries) -> Iterator[Pool]:
     def spawn() -> WorkerChild:
         environment = scrub(os.environ, passed=(), secrets=())
-        return WorkerChild(environment=environment, frame_bytes_max=FRAME_BYTES_MAX, hide=answers.told.hide_in_bytes)
+        return WorkerChild(environment=environment, frame_bytes_max=FRAME_BYTES_MAX, hide=answers.secrets.hide_in_bytes)
 
     with closing(Pool(tmp_path, spawn=spawn)) as pool:
         yield pool
@@ -45,7 +45,7 @@ def author(tmp_path: Path) -> Author:
     return Author(tmp_path)
 
 
-def run(pool: Pool, author: Author, answers: Answers, ending: str) -> Any:
+def run(pool: Pool, author: Author, answers: StoreQueries, ending: str) -> Any:
     """Run a step that reads two secrets, writes them wherever it can, and ends so."""
     step = author.step(
         f"""
@@ -66,14 +66,14 @@ def run(pool: Pool, author: Author, answers: Answers, ending: str) -> Any:
     while pool.ended(step.token) is None:
         pool.turn(1.0)
         for asked in pool.asked()[answered:]:
-            assert isinstance(asked.question, GetVariable | GetConnection)
-            pool.executor.answer(step.token, Answer(asked.id, answers.answer(asked.question, dag_run_id=None)))
+            assert isinstance(asked.query, GetVariable | GetConnection)
+            pool.executor.answer(step.token, Response(asked.id, answers.answer(asked.query, dag_run_id=None)))
             answered += 1
     return pool.wait_end(step)
 
 
-def written(pool: Pool, answers: Answers) -> str:
-    lines = [answers.told.hide_in_bytes(line).decode() for _, line in pool.output]
+def written(pool: Pool, answers: StoreQueries) -> str:
+    lines = [answers.secrets.hide_in_bytes(line).decode() for _, line in pool.output]
     return "\n".join([*map(str, pool.records), *lines])
 
 
@@ -81,7 +81,7 @@ def assert_no_secret_in(text: str) -> None:
     assert [secret for secret in SECRETS if secret in text] == []
 
 
-def test_what_a_step_writes(pool: Pool, author: Author, answers: Answers) -> None:
+def test_what_a_step_writes(pool: Pool, author: Author, answers: StoreQueries) -> None:
     assert isinstance(run(pool, author, answers, "return len(token)"), StepSucceeded)
     pool.until(lambda: pool.output, "the line that went past Python")
     (told,) = pool.logged("told")
@@ -92,14 +92,14 @@ def test_what_a_step_writes(pool: Pool, author: Author, answers: Answers) -> Non
     assert_no_secret_in(text)
 
 
-def test_what_a_step_fails_with(pool: Pool, author: Author, answers: Answers) -> None:
+def test_what_a_step_fails_with(pool: Pool, author: Author, answers: StoreQueries) -> None:
     outcome = run(pool, author, answers, "raise ValueError(token + uri)")
     assert isinstance(outcome, StepFailed)
     assert outcome.error.startswith("ValueError: ******")
     assert_no_secret_in(str(outcome))
 
 
-def test_the_last_words_of_a_worker_that_dies(pool: Pool, author: Author, answers: Answers) -> None:
+def test_the_last_words_of_a_worker_that_dies(pool: Pool, author: Author, answers: StoreQueries) -> None:
     lost = run(pool, author, answers, "os._exit(3)")
     assert isinstance(lost, StepLost)
     assert "written *** ***" in lost.reason

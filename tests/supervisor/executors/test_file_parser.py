@@ -40,7 +40,7 @@ def test_a_file_is_parsed_to_its_dags(author: Author, parser: Parser) -> None:
         ("raise KeyboardInterrupt", r"^KeyboardInterrupt: $"),
         ("os._exit(3)", r"^the process that parsed it exited with code 3$"),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"^the process that parsed it killed by SIGKILL$"),
-        ("from headgate.child.asking import ask; ask(1)", r"^NobodyToAsk: int cannot be asked here"),
+        ("from headgate.child.queries import send_query; send_query(1)", r"^NoQueryHandler: int cannot be sent here"),
     ],
 )
 def test_a_broken_file_is_an_error_of_its_own(author: Author, parser: Parser, source: str, error: str) -> None:

@@ -15,9 +15,9 @@ import pytest
 from tests.supervisor.executors.workers_harness import Author, Pool, closing
 
 from headgate.protocol.marks import TASK_MARKS
-from headgate.protocol.messages.questions import EncodedValue, GetXCom
+from headgate.protocol.messages.queries import EncodedValue, GetXCom
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.worker import Answer, AssetEvent
+from headgate.protocol.messages.worker import AssetEvent, Response
 from headgate.protocol.values import decode_value, encode_value
 from headgate.supervisor.children.child import scrub
 from headgate.supervisor.children.worker import WorkerChild
@@ -149,22 +149,22 @@ def test_params_that_are_no_dict_are_a_failure(author: Author, pool: Pool) -> No
 def test_a_step_asks_and_waits_for_its_answer(author: Author, pool: Pool) -> None:
     step = author.step("def f(context): return context['ti'].xcom_pull('other', 'k')")
     pool.executor.submit(step)
-    pool.until(pool.asked, "the question")
+    pool.until(pool.asked, "the query")
     (asked,) = pool.asked()
-    assert (asked.token, asked.question) == (step.token, GetXCom("other", "k"))
-    pool.executor.answer(step.token, Answer(asked.id, EncodedValue(b"[1,2]")))
+    assert (asked.token, asked.query) == (step.token, GetXCom("other", "k"))
+    pool.executor.answer(step.token, Response(asked.id, EncodedValue(b"[1,2]")))
     assert pool.wait_end(step) == StepSucceeded(xcoms=(XCom("return_value", b"[1,2]"),))
-    pool.executor.answer(step.token, Answer(asked.id, EncodedValue(None)))  # too late: nobody's
+    pool.executor.answer(step.token, Response(asked.id, EncodedValue(None)))  # too late: nobody's
 
 
 def test_what_cannot_be_answered_says_why(author: Author, pool: Pool) -> None:
     step = author.step("def f(context): return context['ti'].xcom_pull('other')")
     pool.executor.submit(step)
-    pool.until(pool.asked, "the question")
-    pool.executor.answer(step.token, Answer(pool.asked()[0].id, error="the database is away"))
+    pool.until(pool.asked, "the query")
+    pool.executor.answer(step.token, Response(pool.asked()[0].id, error="the database is away"))
     outcome = pool.wait_end(step)
     assert isinstance(outcome, StepFailed)
-    assert outcome.error == "NotAnswered: the database is away"
+    assert outcome.error == "QueryFailed: the database is away"
 
 
 def test_a_step_too_long_for_a_frame_is_lost_with_the_reason_and_the_worker_goes_on(author: Author, pool: Pool) -> None:
@@ -592,8 +592,8 @@ def test_an_on_kill_may_ask_the_supervisor(author: Author, pool: Pool) -> None:
     pool.executor.submit(step)
     pool.until((author.folder / "begun").exists, "the step's begin")
     pool.executor.end(step.token, "user", "cancelled")
-    pool.until(pool.asked, "the question")
-    pool.executor.answer(step.token, Answer(pool.asked()[0].id, EncodedValue(b'"job-17"')))
+    pool.until(pool.asked, "the query")
+    pool.executor.answer(step.token, Response(pool.asked()[0].id, EncodedValue(b'"job-17"')))
     assert pool.wait_end(step) == StepLost(step.token, "cancelled")
     assert (author.folder / "killed").read_text() == "job-17"
 
@@ -601,7 +601,7 @@ def test_an_on_kill_may_ask_the_supervisor(author: Author, pool: Pool) -> None:
 def test_a_step_that_waits_for_an_answer_can_be_ended(author: Author, pool: Pool) -> None:
     step = author.step("def f(context): context['ti'].xcom_pull('other')")
     pool.executor.submit(step)
-    pool.until(pool.asked, "the question")
+    pool.until(pool.asked, "the query")
     pool.executor.end(step.token, "timeout", "too long")
     assert pool.wait_end(step) == StepLost(step.token, "too long")
 

@@ -16,7 +16,7 @@ from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.worker import FileParsed, Step, StepEnded, WorkerSettings
 from headgate.supervisor.children.child import scrub
 from headgate.supervisor.children.worker import WorkerChild
-from headgate.supervisor.executors.base import ExecutorEvent, StepAsked, StepLost
+from headgate.supervisor.executors.base import ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
 
@@ -158,8 +158,8 @@ class Pool(Loop):
         end = self.ended(step.token)
         return end.outcome if isinstance(end, StepEnded) else end
 
-    def asked(self) -> list[StepAsked]:
-        return [event for event in self.events if isinstance(event, StepAsked)]
+    def asked(self) -> list[StepQuery]:
+        return [event for event in self.events if isinstance(event, StepQuery)]
 
 
 class Parser(Loop):

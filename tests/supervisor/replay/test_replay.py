@@ -17,7 +17,7 @@ from headgate.protocol.errors import FrameLogError
 from headgate.protocol.framelog.log import FrameLogWriter, Record, describe, encode_record, read_frames
 from headgate.protocol.link.session import Direction
 from headgate.protocol.link.wire import Message, encode_message
-from headgate.protocol.messages.questions import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
+from headgate.protocol.messages.queries import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
 from headgate.protocol.messages.runner import (
     FinishedTrigger,
     FiredEvent,
@@ -77,7 +77,7 @@ def assert_clean(files: Sequence[Path]) -> Replayed:
 
 
 def a_bit_of_everything(live: Live) -> None:
-    """Handovers, retries, users, refusals, questions, redeliveries, a stuck trigger, a drain."""
+    """Handovers, retries, users, refusals, queries, redeliveries, a stuck trigger, a drain."""
     live.store.add_watcher("one", "users.One", {"path": "/data"})
     live.store.add_watcher("two", "users.Two", {})
     live.start_runner()
@@ -173,17 +173,17 @@ EDITS: dict[str, tuple[Callable[[int, Message], Any], str]] = {
         ),
         "classpath is 'users.One', replayed 'x.Y'",  # where it is started again
     ),
-    "an answer to a question changed": (
+    "an answer to a query changed": (
         change_first(Response, lambda m: with_field(answer=with_field(payload=b"0")(m.answer))(m), having="answer"),
         r"answer.payload is b'0', replayed b'\{",
     ),
-    "an answer to a question made up": (
+    "an answer to a query made up": (
         change_first(
             Response, lambda m: with_field(answer=with_field(sequence_index=77)(m.answer))(m), having="answer"
         ),
         r"answer.sequence_index is 77, replayed 2",
     ),
-    "an answer to no question": (change_first(Response, with_field(id=77)), "question 77, which was not asked"),
+    "an answer to no query": (change_first(Response, with_field(id=77)), "query 77, which was not asked"),
     "a refusal taken out": (
         change_first(StateSync, with_field(refused=()), having="refused"),
         "refused has 0 elements, replayed 1",
@@ -271,7 +271,7 @@ def test_a_log_torn_anywhere_replays_clean(live: Live, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [0, 1, 2, 3])
 def test_a_round_in_doubt_was_stored_as_far_as_the_log_shows_it(live: Live, stored: int) -> None:
-    """The supervisor died with a round unanswered; its successor answers a question about the last event."""
+    """The supervisor died with a round unanswered; its successor answers a query about the last event."""
     live.store.add_watcher("one", "users.One", {})
     live.start_runner()
     one = live.specs()["one"]
@@ -322,9 +322,7 @@ def test_what_a_database_held_before_the_log_is_taken_as_given(live: Live) -> No
     assert assert_clean(live.files()).rows == 2
 
 
-def test_a_question_the_database_did_not_answer_is_not_answered_again(
-    live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_the_database_did_not_answer_is_not_answered_again(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     live.store.add_watcher("one", "users.One", {})
     live.start_runner()
 
@@ -343,7 +341,7 @@ def test_what_a_trigger_asked_for_is_masked_and_replays_clean(live: Live, monkey
     live.store.add_watcher("one", "users.One", {})
     live.start_runner()
     one = live.specs()["one"]
-    questions = (
+    queries = (
         GetVariable("region"),
         GetConnection("db"),
         GetVariable("none"),
@@ -351,8 +349,8 @@ def test_what_a_trigger_asked_for_is_masked_and_replays_clean(live: Live, monkey
         GetTaskStates("etl"),
         LastEvent(one.trigger_id),
     )
-    for number, question in enumerate(questions, 1):
-        live.say(Request(number, question))
+    for number, query in enumerate(queries, 1):
+        live.say(Request(number, query))
 
     def away(name: str) -> None:
         raise DatabaseAway("postgresql://db/x", "no answer")

@@ -13,11 +13,12 @@ from sqlalchemy import text
 from tests.conftest import OpenStore
 from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, event_of
 
+from headgate.protocol.messages import queries
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec
-from headgate.protocol.messages.questions import Answered, EncodedValue, GetXCom, Question
+from headgate.protocol.messages.queries import EncodedValue, GetXCom, QueryResult
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.worker import Answer, Step, StepEnded
+from headgate.protocol.messages.worker import Response, Step, StepEnded
 from headgate.protocol.values import encode_value
 from headgate.scheduling.names import TryName
 from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused
@@ -26,7 +27,7 @@ from headgate.store.tasks.task_ends import Adopted
 from headgate.store.tasks.tasks import dispatch
 from headgate.store.triggers import leases
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.scheduler import SchedulerNews
 
@@ -41,7 +42,7 @@ class FakeExecutor:
         self.workers = room
         self.steps: dict[str, Step] = {}
         self.ended: list[tuple[str, EndReason]] = []
-        self.answers: list[tuple[str, Answer]] = []
+        self.answers: list[tuple[str, Response]] = []
         self.pending: list[ExecutorEvent] = []
         self.is_closed = False
 
@@ -56,7 +57,7 @@ class FakeExecutor:
         self.ended.append((token, why))
         self.lose(token, text)
 
-    def answer(self, token: str, answer: Answer) -> None:
+    def answer(self, token: str, answer: Response) -> None:
         self.answers.append((token, answer))
 
     def events(self, now: float) -> Sequence[ExecutorEvent]:
@@ -107,9 +108,9 @@ class QuietScheduler:
 
 
 class Answers:
-    """Answers every question with the number one."""
+    """Answers every query with the number one."""
 
-    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
+    def answer(self, query: queries.Query, *, dag_run_id: int | None) -> QueryResult:
         assert dag_run_id is not None
         return EncodedValue(b"1")
 
@@ -439,11 +440,11 @@ def test_the_log_of_a_try_says_that_its_supervisor_is_gone(scene: Scene) -> None
     assert handed.name not in [name for name, *_ in scene.logs.said]
 
 
-def test_a_question_is_answered_and_the_step_goes_on(scene: Scene) -> None:
+def test_a_query_is_answered_and_the_step_goes_on(scene: Scene) -> None:
     token = scene.begin()
-    scene.executor.pending.append(StepAsked(token, 3, GetXCom("b", "return_value")))
+    scene.executor.pending.append(StepQuery(token, 3, GetXCom("b", "return_value")))
     scene.step()
-    assert scene.executor.answers == [(token, Answer(3, EncodedValue(b"1")))]
+    assert scene.executor.answers == [(token, Response(3, EncodedValue(b"1")))]
     assert token in scene.executor.steps
 
 

@@ -47,7 +47,7 @@ from headgate.protocol.errors import FrameLogError
 from headgate.protocol.link.session import Direction
 from headgate.protocol.link.wire import Message, decode_message, encode_message
 from headgate.protocol.masking import MASK
-from headgate.protocol.messages.questions import SecretText
+from headgate.protocol.messages.queries import SecretText
 from headgate.protocol.messages.runner import Reply, StateSync, TriggerSpec
 
 FORMAT_VERSION = 1

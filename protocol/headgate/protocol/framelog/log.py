@@ -25,14 +25,14 @@ from headgate.protocol.framelog.file import (
 )
 from headgate.protocol.link.session import TRANSITIONS, Direction, Role, State
 from headgate.protocol.link.wire import Message
-from headgate.protocol.messages.questions import (
-    Answered,
+from headgate.protocol.messages.queries import (
     GetConnection,
     GetTaskStates,
     GetVariable,
+    QueryResult,
     SecretText,
     TaskStates,
-    TriggerQuestion,
+    TriggerQuery,
 )
 from headgate.protocol.messages.runner import (
     Drain,
@@ -291,7 +291,7 @@ def _describe_message(message: Message) -> str:
         case StateSync():
             fields = [f"round={message.round}", *_describe_sync(message)]
         case Request():
-            fields = [f"id={message.id}", _describe_question(message.question)]
+            fields = [f"id={message.id}", _describe_query(message.query)]
         case Response():
             fields = [f"id={message.id}", f"error={_cut(message.error)}" if message.error else "answered"]
             if message.answer is not None:
@@ -341,21 +341,21 @@ def _describe_sync(message: StateSync) -> list[str]:
     ]
 
 
-def _describe_question(question: LastEvent | TriggerQuestion) -> str:
-    match question:
+def _describe_query(query: LastEvent | TriggerQuery) -> str:
+    match query:
         case LastEvent():
-            return f"last event of trigger {question.trigger_id}"
+            return f"last event of trigger {query.trigger_id}"
         case GetVariable():
-            return f"variable {_cut(question.name)}"
+            return f"variable {_cut(query.name)}"
         case GetConnection():
-            return f"connection {_cut(question.name)}"
+            return f"connection {_cut(query.name)}"
         case GetTaskStates():
-            return f"states of DAG {_cut(question.dag_id)}"
+            return f"states of DAG {_cut(query.dag_id)}"
         case _:
-            assert_never(question)
+            assert_never(query)
 
 
-def _describe_answer(answer: Answered) -> list[str]:
+def _describe_answer(answer: QueryResult) -> list[str]:
     match answer:
         case SecretText(value=value):
             return ["none" if value is None else "a secret"]

@@ -8,8 +8,8 @@ Both sides hold a `WorkSession` and move it by what either of them sends::
                     supervisor: RunStep                         |  |  worker: StepEnded
                   +---------------------------------------------+  +------------------+
                   v                                                                   |
-               RUNNING --+  worker: Ask                                               |
-                  |  ^   |  supervisor: Answer                                        |
+               RUNNING --+  worker: Request                                               |
+                  |  ^   |  supervisor: Response                                        |
                   |  +---+                                                            |
                   +-------------------------------------------------------------------+
 
@@ -23,8 +23,8 @@ The table says who may send what; beside it, a message must fit what it answers:
 
 - `StepEnded` carries the token of the step that runs, `FileParsed` the file that was asked for.
 - At most `FILE_PIECES_MAX` of `FileParsed` are of one file.
-- The ids of `Ask` grow, so that none comes twice, and at most `ASKS_OPEN_MAX` of them are open.
-- `Answer` carries the id of a question that is open. A step's questions are closed by its end; an answer that was on
+- The ids of `Request` grow, so that none comes twice, and at most `ASKS_OPEN_MAX` of them are open.
+- `Response` carries the id of a query that is open. A step's queries are closed by its end; an answer that was on
   its way by then arrives in IDLE, and is nobody's. It cannot come later: `RunStep` is sent by who has read `StepEnded`.
 """
 
@@ -37,11 +37,11 @@ from headgate.protocol.errors import LocalProtocolError, ProtocolError, RemotePr
 from headgate.protocol.link.framing import check_frame_limit
 from headgate.protocol.messages.worker import (
     WORK_PROTOCOL_VERSION,
-    Answer,
-    Ask,
     FileParsed,
     FromWorker,
     ParseFile,
+    Request,
+    Response,
     RunStep,
     StepEnded,
     ToWorker,
@@ -50,7 +50,7 @@ from headgate.protocol.messages.worker import (
 )
 
 FILE_PIECES_MAX = 32  # messages that say what one DAG file holds: the supervisor has them all in memory
-ASKS_OPEN_MAX = 100  # questions a step's threads may have waiting: what a supervisor must remember of one worker
+ASKS_OPEN_MAX = 100  # queries a step's threads may have waiting: what a supervisor must remember of one worker
 
 
 class WorkRole(enum.Enum):
@@ -101,12 +101,12 @@ TRANSITIONS: Final[dict[WorkState, dict[tuple[WorkRole, type[WorkEvent]], WorkSt
     WorkState.IDLE: {
         (WorkRole.SUPERVISOR, RunStep): WorkState.RUNNING,
         (WorkRole.SUPERVISOR, ParseFile): WorkState.PARSING,
-        (WorkRole.SUPERVISOR, Answer): WorkState.IDLE,  # to a question of the step that has just ended
+        (WorkRole.SUPERVISOR, Response): WorkState.IDLE,  # to a query of the step that has just ended
         **_CLOSING,
     },
     WorkState.RUNNING: {
-        (WorkRole.WORKER, Ask): WorkState.RUNNING,
-        (WorkRole.SUPERVISOR, Answer): WorkState.RUNNING,
+        (WorkRole.WORKER, Request): WorkState.RUNNING,
+        (WorkRole.SUPERVISOR, Response): WorkState.RUNNING,
         (WorkRole.WORKER, StepEnded): WorkState.IDLE,
         **_CLOSING,
     },
@@ -141,7 +141,7 @@ class WorkSession:
         return self._state
 
     def is_open(self, ask: int) -> bool:
-        """Whether the question of this id waits for its answer."""
+        """Whether the query of this id waits for its answer."""
         return ask in self._open
 
     def move(self, sender: WorkRole, event: WorkEvent) -> None:
@@ -169,12 +169,12 @@ class WorkSession:
                 return f"its file is {event.file!r:.300}, and {self._file!r:.300} was asked for"
             case FileParsed() if event.more and self._pieces >= FILE_PIECES_MAX - 1:
                 return f"it is number {self._pieces + 1} for one file, and says that more will come"
-            case Ask() if event.id <= self._last_ask:
+            case Request() if event.id <= self._last_ask:
                 return f"its id is {event.id}, and the last one was {self._last_ask}"
-            case Ask() if len(self._open) >= ASKS_OPEN_MAX:
-                return f"{ASKS_OPEN_MAX} questions wait for their answers already"
-            case Answer() if event.id not in self._open and event.id not in self._late:
-                return f"no question of id {event.id} is open"
+            case Request() if len(self._open) >= ASKS_OPEN_MAX:
+                return f"{ASKS_OPEN_MAX} queries wait for their answers already"
+            case Response() if event.id not in self._open and event.id not in self._late:
+                return f"no query of id {event.id} is open"
             case _:
                 return None
 
@@ -204,10 +204,10 @@ class WorkSession:
                 self._late.clear()
             case FileParsed():
                 self._pieces += 1
-            case Ask():
+            case Request():
                 self._last_ask = event.id
                 self._open.add(event.id)
-            case Answer():
+            case Response():
                 self._open.discard(event.id)
                 self._late.discard(event.id)
             case StepEnded():

@@ -10,11 +10,11 @@ from headgate.protocol.errors import LocalProtocolError
 from headgate.protocol.link.wire import MALFORMED, explain_malformed
 from headgate.protocol.link.worksession import WorkRole
 from headgate.protocol.messages.worker import (
-    Answer,
-    Ask,
     FileParsed,
     FromWorker,
     ParseFile,
+    Request,
+    Response,
     RunStep,
     StepEnded,
     ToWorker,
@@ -23,8 +23,8 @@ from headgate.protocol.messages.worker import (
 )
 
 WORK_MESSAGE_TYPES: Final[dict[WorkRole, tuple[type[FromWorker | ToWorker], ...]]] = {
-    WorkRole.WORKER: (WorkerHello, StepEnded, FileParsed, Ask),
-    WorkRole.SUPERVISOR: (WorkerWelcome, RunStep, ParseFile, Answer),
+    WorkRole.WORKER: (WorkerHello, StepEnded, FileParsed, Request),
+    WorkRole.SUPERVISOR: (WorkerWelcome, RunStep, ParseFile, Response),
 }
 
 _TAGS: Final[dict[WorkRole, dict[str, str]]] = {

@@ -28,7 +28,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.protocol.messages.questions import Answered, TriggerQuestion
+from headgate.protocol.messages.queries import QueryResult, TriggerQuery
 
 PROTOCOL_VERSION = 1
 
@@ -200,10 +200,10 @@ class StateChanges(_Wire, frozen=True, tag="changes"):
 
 
 class Request(_Wire, frozen=True, tag="request"):
-    """Runner to supervisor: a question of a trigger. Answered by the `Response` or the `Reply` with the same id."""
+    """Runner to supervisor: a query of a trigger. Answered by the `Response` or the `Reply` with the same id."""
 
     id: int
-    question: LastEvent | TriggerQuestion
+    query: LastEvent | TriggerQuery
 
 
 # --- supervisor to runner ------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class StateSync(_Wire, frozen=True, tag="sync"):
 class Response(_Wire, frozen=True, tag="response"):
     """Supervisor to runner: the answer to the `Request` with this id; ``error`` is set where there is none.
 
-    ``answer`` is that to a `LastEvent`. All other questions are answered by `Reply`, or by an ``error`` here.
+    ``answer`` is that to a `LastEvent`. All other queries are answered by `Reply`, or by an ``error`` here.
     """
 
     id: int
@@ -255,7 +255,7 @@ class Reply(_Wire, frozen=True, tag="reply"):
     """
 
     id: int
-    answer: Answered
+    answer: QueryResult
 
 
 class Drain(_Wire, frozen=True, tag="drain"):

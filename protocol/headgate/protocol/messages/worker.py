@@ -1,15 +1,15 @@
 """What a supervisor and a task worker say to each other: one frozen struct per message.
 
 A worker is a process that runs users' code and nothing else: steps of tasks, and DAG files. It does one thing at a
-time, and speaks only when spoken to, but for the questions of the step it is at::
+time, and speaks only when spoken to, but for the queries of the step it is at::
 
     worker                                supervisor
     ------                                ----------
     WorkerHello               ------>
                               <------     WorkerWelcome
                               <------     RunStep
-    Ask(id=1)                 ------>
-                              <------     Answer(id=1)
+    Request(id=1)                 ------>
+                              <------     Response(id=1)
     StepEnded                 ------>
                               <------     ParseFile
     FileParsed                ------>
@@ -27,7 +27,7 @@ from typing import TypeAlias
 import msgspec
 
 from headgate.protocol.messages.dags import DagSpec
-from headgate.protocol.messages.questions import Answered, Question
+from headgate.protocol.messages.queries import Query, QueryResult
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.steps import StepOutcome
 
@@ -103,11 +103,11 @@ class ParseFile(_Wire, frozen=True, tag="parse_file"):
     file: str
 
 
-class Answer(_Wire, frozen=True, tag="answer"):
-    """Supervisor to worker: the answer to the `Ask` of this id; ``error`` is set where there is none."""
+class Response(_Wire, frozen=True, tag="answer"):
+    """Supervisor to worker: the answer to the `Request` of this id; ``error`` is set where there is none."""
 
     id: int
-    answer: Answered | None = None
+    answer: QueryResult | None = None
     error: str = ""
 
 
@@ -142,12 +142,12 @@ class FileParsed(_Wire, frozen=True, tag="file_parsed"):
     more: bool = False
 
 
-class Ask(_Wire, frozen=True, tag="ask"):
-    """Worker to supervisor: a question of the step that is running. Answered by the `Answer` with the same id."""
+class Request(_Wire, frozen=True, tag="ask"):
+    """Worker to supervisor: a query of the step that is running. Answered by the `Response` with the same id."""
 
     id: int
-    question: Question
+    query: Query
 
 
-FromWorker: TypeAlias = WorkerHello | StepEnded | FileParsed | Ask
-ToWorker: TypeAlias = WorkerWelcome | RunStep | ParseFile | Answer
+FromWorker: TypeAlias = WorkerHello | StepEnded | FileParsed | Request
+ToWorker: TypeAlias = WorkerWelcome | RunStep | ParseFile | Response

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headgate.cli.invocation import invocation
-from headgate.protocol.starting import without_collections
+from headgate.protocol.startup import without_collections
 
 
 def up(

@@ -15,8 +15,8 @@ from headgate.protocol.link.worksession import WorkRole
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.worker import (
     WORK_PROTOCOL_VERSION,
-    Ask,
     FileParsed,
+    Request,
     StepEnded,
     ToWorker,
     WorkerHello,
@@ -36,7 +36,7 @@ FINAL_READS_MAX = 1024  # reads to empty the socket of a worker that is gone
 
 _decode_record = msgspec.json.Decoder(dict[str, object]).decode
 
-Work = StepEnded | FileParsed | Ask
+Work = StepEnded | FileParsed | Request
 
 
 class WorkerChild(ChildProcess):
@@ -220,7 +220,7 @@ class Worker:
             self.send(WorkerWelcome(WORK_PROTOCOL_VERSION, self._settings))
             self._owner.worker_ready(self)
             return
-        if not isinstance(message, Ask):
+        if not isinstance(message, Request):
             # All of it was written before the message was: every line belongs to what has just ended.
             self.read_empty()
         self._owner.worker_said(self, message)

@@ -12,8 +12,8 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from headgate.protocol.messages.questions import Question
-from headgate.protocol.messages.worker import Answer, Step, StepEnded
+from headgate.protocol.messages.queries import Query
+from headgate.protocol.messages.worker import Response, Step, StepEnded
 
 # Why a step is ended before its time. Only a ``user`` has the task's on_kill() called (I14).
 EndReason = Literal["user", "timeout", "lost"]
@@ -26,15 +26,15 @@ class StepLost(msgspec.Struct, frozen=True):
     reason: str
 
 
-class StepAsked(msgspec.Struct, frozen=True):
-    """A question of a running step; it waits for `Executor.answer`."""
+class StepQuery(msgspec.Struct, frozen=True):
+    """A query of a running step; it waits for `Executor.answer`."""
 
     token: str
     id: int
-    question: Question
+    query: Query
 
 
-ExecutorEvent: TypeAlias = StepEnded | StepLost | StepAsked
+ExecutorEvent: TypeAlias = StepEnded | StepLost | StepQuery
 
 
 class Executor(Protocol):
@@ -52,8 +52,8 @@ class Executor(Protocol):
         """End a step that still runs: ``text`` becomes the reason of its `StepLost`, unless its outcome comes first."""
         ...
 
-    def answer(self, token: str, answer: Answer) -> None:
-        """Answer a question of a step; where the step is gone, so is the answer."""
+    def answer(self, token: str, answer: Response) -> None:
+        """Answer a query of a step; dropped if the step is gone."""
         ...
 
     def events(self, now: float) -> Sequence[ExecutorEvent]:

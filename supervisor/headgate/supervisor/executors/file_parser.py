@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
-from headgate.protocol.messages.worker import Ask, FileParsed, ParseFile, StepEnded, WorkerSettings
+from headgate.protocol.messages.worker import FileParsed, ParseFile, Request, StepEnded, WorkerSettings
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.children.worker import Work, Worker
 from headgate.supervisor.executors.local import RESPAWN_WAIT_MAX_S, RESPAWN_WAIT_S, START_FAILURES_MAX, Spawn
@@ -127,7 +127,7 @@ class FileParser:
                         self._files = 0
                         self._is_retiring = True
                         worker.retire()
-            case Ask() | StepEnded():
+            case Request() | StepEnded():
                 raise AssertionError("the session lets nothing of it through but in a step")
 
     def worker_logged(self, worker: Worker, record: dict[str, Any]) -> None:

@@ -18,11 +18,11 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError
-from headgate.protocol.messages.worker import Answer, Ask, FileParsed, RunStep, Step, StepEnded, WorkerSettings
+from headgate.protocol.messages.worker import FileParsed, Request, Response, RunStep, Step, StepEnded, WorkerSettings
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.children.worker import Work, Worker, WorkerChild
 from headgate.supervisor.executors import processes
-from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 
 log = structlog.get_logger(__name__)
 
@@ -138,15 +138,15 @@ class LocalExecutor:
         member.worker.child.send_signal(signal.SIGUSR2 if why == "user" else signal.SIGTERM)
         member.worker.kill_by(self._clock() + grace_s, f"its step did not end within {grace_s:g} s: {text}")
 
-    def answer(self, token: str, answer: Answer) -> None:
-        """Answer a question of a step; where the step is gone, so is the answer."""
+    def answer(self, token: str, answer: Response) -> None:
+        """Answer a query of a step; dropped if the step is gone."""
         member = self._running.get(token)
         if member is None or not member.worker.child.link.is_open(answer.id):
             return
         try:
             member.worker.send(answer)
         except LocalProtocolError as error:
-            member.worker.send(Answer(answer.id, error=f"the answer cannot be sent: {error}"))
+            member.worker.send(Response(answer.id, error=f"the answer cannot be sent: {error}"))
 
     def events(self, now: float) -> Sequence[ExecutorEvent]:
         """Return what happened since the last call, in order."""
@@ -195,7 +195,7 @@ class LocalExecutor:
         self._assign()
 
     def worker_said(self, worker: Worker, message: Work) -> None:
-        """Take an outcome or a question."""
+        """Take an outcome or a query."""
         member = self._members[worker.pid]
         step = member.step
         match message:
@@ -206,9 +206,9 @@ class LocalExecutor:
                 self._free(member)
                 self._retire_if_old(member)
                 self._assign()
-            case Ask() if step is not None:
-                self._events.append(StepAsked(step.token, message.id, message.question))
-            case Ask() | FileParsed():
+            case Request() if step is not None:
+                self._events.append(StepQuery(step.token, message.id, message.query))
+            case Request() | FileParsed():
                 raise AssertionError("the session lets nothing of it through outside of a step")
 
     def worker_logged(self, worker: Worker, record: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from cryptography.fernet import Fernet
 from sqlalchemy import Engine, event, exists, insert, select, update
 
-from headgate.protocol.messages.questions import Answered, Question
+from headgate.protocol.messages.queries import Query, QueryResult
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent, TriggerSpec
 from headgate.protocol.values import encode_value
 from headgate.store.db import schema
@@ -31,7 +31,7 @@ from headgate.store.store import Store
 from headgate.store.tables import asset_watcher, dead_letter, trigger, trigger_event, triggerer
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.leases import ClaimedTrigger, Poll
-from headgate.supervisor.answers import AnswerRefused
+from headgate.supervisor.queries import QueryRefused
 
 TRIGGER_ID_MAX = 2**63 - 1  # what the column holds
 FENCED_FOR_GOOD_S = 1e9  # silence that no triggerer of a replay comes to
@@ -46,7 +46,7 @@ class DatabaseNotFresh(StoreError):
 
 
 class RecordedFault(DatabaseAway):
-    """The database did not answer a question when the log was recorded, so it does not in the replay either."""
+    """The database did not answer a query when the log was recorded, so it does not in the replay either."""
 
     def __init__(self, text: str) -> None:
         super().__init__("", text)
@@ -60,16 +60,16 @@ class RecordedAnswers:
     """What triggers asked beside their last events is answered as the log shows: a capture holds no secrets (I12)."""
 
     def __init__(self) -> None:
-        self._next: Answered | str = ""
+        self._next: QueryResult | str = ""
 
-    def give(self, answer: Answered | str) -> None:
-        """Have the next question answered so, or refused with this text."""
+    def give(self, answer: QueryResult | str) -> None:
+        """Have the next query answered so, or refused with this text."""
         self._next = answer
 
-    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
-        """Answer as told. Raises `AnswerRefused`."""
+    def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
+        """Answer as told. Raises `QueryRefused`."""
         if isinstance(self._next, str):
-            raise AnswerRefused(self._next)
+            raise QueryRefused(self._next)
         return self._next
 
 
@@ -145,7 +145,7 @@ class ReplayStore(Store):
         self.fence_triggerers(neighbour, silence_max_s=FENCED_FOR_GOOD_S, dead=[epoch])
         self.release_triggerer(neighbour)
 
-    def fail_next_question(self, text: str) -> None:
+    def fail_next_query(self, text: str) -> None:
         """Have the next `last_event` fail with this text."""
         self._fault_told = text
 

@@ -90,7 +90,7 @@ class Sitting:
         self._frame = 0
         # What the runner said and nothing in the log shows to have been worked on.
         self._held: deque[tuple[int, StateChanges]] = deque()
-        self._questions: dict[int, Request] = {}
+        self._queries: dict[int, Request] = {}
         # What the core said and the log has not shown yet. Creates stand with the StateSync they were part of.
         self._spawned: deque[int] = deque()
         self._exit: Exit | None = None
@@ -157,7 +157,7 @@ class Sitting:
                 assert self._session is not None
                 self._held.append((self._session.incarnation, message))
             case Request():
-                self._questions[message.id] = message
+                self._queries[message.id] = message
 
     # --- the runner -------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Sitting:
             self._pieces = None
         self._core.runner_ended(self._session.incarnation, "its frames end here", self._now)
         self._session = None
-        self._questions.clear()
+        self._queries.clear()
         self._said.clear()
         self._creates.clear()
         self._cancels.clear()
@@ -297,19 +297,19 @@ class Sitting:
         self._settle(is_cancelled)
 
     def _expect_answer(self, message: Response | Reply) -> None:
-        question = self._questions.pop(message.id, None)
-        if question is None:
-            raise Differs(f"this answers question {message.id}, which was not asked")
-        asked = question.question
+        query = self._queries.pop(message.id, None)
+        if query is None:
+            raise Differs(f"this answers query {message.id}, which was not asked")
+        asked = query.query
         if not isinstance(asked, LastEvent):
             self._store.recorded.give(message.answer if isinstance(message, Reply) else message.error)
         elif isinstance(message, Response):
             if message.error:
-                self._store.fail_next_question(message.error)
+                self._store.fail_next_query(message.error)
             if message.answer is not None:
                 self._let_be_stored(asked.trigger_id, message.answer)
         assert self._session is not None
-        self._core.receive(self._session.incarnation, question, self._now)
+        self._core.receive(self._session.incarnation, query, self._now)
         self._compare(message, self._wait_for(type(message)))
 
     def _let_be_stored(self, trigger_id: int, answer: StoredEvent) -> None:

@@ -11,7 +11,6 @@ import structlog
 from headgate.protocol.messages.worker import Step, WorkerSettings
 from headgate.scheduling.names import TryName
 from headgate.store.store import Store
-from headgate.supervisor.answers import Answers
 from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry
 from headgate.supervisor.children.worker import WorkerChild
 from headgate.supervisor.config import Settings
@@ -19,6 +18,7 @@ from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
 from headgate.supervisor.logs.logs import relay
 from headgate.supervisor.logs.task_logs import LEVELS_FOR_ALL, TaskLogs
+from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.dag_files import DagFiles
 from headgate.supervisor.tasks.scheduler import Scheduler
@@ -31,13 +31,13 @@ def task_part(
     selector: selectors.BaseSelector,
     store: Store,
     *,
-    answers: Answers,
+    answers: StoreQueries,
     task_logs: TaskLogs,
     environment: Mapping[str, str],
     outage: DatabaseOutage,
 ) -> TaskCore:
     """Return the part for tasks; its workers' descriptors are on ``selector``. To be closed by the caller."""
-    hide = answers.told.hide_in_bytes
+    hide = answers.secrets.hide_in_bytes
 
     def retry_of(duty: str) -> DatabaseRetry:
         return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s, outage)

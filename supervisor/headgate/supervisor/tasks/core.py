@@ -20,18 +20,18 @@ import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.questions import Answered, CreateRun, Question
+from headgate.protocol.messages.queries import CreateRun
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.worker import Answer, AssetEvent, Step, StepEnded
+from headgate.protocol.messages.worker import AssetEvent, Response, Step, StepEnded
 from headgate.scheduling.names import TryName
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.task_ends import OwnedTask
 from headgate.store.tasks.tasks import Dispatched, TaskToRun
-from headgate.supervisor.answers import AnswerRefused
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepAsked, StepLost
+from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery
+from headgate.supervisor.queries import QueryHandler, QueryRefused
 from headgate.supervisor.tasks.scheduler import SchedulerNews
 
 # Outcomes stored before other duties have their turn: those of four workers, at once for one look at their runs and one
@@ -96,14 +96,6 @@ class Schedules(Protocol):
         ...
 
 
-class Answering(Protocol):
-    """Who answers the questions of steps; see `headgate.supervisor.answers`."""
-
-    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
-        """Look it up. Raises `AnswerRefused` with what the asking user is to be told, and what the store raises."""
-        ...
-
-
 class Files(Protocol):
     """What keeps the database in line with the DAG files; see `headgate.supervisor.tasks.dag_files`."""
 
@@ -162,7 +154,7 @@ class TaskCore:
         store: TaskStore,
         executor: Executor,
         scheduler: Schedules,
-        answers: Answering,
+        answers: QueryHandler,
         files: Files,
         logs: TryLogs,
         *,
@@ -264,7 +256,7 @@ class TaskCore:
         run = self._running.get(event.token)
         if run is None:
             return  # an executor that reports a step twice changes nothing
-        if not isinstance(event, StepAsked):
+        if not isinstance(event, StepQuery):
             del self._running[event.token]
         self._inbox.append((run.task, event))
 
@@ -273,10 +265,10 @@ class TaskCore:
             self._store_next(epoch)
 
     def _store_next(self, epoch: int) -> None:
-        """Store the oldest outcome, or answer the oldest question. Whatever raises leaves it where it is."""
+        """Store the oldest outcome, or answer the oldest query. Whatever raises leaves it where it is."""
         task, event = self._inbox[0]
         match event:
-            case StepAsked():
+            case StepQuery():
                 self._executor.answer(event.token, self._answer(task, event))
             case StepEnded():
                 marks.reach("tasks.before_outcome")
@@ -292,10 +284,10 @@ class TaskCore:
             case _:
                 assert_never(event)
         self._inbox.popleft()
-        if not isinstance(event, StepAsked):
+        if not isinstance(event, StepQuery):
             self._scheduler.notice()
             self._dispatch_at = 0.0  # slots of a pool are free
-        elif isinstance(event.question, CreateRun):
+        elif isinstance(event.query, CreateRun):
             self._scheduler.notice()
 
     def _store_outcome(self, epoch: int, task: TaskToRun, outcome: StepOutcome) -> _End:
@@ -340,12 +332,12 @@ class TaskCore:
         self._logs.say(name_of(task), level, event, state=state, **told)
         self._logs.flush()
 
-    def _answer(self, task: TaskToRun, asked: StepAsked) -> Answer:
+    def _answer(self, task: TaskToRun, asked: StepQuery) -> Response:
         try:
-            return Answer(asked.id, self._answers.answer(asked.question, dag_run_id=task.dag_run_id))
-        except (AnswerRefused, RowsRefused) as refused:
+            return Response(asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id))
+        except (QueryRefused, RowsRefused) as refused:
             # A database that is away raises further: the step waits, as its outcome would.
-            return Answer(asked.id, error=str(refused))
+            return Response(asked.id, error=str(refused))
 
     # --- what runs --------------------------------------------------------------------------------
 
@@ -405,7 +397,7 @@ class TaskCore:
 
     def _room(self) -> int:
         """Return how many steps may be given out. A worker whose outcome is not stored yet counts as taken."""
-        unstored = sum(not isinstance(event, StepAsked) for _, event in self._inbox)
+        unstored = sum(not isinstance(event, StepQuery) for _, event in self._inbox)
         return max(0, self._executor.room() - unstored)
 
     def _dispatch(self, epoch: int, now: float) -> None:

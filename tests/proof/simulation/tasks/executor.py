@@ -16,11 +16,11 @@ from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator
 from tests.proof.simulation.tasks.scenario import Leg
 
-from headgate.protocol.messages.questions import EncodedValue, GetXCom
+from headgate.protocol.messages.queries import EncodedValue, GetXCom
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
-from headgate.protocol.messages.worker import Answer, Step, StepEnded
+from headgate.protocol.messages.worker import Response, Step, StepEnded
 from headgate.protocol.values import decode_value
-from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepAsked, StepLost
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 from headgate.tasks.context import make_context
 from headgate.tasks.execution import NO_EVENT, Resumption, run_step
 
@@ -44,7 +44,7 @@ class _Worker:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.scope = trio.CancelScope()
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, Response] = {}
         self.answered = trio.Event()
         self.end_text: str | None = None
         self.has_reported = False
@@ -89,7 +89,7 @@ class SimulatedExecutor:
         worker.end_text = text
         self._world.nursery.start_soon(self._stop, worker)
 
-    def answer(self, token: str, answer: Answer) -> None:
+    def answer(self, token: str, answer: Response) -> None:
         """See `Executor`."""
         worker = self._busy.get(token)
         if worker is None or answer.id in worker.answers:
@@ -148,7 +148,7 @@ class SimulatedExecutor:
         """Say something to the supervisor: it hears it in its next turn."""
         if self._is_cut_off:
             return
-        if not isinstance(event, StepAsked):
+        if not isinstance(event, StepQuery):
             self._busy.pop(worker.step.token, None)
             worker.has_reported = True
             self._note(records.StepTold(trio.current_time(), self._supervisor.number, worker.step.token, how))
@@ -208,12 +208,12 @@ class SimulatedExecutor:
         """Ask for what the leg wants to know; return what reads the answers."""
         known: dict[str, bytes | None] = {}
         for number, task in enumerate(worker.leg.asks, start=1):
-            self._tell(worker, StepAsked(worker.step.token, number, GetXCom(task, KEY)), "asked")
+            self._tell(worker, StepQuery(worker.step.token, number, GetXCom(task, KEY)), "asked")
             while number not in worker.answers:
                 await worker.answered.wait()
             answer = worker.answers[number]
             if not isinstance(answer.answer, EncodedValue):
-                raise RuntimeError(f"the answer to a question of {worker.step.task_id}: {answer}")
+                raise RuntimeError(f"the answer to a query of {worker.step.task_id}: {answer}")
             known[task] = answer.answer.value
         return lambda task, key: known[task]
 

@@ -34,9 +34,9 @@ from headgate.protocol import marks
 from headgate.protocol.messages.dags import DagSpec
 from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.tasks import task_rows
-from headgate.supervisor.answers import Answers
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.scheduler import Scheduler
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
@@ -95,7 +95,7 @@ class TaskSupervisor(SupervisorProcess):
         settings = self.world.settings
         store: Any = TaskFailingStore(self.world, self)
         self.executor = SimulatedExecutor(self, self.world.scenario.workers)
-        answers = Answers(store, {})
+        answers = StoreQueries(store, {})
 
         def retry_of(duty: str) -> DatabaseRetry:
             return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s)

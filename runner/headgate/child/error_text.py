@@ -1,17 +1,17 @@
-"""What users' code raised, as text that can be sent, stored and shown."""
+"""The text of an exception that users' code raised: fit to be sent, stored and shown."""
 
 from __future__ import annotations
 
 import traceback
 
-from headgate.child.asking import told
+from headgate.child.queries import secrets
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
     """Return the error in one sentence and its traceback, both fit to be stored, whatever class it is of.
 
-    They travel to the database, to logs and captures: the secrets this process was told are not in them (I12).
+    Both go to the database, to logs and to captures, so the secrets that this process knows are masked in them (I12).
     """
     name = type(error).__name__
     try:
@@ -22,7 +22,7 @@ def describe_error(error: BaseException) -> tuple[str, str]:
         trace = "".join(traceback.format_exception(error))
     except BaseException as exc:
         trace = f"the traceback cannot be had: formatting it raised {type(exc).__name__}"
-    text, trace = told.hide(text), told.hide(trace)
+    text, trace = secrets.hide(text), secrets.hide(trace)
     # Of a sentence the beginning matters most, of a traceback the end.
     return storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
 

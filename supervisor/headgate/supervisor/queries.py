@@ -1,9 +1,9 @@
-"""What users' code is answered when it asks: variables and connections, XComs, other runs; and runs it wants begun.
+"""Queries of users' code, answered from the store: variables and connections, XComs, other runs, runs to be created.
 
 The supervisor's own environment comes first: ``HEADGATE_VAR_<NAME>`` is the variable ``name``, whatever the database
 has, and ``HEADGATE_CONN_<NAME>`` the connection. There the name is in upper case, so variables whose names differ by
-case alone are one. No child inherits these (I12): it is told what it asks for, and what it was told is known here, to
-be kept out of what it writes.
+case alone are one. No child inherits these (I12): it gets the values it sends queries for, and `StoreQueries.secrets`
+remembers them, so that they are masked in what the child writes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import msgspec
 
 from headgate.protocol.masking import SecretMask
 from headgate.protocol.messages.dags import ID_CHARS_MAX, XCOM_KEY_CHARS_MAX
-from headgate.protocol.messages.questions import (
-    Answered,
+from headgate.protocol.messages.queries import (
     CreateRun,
     EncodedValue,
     GetConnection,
     GetTaskStates,
     GetVariable,
     GetXCom,
-    Question,
+    Query,
+    QueryResult,
     RunCreated,
     SecretText,
     TaskStates,
@@ -40,11 +40,11 @@ ENVELOPE_BYTES: Final = 64  # of a frame, beside the answer in it
 NAME_SHOWN_CHARS_MAX: Final = 100
 
 
-class AnswerRefused(Exception):
-    """A question has no answer, and the user who asked is told why: a name that is none, a DAG that does not exist."""
+class QueryRefused(Exception):
+    """A query has no answer; the text says why to the author, for example that there is no such DAG."""
 
 
-class AskedValues(Protocol):
+class QueriedValues(Protocol):
     """The verbs for variables or connections that answers need."""
 
     def get(self, name: str) -> bytes | None:
@@ -52,16 +52,16 @@ class AskedValues(Protocol):
         ...
 
 
-class AskedTasks(Protocol):
+class QueriedTasks(Protocol):
     """The verbs for tasks that answers need; see `headgate.store.task_verbs.TaskVerbs`."""
 
     @property
-    def variables(self) -> AskedValues:
+    def variables(self) -> QueriedValues:
         """The variables."""
         ...
 
     @property
-    def connections(self) -> AskedValues:
+    def connections(self) -> QueriedValues:
         """The connections."""
         ...
 
@@ -82,106 +82,106 @@ class AskedTasks(Protocol):
         ...
 
 
-class AskedStore(Protocol):
+class QueriedStore(Protocol):
     """The store, as far as answers need it."""
 
     @property
-    def tasks(self) -> AskedTasks:
+    def tasks(self) -> QueriedTasks:
         """Its verbs for tasks."""
         ...
 
 
-class Answering(Protocol):
-    """Whoever answers questions: `Answers`, or what stands for it when a log is replayed."""
+class QueryHandler(Protocol):
+    """StoreQueries queries: `StoreQueries`, or its substitute when a log is replayed."""
 
-    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
-        """See `Answers.answer`."""
+    def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
+        """See `StoreQueries.answer`."""
         ...
 
 
-class Answers:
-    """Answers questions from a store and an environment. ``told`` are the secrets that were in answers so far.
+class StoreQueries:
+    """StoreQueries queries from a store and an environment. ``secrets`` are those in its results so far.
 
     No answer is longer than a frame of ``frame_bytes_max`` bytes can carry.
     """
 
     def __init__(
-        self, store: AskedStore, environ: Mapping[str, str], *, frame_bytes_max: int = FRAME_BYTES_MAX
+        self, store: QueriedStore, environ: Mapping[str, str], *, frame_bytes_max: int = FRAME_BYTES_MAX
     ) -> None:
         self._store = store
         self._environ = {
             name: value for name, value in environ.items() if name.startswith((VARIABLE_PREFIX, CONNECTION_PREFIX))
         }
         self._answer_bytes_max = frame_bytes_max - ENVELOPE_BYTES
-        self.told = SecretMask()
+        self.secrets = SecretMask()
 
-    def answer(self, question: Question, *, dag_run_id: int | None) -> Answered:
-        """Answer a question of a trigger, or of a step of a task in the run ``dag_run_id``.
+    def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
+        """Answer a query of a trigger, or of a step of a task in the run ``dag_run_id``.
 
-        Raises `AnswerRefused` with a text for the user, and `DatabaseAway` and the like where the database is at fault:
+        Raises `QueryRefused` with a text for the user, and `DatabaseAway` and the like where the database is at fault:
         then ask again later, not at once.
         """
         try:
-            answered = self._look_up(question, dag_run_id)
+            result = self._look_up(query, dag_run_id)
         except (BadName, BadKey, NoSuchRow, SpecUnreadable, ValueRefused) as error:
-            raise AnswerRefused(str(error)[:ERROR_CHARS_MAX]) from error
+            raise QueryRefused(str(error)[:ERROR_CHARS_MAX]) from error
         try:
-            answer_bytes = len(msgspec.msgpack.encode(answered))
+            answer_bytes = len(msgspec.msgpack.encode(result))
         except UnicodeEncodeError:  # an environment may hold any bytes
-            raise AnswerRefused(f"{_shown(question)} is not UTF-8 text") from None
+            raise QueryRefused(f"{_shown(query)} is not UTF-8 text") from None
         if answer_bytes > self._answer_bytes_max:
             problem = f"{answer_bytes:,} bytes; the limit is {self._answer_bytes_max:,}"
-            raise AnswerRefused(f"the answer to {_shown(question)} has {problem}")
-        self.told.note(question, answered)
-        return answered
+            raise QueryRefused(f"the answer to {_shown(query)} has {problem}")
+        self.secrets.note(query, result)
+        return result
 
-    def _look_up(self, question: Question, dag_run_id: int | None) -> Answered:
+    def _look_up(self, query: Query, dag_run_id: int | None) -> QueryResult:
         tasks = self._store.tasks
-        match question:
+        match query:
             case GetVariable(name):
                 check_name(name, "the name of a variable")
-                return self._secret(question, VARIABLE_PREFIX + name.upper(), tasks.variables, name)
+                return self._secret(query, VARIABLE_PREFIX + name.upper(), tasks.variables, name)
             case GetConnection(name):
                 check_name(name, "the name of a connection")
-                return self._secret(question, CONNECTION_PREFIX + name.upper(), tasks.connections, name)
+                return self._secret(query, CONNECTION_PREFIX + name.upper(), tasks.connections, name)
             case GetXCom(task_id, key):
                 check_name(task_id, "the id of a task", chars_max=ID_CHARS_MAX)
                 check_name(key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
                 if dag_run_id is None:
-                    raise AnswerRefused("XComs belong to a run: only a step of a task can ask for them")
+                    raise QueryRefused("XComs belong to a run: only a step of a task can ask for them")
                 return EncodedValue(tasks.pull_xcom(dag_run_id, task_id, key))
             case GetTaskStates():
-                return self._task_states(question)
+                return self._task_states(query)
             case CreateRun():
-                return self._create_run(question)
+                return self._create_run(query)
             case _:
-                assert_never(question)
+                assert_never(query)
 
-    def _secret(self, question: Question, variable: str, values: AskedValues, name: str) -> SecretText:
+    def _secret(self, query: Query, variable: str, values: QueriedValues, name: str) -> SecretText:
         text = self._environ.get(variable)
         if text is not None:
             return SecretText(text)
         try:
             value = values.get(name)
         except BadKey:
-            raise AnswerRefused(f"{_shown(question)} cannot be decrypted: none of the supervisor's keys fits") from None
+            raise QueryRefused(f"{_shown(query)} cannot be decrypted: none of the supervisor's keys fits") from None
         try:
             return SecretText(None if value is None else value.decode())
         except UnicodeDecodeError:
-            raise AnswerRefused(f"{_shown(question)} is not UTF-8 text") from None
+            raise QueryRefused(f"{_shown(query)} is not UTF-8 text") from None
 
-    def _task_states(self, question: GetTaskStates) -> TaskStates:
-        check_name(question.dag_id, "the id of a DAG", chars_max=ID_CHARS_MAX)
-        if question.run_id is not None:
-            check_name(question.run_id, "the run_id", chars_max=NAME_CHARS_MAX)
+    def _task_states(self, query: GetTaskStates) -> TaskStates:
+        check_name(query.dag_id, "the id of a DAG", chars_max=ID_CHARS_MAX)
+        if query.run_id is not None:
+            check_name(query.run_id, "the run_id", chars_max=NAME_CHARS_MAX)
         run = self._store.tasks.run_standing(
-            question.dag_id, run_id=question.run_id, logical_date=_moment(question.logical_date_s)
+            query.dag_id, run_id=query.run_id, logical_date=_moment(query.logical_date_s)
         )
         if run is None:
             return TaskStates(has_dag=False)
         if run.run_id is None:
             return TaskStates()
-        wanted = frozenset(question.task_ids)
+        wanted = frozenset(query.task_ids)
         return TaskStates(
             run_id=run.run_id,
             run_state=run.state,
@@ -189,15 +189,15 @@ class Answers:
             missing=tuple(sorted(wanted - run.tasks.keys())),
         )
 
-    def _create_run(self, question: CreateRun) -> RunCreated:
-        check_name(question.dag_id, "the id of a DAG", chars_max=ID_CHARS_MAX)
-        if question.params is not None and len(question.params) > KWARGS_BYTES_MAX:
-            raise AnswerRefused(f"the conf has {len(question.params):,} bytes; the limit is {KWARGS_BYTES_MAX:,}")
+    def _create_run(self, query: CreateRun) -> RunCreated:
+        check_name(query.dag_id, "the id of a DAG", chars_max=ID_CHARS_MAX)
+        if query.params is not None and len(query.params) > KWARGS_BYTES_MAX:
+            raise QueryRefused(f"the conf has {len(query.params):,} bytes; the limit is {KWARGS_BYTES_MAX:,}")
         created = self._store.tasks.create_run(
-            question.dag_id,
-            question.run_id,
-            logical_date=_moment(question.logical_date_s),
-            conf=question.params,
+            query.dag_id,
+            query.run_id,
+            logical_date=_moment(query.logical_date_s),
+            conf=query.params,
         )
         return RunCreated(is_new=created is not None)
 
@@ -206,11 +206,11 @@ def _moment(seconds: float | None) -> datetime | None:
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
-        raise AnswerRefused(f"{seconds!r} is no logical date: it lies outside the years 1 to 9999") from None
+        raise QueryRefused(f"{seconds!r} is not a logical date: it lies outside the years 1 to 9999") from None
 
 
-def _shown(question: Question) -> str:
-    match question:
+def _shown(query: Query) -> str:
+    match query:
         case GetVariable(name):
             return f"the variable {name[:NAME_SHOWN_CHARS_MAX]!r}"
         case GetConnection(name):
@@ -220,4 +220,4 @@ def _shown(question: Question) -> str:
         case GetTaskStates(dag_id) | CreateRun(dag_id):
             return f"the run of DAG {dag_id[:NAME_SHOWN_CHARS_MAX]!r}"
         case _:
-            assert_never(question)
+            assert_never(query)

@@ -1,4 +1,4 @@
-"""What users' code may ask the supervisor while it runs: questions, and what they are answered with.
+"""What users' code may ask the supervisor while it runs: queries, and what they are answered with.
 
 A task asks in its worker, by `headgate.protocol.messages.worker.Ask`; a trigger in the runner, by its `Request`.
 Neither sees the
@@ -18,30 +18,30 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, g
     """What all structs of the wire have in common."""
 
 
-# --- questions -----------------------------------------------------------------------------------
+# --- queries -----------------------------------------------------------------------------------
 
 
 class GetXCom(_Wire, frozen=True, tag="get_xcom"):
-    """What a task of the asking step's run has left under a key. For tasks only. Answered by `EncodedValue`."""
+    """What a task of the asking step's run has left under a key. For tasks only. QueryResult by `EncodedValue`."""
 
     task_id: str
     key: str
 
 
 class GetVariable(_Wire, frozen=True, tag="get_variable"):
-    """The value of a variable. Answered by `SecretText`."""
+    """The value of a variable. QueryResult by `SecretText`."""
 
     name: str
 
 
 class GetConnection(_Wire, frozen=True, tag="get_connection"):
-    """A connection, as the URI it was stored as. Answered by `SecretText`."""
+    """A connection, as the URI it was stored as. QueryResult by `SecretText`."""
 
     name: str
 
 
 class GetTaskStates(_Wire, frozen=True, tag="get_task_states"):
-    """How another DAG's run stands. Answered by `TaskStates`.
+    """How another DAG's run stands. QueryResult by `TaskStates`.
 
     The run is the one with ``run_id``, or with ``logical_date_s``; of several the newest. ``task_ids`` empty: all.
     """
@@ -53,7 +53,7 @@ class GetTaskStates(_Wire, frozen=True, tag="get_task_states"):
 
 
 class CreateRun(_Wire, frozen=True, tag="create_run"):
-    """Begin a run of a DAG. For tasks only. Answered by `RunCreated`. ``params`` is an encoded dict."""
+    """Begin a run of a DAG. For tasks only. QueryResult by `RunCreated`. ``params`` is an encoded dict."""
 
     dag_id: str
     run_id: str
@@ -61,8 +61,8 @@ class CreateRun(_Wire, frozen=True, tag="create_run"):
     logical_date_s: float | None = None
 
 
-Question: TypeAlias = GetXCom | GetVariable | GetConnection | GetTaskStates | CreateRun
-TriggerQuestion: TypeAlias = GetVariable | GetConnection | GetTaskStates  # what a trigger may ask of these
+Query: TypeAlias = GetXCom | GetVariable | GetConnection | GetTaskStates | CreateRun
+TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates  # what a trigger may ask of these
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -100,4 +100,4 @@ class RunCreated(_Wire, frozen=True, tag="run_created"):
     is_new: bool
 
 
-Answered: TypeAlias = EncodedValue | SecretText | TaskStates | RunCreated
+QueryResult: TypeAlias = EncodedValue | SecretText | TaskStates | RunCreated

@@ -1,4 +1,4 @@
-"""What triggers ask, answered: their own newest events from the store, all else as the questions of tasks are."""
+"""What triggers ask, answered: their own newest events from the store, all else as the queries of tasks are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import LastEvent, Reply, Request, Response, StoredEvent
 from headgate.store.errors import DATABASE_UNUSABLE
-from headgate.supervisor.answers import Answering, AnswerRefused
 from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.queries import QueryHandler, QueryRefused
 
 
 class LastEvents(Protocol):
@@ -19,14 +19,14 @@ class LastEvents(Protocol):
         ...
 
 
-class TriggerQuestions:
+class TriggerQueries:
     """Answers the requests of runners. Without ``answers`` triggers can only ask for their own last events.
 
-    A database that does not answer holds up the loop at each question, so it is not asked again at once.
+    A database that does not answer holds up the loop at each query, so it is not asked again at once.
     """
 
     def __init__(
-        self, store: LastEvents, answers: Answering | None, *, frame_bytes_max: int, retry: DatabaseRetry
+        self, store: LastEvents, answers: QueryHandler | None, *, frame_bytes_max: int, retry: DatabaseRetry
     ) -> None:
         self._store = store
         self._answers = answers
@@ -42,7 +42,7 @@ class TriggerQuestions:
         except DATABASE_UNUSABLE as exc:
             self._retry.failed(exc, now)
             return Response(request.id, error=str(exc))
-        except AnswerRefused as exc:
+        except QueryRefused as exc:
             answer = Response(request.id, error=str(exc))
         self._retry.succeeded(now)
         needed, limit = len(encode_message(answer)), self._frame_bytes_max
@@ -52,8 +52,8 @@ class TriggerQuestions:
         return answer
 
     def _look_up(self, request: Request) -> Response | Reply:
-        if isinstance(request.question, LastEvent):
-            return Response(request.id, answer=self._store.last_event(request.question.trigger_id))
+        if isinstance(request.query, LastEvent):
+            return Response(request.id, answer=self._store.last_event(request.query.trigger_id))
         if self._answers is None:
-            raise AnswerRefused("this supervisor answers no such questions")
-        return Reply(request.id, self._answers.answer(request.question, dag_run_id=None))
+            raise QueryRefused("this supervisor answers no such queries")
+        return Reply(request.id, self._answers.answer(request.query, dag_run_id=None))

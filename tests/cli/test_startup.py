@@ -14,7 +14,7 @@ RUNNER = ("headgate.runner.session", ["rich", "importlib.metadata", "httpx2", "s
 
 PROGRAM = """
 import importlib, sys
-from headgate.protocol.starting import import_structlog
+from headgate.protocol.startup import import_structlog
 import_structlog()
 importlib.import_module(sys.argv[1])
 print(*(name for name in sys.argv[2:] if name in sys.modules))
