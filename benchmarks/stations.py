@@ -62,7 +62,7 @@ class Station:
     def wait_dag(self, dag: str) -> None:
         """Wait until the DAG is known."""
         self.pair.wait(
-            lambda: dag in [row.name for row in self.store.tasks.list_dags()], f"the DAG {dag}", START_WAIT_MAX_S
+            lambda: dag in [row.name for row in self.store.inspect.dags()], f"the DAG {dag}", START_WAIT_MAX_S
         )
 
     def create_run(self, dag: str, run_id: str, params: Mapping[str, Any] | None = None) -> int:

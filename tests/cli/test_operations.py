@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.supervisor.tasks_harness import WAIT, Tasks
+from tests.supervisor.tasks_harness import WAIT, Tasks, task_states
 
 from headgate.cli.commands.values import masked
 from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
@@ -41,7 +41,7 @@ def etl(users_store: Store, query: Query) -> Tasks:
 
 
 def states(tasks: Tasks) -> str:
-    found = tasks.store.tasks.task_states(tasks.run)
+    found = task_states(tasks.store, tasks.run)
     return " ".join(found[name].value for name in sorted(found))
 
 

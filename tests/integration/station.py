@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import text
 from tests.integration.pair import Pair, wait_until
+from tests.supervisor.tasks_harness import instance_of, task_states
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.values import decode_value, encode_value
@@ -52,7 +53,7 @@ class Run:
 
     def task(self, task: str) -> int:
         """What the store calls a task."""
-        return self.station.store.tasks.task_id_of(self.id, task)
+        return instance_of(self.station.store, self.id, task)
 
     def row(self, task: str) -> dict[str, Any]:
         """A task's row."""
@@ -61,7 +62,7 @@ class Run:
 
     def state(self, task: str) -> str:
         """A task's state."""
-        return self.station.store.tasks.task_states(self.id)[task].value
+        return task_states(self.station.store, self.id)[task].value
 
     def trigger(self, trigger_id: int) -> dict[str, Any]:
         """A trigger's row."""
@@ -143,7 +144,7 @@ class Station(Pair):
 
     def wait_dag(self, dag: str) -> None:
         """Wait until a DAG is known."""
-        wait_until(lambda: dag in {row.name for row in self.store.tasks.list_dags()}, f"the DAG {dag!r}")
+        wait_until(lambda: dag in {row.name for row in self.store.inspect.dags()}, f"the DAG {dag!r}")
 
     def trigger(self, dag: str, run_id: str, params: Mapping[str, Any] | None = None) -> int:
         """Begin a run; return its id in the database."""
@@ -164,14 +165,14 @@ class Station(Pair):
         """Wait until tasks of a run are in these states."""
         wanted = {task: TaskState(state) for task, state in states.items()}
         wait_until(
-            lambda: wanted.items() <= self.store.tasks.task_states(run).items(),
-            lambda: f"{states}, which are {self.store.tasks.task_states(run)}",
+            lambda: wanted.items() <= task_states(self.store, run).items(),
+            lambda: f"{states}, which are {task_states(self.store, run)}",
         )
 
     def wait_end(self, run: int) -> dict[str, str]:
         """Wait until all tasks of a run have ended; return their states."""
         wait_until(
-            lambda: all(state in TERMINAL for state in self.store.tasks.task_states(run).values()),
-            lambda: f"the end of {self.store.tasks.task_states(run)}",
+            lambda: all(state in TERMINAL for state in task_states(self.store, run).values()),
+            lambda: f"the end of {task_states(self.store, run)}",
         )
-        return {task: state.value for task, state in self.store.tasks.task_states(run).items()}
+        return {task: state.value for task, state in task_states(self.store, run).items()}

@@ -28,8 +28,8 @@ def defer_tasks(store: Store, kwargs: dict[str, dict[str, Any]]) -> None:
     store.tasks.save_file(epoch, "etl.py", [DagSpec("etl", tasks=tuple(TaskSpec(each, "Op") for each in kwargs))])
     run = store.tasks.create_run("etl", RUN_ID)
     assert run is not None
-    store.tasks.decide(epoch, "scheduled", [store.tasks.task_id_of(run, each) for each in kwargs])
-    for task in store.tasks.dispatch(epoch, limit=100, queues=QUEUES, straight_to_worker=True).tasks:
+    store.scheduling.plan(epoch)
+    for task in store.tasks.dispatch(epoch, limit=100, queues=QUEUES).tasks:
         wait = Deferral(
             "users_triggers.Talker",
             encode_value(kwargs[task.task_id], where="kwargs"),

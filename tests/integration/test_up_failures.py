@@ -7,6 +7,7 @@ import pytest
 from tests.integration.conftest import StartStation
 from tests.integration.pair import wait_until
 from tests.integration.station import Run, Station
+from tests.supervisor.tasks_harness import clear
 
 DAGS = """
 from datetime import timedelta
@@ -117,7 +118,7 @@ def test_execution_timeout_ends_a_task_that_runs_after_a_deferral(fragile: Stati
 def test_a_task_cleared_while_deferred_begins_anew_and_the_old_trigger_changes_nothing(fragile: Station) -> None:
     run = wait_deferred(fragile, "fragile")
     old = run.row("a")["trigger_id"]
-    fragile.store.tasks.clear(run.task("a"))
+    clear(fragile.store, run.id, "a")
     run.wait_told("a on_kill-of-trigger")
     run.wait_told("a cleanup")
     run.wait_told("a waits", 2)
@@ -157,7 +158,7 @@ def test_a_running_task_that_is_marked_ends_at_once_and_its_worker_is_killed(fra
 def test_a_running_task_that_is_cleared_begins_anew_when_its_worker_is_gone(fragile: Station) -> None:
     run = fragile.run("busy").wait(a="running")
     run.wait_told("a 1 execute")
-    fragile.store.tasks.clear(run.task("a"))
+    clear(fragile.store, run.id, "a")
     run.wait_told("a 2 execute")
     assert run.journal() == ["a 1 execute", "a on_kill-of-task", "a 1 ends", "a 2 execute"]
     run.say("a.go")

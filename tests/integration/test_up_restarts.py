@@ -7,6 +7,7 @@ import signal
 from tests.integration.conftest import StartStation
 from tests.integration.pair import wait_until
 from tests.integration.station import Station
+from tests.supervisor.tasks_harness import import_errors
 
 WAITS = """
 from headgate.tasks import DAG
@@ -21,7 +22,7 @@ def wait_error(station: Station, file: str) -> str:
     """Wait until a DAG file has an import error; return it."""
 
     def found() -> list[str]:
-        return [error for path, error in station.store.tasks.import_errors().items() if path.endswith(file)]
+        return [error for path, error in import_errors(station.store).items() if path.endswith(file)]
 
     errors: list[str] = wait_until(found, f"the import error of {file}")
     return errors[0]
@@ -45,7 +46,7 @@ def test_a_broken_file_is_an_import_error_and_no_other_dag_notices(station: Stat
     assert run.wait_end() == {"a": "success"}
     station.write("broken.py", WAITS.format(kind="Waits", dag="cracked", options=""))
     station.wait_dag("cracked")
-    assert not any(path.endswith("broken.py") for path in station.store.tasks.import_errors())
+    assert not any(path.endswith("broken.py") for path in import_errors(station.store))
 
 
 def test_a_task_whose_method_is_gone_when_it_is_resumed_fails_with_a_word_about_it(station: Station) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.integration.station import Run, Station
+from tests.supervisor.tasks_harness import clear
 
 DAGS = """
 from datetime import timedelta
@@ -126,7 +127,7 @@ def test_deferred_trigger_fails_scheduled_to_fail(narrow: Station) -> None:
 def test_deferred_cleared_none(narrow: Station) -> None:
     run, trigger_id = deferred(narrow, "waits")
     narrow.store.tasks.set_paused("waits", is_paused=True)
-    narrow.store.tasks.clear(run.task("a"))
+    clear(narrow.store, run.id, "a")
     assert columns(run, "state", "trigger_id", "next_method", "next_kwargs", "token") == ("none", *[None] * 4)
     assert run.trigger(trigger_id)["removed_at"] is not None
     run.wait_told("a on_kill-of-trigger")

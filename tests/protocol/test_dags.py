@@ -219,6 +219,6 @@ def test_a_cycle_is_found_exactly_where_no_order_exists(edges: list[tuple[int, i
 
 def test_the_states_are_those_of_the_state_machine() -> None:
     assert [state.value for state in TaskState] == (
-        "none scheduled queued running deferred up_for_retry restarting success failed skipped upstream_failed removed"
+        "none scheduled running deferred up_for_retry restarting success failed skipped upstream_failed removed"
     ).split()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(TaskState.DEFERRED), type=TaskState) is TaskState.DEFERRED

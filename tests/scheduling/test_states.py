@@ -26,8 +26,6 @@ SEED_004 = [
 # Its state machine has these besides, some without saying what becomes of the columns.
 SEED_004_MACHINE = {
     (S.NONE, S.SCHEDULED),
-    (S.SCHEDULED, S.QUEUED),
-    (S.QUEUED, S.RUNNING),
     (S.DEFERRED, S.REMOVED),
     (S.RUNNING, S.UP_FOR_RETRY),
     (S.UP_FOR_RETRY, S.SCHEDULED),
@@ -102,4 +100,4 @@ def test_the_table_is_shown_whole_as_markdown() -> None:
     assert len(lines) == len(TRANSITIONS) + 2
     assert {line.count("|") for line in lines} == {8}
     assert "| deferred | `timed_out` | scheduled | clear | `__fail__` |" in states.markdown()
-    assert "| none, scheduled, queued, up_for_retry | `removed` | removed | - | clear |" in states.markdown()
+    assert "| none, scheduled, up_for_retry | `removed` | removed | - | clear |" in states.markdown()

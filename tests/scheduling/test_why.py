@@ -85,12 +85,11 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ("larger_than_pool", task(S.SCHEDULED, pool_slots=9), [ALIVE], "needs 9 slots", "pools set default_pool 9"),
     ("pool_full", task(S.SCHEDULED, pool=FULL, ahead=3), [ALIVE], "'p' is full: 2 of 2", "3 tasks are more urgent"),
     ("no_free_worker", task(S.SCHEDULED, since_s=5.0), [sup(tasks=4)], "5.0 s for a free worker", "more workers"),
-    ("handing_over", task(S.QUEUED, owner=ALIVE), [ALIVE], "about to give it", "worker is ready"),
     ("running", task(S.RUNNING, owner=ALIVE, since_s=3.0), [ALIVE], "runs on a worker of supervisor 1", "no execution"),
     ("running", task(S.RUNNING, owner=ALIVE, deadline_in_s=90.0), [ALIVE], "runs on", "ended in 1 min 30 s"),
     ("overdue", task(S.RUNNING, owner=ALIVE, deadline_in_s=-2.0), [ALIVE], "over 2.0 s ago", "ends the worker"),
     ("owner_fenced", task(S.RUNNING, owner=sup(stands="fenced")), [sup(epoch=2)], "was fenced", "fail this try"),
-    ("owner_ended", task(S.QUEUED, owner=sup(stands="ended")), [], "no other is alive", "headgate up"),
+    ("owner_ended", task(S.RUNNING, owner=sup(stands="ended")), [], "no other is alive", "headgate up"),
     (
         "owner_silent",
         task(S.RUNNING, owner=sup(stands="silent", heartbeat_age_s=40.0)),

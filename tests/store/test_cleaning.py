@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.store.triggers.test_leases import WAITED_MAX_S, register, wait_until_blocked
-from tests.supervisor.tasks_harness import QUEUES, WAIT, S, Tasks, event_of
+from tests.supervisor.tasks_harness import QUEUES, WAIT, S, Tasks, clear, event_of, instance_of
 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
@@ -420,7 +420,7 @@ def test_a_task_that_is_cleared_while_its_run_is_deleted_is_no_more(
     tasks = Tasks(old, query)
     old.tasks.cancel_run(tasks.run)
     clock.pass_days(40)
-    open_store(clock=clock).tasks.clear(tasks.a)
+    clear(open_store(clock=clock), tasks.run, "a")
 
     assert clean(old, 30) == {}
     assert tasks.state is S.NONE
@@ -465,7 +465,7 @@ def test_a_deferred_task_is_resumed_in_the_middle_of_a_clean(
     other = open_store(clock=clock)
     run = other.tasks.create_run("etl", "r2")
     assert run is not None
-    tasks.run, tasks.a = run, other.tasks.task_id_of(run, "a")
+    tasks.run, tasks.a = run, instance_of(other, run, "a")
     tasks.store = other
     epoch = tasks.epoch = tasks.register()
     waits: int | None = None

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from sqlalchemy import select
 from tests.store.triggers.test_leases import QUEUES, Clock, register
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.runner import EventKind, FiredEvent
 from headgate.protocol.values import encode_value
+from headgate.store.scheduling.planning import Planned
 from headgate.store.store import Store
+from headgate.store.tables import task_instance
+from headgate.store.tasks import dags
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.tasks import TaskToRun
 
 WAIT = Deferral("a.Trigger", encode_value({"path": "x"}, where="k"), "resume", encode_value({"n": 1}, where="k"))
 S = TaskState
 
-__all__ = ["QUEUES", "WAIT", "Clock", "S", "Tasks", "event_of"]
+__all__ = ["QUEUES", "WAIT", "Clock", "S", "Tasks", "clear", "event_of", "import_errors", "instance_of", "task_states"]
+
+
+def task_states(store: Store, run: int) -> dict[str, TaskState]:
+    """Return the states of the tasks of a run, by task id."""
+    with store._reading() as connection:
+        return dags.task_states(connection, run)
+
+
+def instance_of(store: Store, run: int, task_id: str) -> int:
+    """Return the id of a task's row."""
+    statement = select(task_instance.c.id).where(task_instance.c.dag_run_id == run, task_instance.c.task_id == task_id)
+    with store._reading() as connection:
+        return int(connection.execute(statement).scalar_one())
+
+
+def import_errors(store: Store) -> dict[str, str]:
+    """Return the error of each DAG file that cannot be parsed, by file."""
+    return {line.file: line.import_error for line in store.inspect.dags() if line.import_error is not None}
+
+
+def clear(store: Store, run: int, *task_ids: str) -> dict[str, TaskState]:
+    """Clear tasks of a run as ``headgate tasks clear`` does, until none of them is busy; return their new states."""
+    cleared: dict[str, TaskState] = {}
+    busy: Sequence[str] = task_ids
+    while busy:
+        answer = store.tasks.clear_many(run, busy)
+        cleared |= answer.cleared
+        busy = answer.busy
+    return cleared
 
 
 class Tasks:
@@ -33,7 +66,7 @@ class Tasks:
         run = store.tasks.create_run("etl", "r1")
         assert run is not None
         self.run = run
-        self.a = store.tasks.task_id_of(run, tasks[0].task_id)
+        self.a = instance_of(store, run, tasks[0].task_id)
 
     def register(self) -> int:
         return register(self.store, workers=4)
@@ -50,14 +83,32 @@ class Tasks:
         (row,) = self.query('SELECT * FROM "trigger" WHERE id = :id', id=trigger_id)
         return row
 
-    def dispatch(self, *, straight: bool = True, limit: int = 10) -> list[TaskToRun]:
-        return self.store.tasks.dispatch(self.epoch, limit=limit, queues=QUEUES, straight_to_worker=straight).tasks
+    def plan(self) -> Planned:
+        """Evaluate the runs, as a scheduler does until there is nothing left to do; return the sum."""
+        total = Planned()
+        while (planned := self.store.scheduling.plan(self.epoch)).looked_at:
+            total = Planned(
+                scheduled=total.scheduled + planned.scheduled,
+                in_triggers=total.in_triggers + planned.in_triggers,
+                removed=total.removed + planned.removed,
+                ended=total.ended | planned.ended,
+            )
+        return total
+
+    def dispatch(self, *, limit: int = 10) -> list[TaskToRun]:
+        return self.store.tasks.dispatch(self.epoch, limit=limit, queues=QUEUES).tasks
 
     def run_it(self) -> str:
         """Bring the first task from ``none`` or ``scheduled`` to ``running``; return its token."""
-        self.store.tasks.decide(self.epoch, "scheduled", [self.a])
-        (task,) = [task for task in self.dispatch() if task.id == self.a]
+        self.plan()
+        (task,) = self.dispatch(limit=1)
+        assert task.id == self.a, "the most urgent one"
         return task.token
+
+    def clear_it(self) -> TaskState | None:
+        """Clear the first task; return its new state, None if it is being cleared already."""
+        name = self.row()["task_id"]
+        return clear(self.store, self.run, name).get(name)
 
     def defer_it(self, wait: Deferral = WAIT) -> tuple[str, int]:
         """Bring the first task to ``deferred``, its trigger claimed; return the token and the trigger's id."""
@@ -69,16 +120,16 @@ class Tasks:
         return token, trigger_id
 
     def bring_to(self, state: TaskState) -> str | None:
-        """Bring the first task to any state by the store's own verbs; return its token where it has one."""
+        """Bring the first task to any state by the store's own verbs; return its token if it has one.
+
+        For ``upstream_failed`` it must have a second task upstream of it.
+        """
         verbs, epoch = self.store.tasks, self.epoch
         match state:
             case S.NONE:
                 pass
             case S.SCHEDULED:
-                verbs.decide(epoch, "scheduled", [self.a])
-            case S.QUEUED:
-                verbs.decide(epoch, "scheduled", [self.a])
-                self.dispatch(straight=False)
+                self.plan()
             case S.RUNNING:
                 self.run_it()
             case S.DEFERRED:
@@ -87,24 +138,26 @@ class Tasks:
                 verbs.fail(epoch, self.a, self.run_it(), "error")
             case S.RESTARTING:
                 self.run_it()
-                verbs.clear(self.a)
+                self.clear_it()
             case S.SUCCESS:
                 verbs.succeed(epoch, self.a, self.run_it())
             case S.FAILED:
                 verbs.fail(epoch, self.a, self.run_it(), "error", may_retry=False)
             case S.SKIPPED:
-                verbs.decide(epoch, "upstream_skipped", [self.a])
+                verbs.succeed(epoch, self.a, self.run_it(), end="skipped")
             case S.UPSTREAM_FAILED:
-                verbs.decide(epoch, "upstream_failed", [self.a])
+                verbs.mark(instance_of(self.store, self.run, self.spec.tasks[1].task_id), "failed")
+                self.plan()
             case S.REMOVED:
                 self.remove_it()
         assert self.state is state
         token: str | None = self.row()["token"]
         return token
 
-    def remove_it(self) -> list[int]:
-        self.store.tasks.save_file(self.epoch, "etl.py", [DagSpec("etl", tasks=())])
-        return self.store.tasks.follow_dag(self.epoch, self.run)
+    def remove_it(self) -> None:
+        """Have the DAG's file no longer hold its first task."""
+        self.store.tasks.save_file(self.epoch, "etl.py", [DagSpec("etl", tasks=self.spec.tasks[1:])])
+        self.plan()
 
 
 def event_of(trigger_id: int, payload: Any = None, *, kind: EventKind = "event", index: int = 0) -> FiredEvent:

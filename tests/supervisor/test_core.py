@@ -368,8 +368,8 @@ def defer_task(world: World) -> int:
     world.store.tasks.save_file(epoch, "etl.py", [DagSpec("etl", tasks=(TaskSpec("a", "Op"),))])
     run = world.store.tasks.create_run("etl", "r1")
     assert run is not None
-    world.store.tasks.decide(epoch, "scheduled", [world.store.tasks.task_id_of(run, "a")])
-    (task,) = world.store.tasks.dispatch(epoch, limit=1, queues=("default",), straight_to_worker=True).tasks
+    world.store.scheduling.plan(epoch)
+    (task,) = world.store.tasks.dispatch(epoch, limit=1, queues=("default",)).tasks
     wait = Deferral("users.Trigger", encode_value({}, where="k"), "resume", encode_value({}, where="k"))
     assert world.store.tasks.defer(epoch, task.id, task.token, wait) is not None
     world.store.release_triggerer(epoch)
@@ -1047,9 +1047,9 @@ class Waiting:
         self.verbs.save_file(self.epoch, "f.py", [DagSpec("d", tasks=(TaskSpec("a", "Op"),))])
         run = self.verbs.create_run("d", "r")
         assert run is not None
-        self.task = self.verbs.task_id_of(run, "a")
-        self.verbs.decide(self.epoch, "scheduled", [self.task])
-        (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",), straight_to_worker=True).tasks
+        world.store.scheduling.plan(self.epoch)
+        (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",)).tasks
+        self.task = given.id
         empty = encode_value({}, where="kwargs")
         self.verbs.defer(self.epoch, given.id, given.token, Deferral("a.B", empty, "resume", empty, timeout_s=3.0))
         self.supervisor.pass_time(SETTINGS.lease.poll_interval_s - 3.0)

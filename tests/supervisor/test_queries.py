@@ -117,7 +117,7 @@ def test_an_answer_that_fits_no_frame_is_refused(store: Store) -> None:
 
 
 def test_an_xcom_of_the_asking_steps_run_and_of_no_other(etl: Tasks) -> None:
-    etl.store.tasks.push_xcoms(etl.epoch, etl.a, etl.run_it(), {"k": b"1"})
+    etl.store.tasks.succeed(etl.epoch, etl.a, etl.run_it(), xcoms={"k": b"1"})
     other = etl.store.tasks.create_run("etl", "r2")
     answers = StoreQueries(etl.store, {})
     assert answers.answer(GetXCom("a", "k"), dag_run_id=etl.run) == EncodedValue(b"1")

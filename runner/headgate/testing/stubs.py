@@ -28,7 +28,7 @@ from headgate.protocol.messages.task_states import TaskState
 from headgate.protocol.values import decode_value, encode_value
 
 RETURN_VALUE = "return_value"
-_UNFINISHED = frozenset({"none", "scheduled", "queued", "running", "deferred", "up_for_retry", "restarting"})
+_UNFINISHED = frozenset({"none", "scheduled", "running", "deferred", "up_for_retry", "restarting"})
 
 StubRun: TypeAlias = str | Mapping[str, str] | None
 """How a run stands: its state, or the states of its tasks; None: it is not there yet."""

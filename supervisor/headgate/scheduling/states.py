@@ -2,12 +2,12 @@
 
 The way of most tasks::
 
-                  ┌────────── resumed by its event, its trigger's failure, or a timeout ─────┐
-                  ▼                                                                          │
-    none ──▶ scheduled ──▶ queued ──▶ running ──defers──▶ deferred ────────────────────────▶─┘
-                  ▲  └─────────────▶─────┘ │
-                  │                        ├──▶ success | failed | skipped
-                  └──── up_for_retry ◀─────┘
+                  ┌─── resumed by its event, its trigger's failure, or a timeout ───┐
+                  ▼                                                                 │
+    none ──▶ scheduled ──▶ running ──defers──▶ deferred ──────────────────────────▶─┘
+                  ▲           │
+                  │           ├──▶ success | failed | skipped
+                  └─ up_for_retry ◀┘
 
 A user may clear a task from anywhere; clearing one that runs leads over ``restarting``, so that the old worker is known
 to be gone before another begins. The five states in `TERMINAL` are left by clearing, and in no other way.
@@ -33,9 +33,9 @@ FAIL_METHOD: Final = "__fail__"  # the next_method of a task that is resumed to 
 _S = TaskState
 TERMINAL: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.SKIPPED, _S.UPSTREAM_FAILED, _S.REMOVED})
 UNFINISHED: Final = frozenset(_S) - TERMINAL
-OCCUPYING: Final = frozenset({_S.QUEUED, _S.RUNNING, _S.RESTARTING})  # has slots of its pool, and an owner
+OCCUPYING: Final = frozenset({_S.RUNNING, _S.RESTARTING})  # has slots of its pool, and an owner
 _NOT_WAITING = UNFINISHED - {_S.DEFERRED}
-_BEFORE_A_WORKER = frozenset({_S.NONE, _S.SCHEDULED, _S.QUEUED, _S.UP_FOR_RETRY})
+_BEFORE_A_WORKER = frozenset({_S.NONE, _S.SCHEDULED, _S.UP_FOR_RETRY})
 
 
 class IllegalTransition(Exception):
@@ -80,9 +80,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("scheduled", _S.NONE, _S.SCHEDULED, "-", "-", "scheduler", "Begin a try: its trigger rule holds"),
     _row("upstream_failed", _S.NONE, _S.UPSTREAM_FAILED, "-", "-", "scheduler", "Its trigger rule can no longer hold"),
     _row("upstream_skipped", _S.NONE, _S.SKIPPED, "-", "-", "scheduler", "Its trigger rule skips it"),
-    _row("queued", _S.SCHEDULED, _S.QUEUED, "-", "-", "scheduler", "Take slots of its pool; new token"),
     _row("picked_up", _S.SCHEDULED, _S.RUNNING, "-", "-", "worker", "Execute, or the callback method; new token"),
-    _row("started", _S.QUEUED, _S.RUNNING, "-", "-", "worker", "Execute, or the callback method"),
     _row("started_in_trigger", _S.SCHEDULED, _S.DEFERRED, "set", "set", "scheduler", "Create trigger; no worker"),
     # --- on a worker -----------------------------------------------------------------------------
     _row("deferred", _S.RUNNING, _S.DEFERRED, "set", "set", "worker", "Create trigger, free the worker; new token"),
@@ -102,8 +100,6 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     # --- a worker or its supervisor is gone ------------------------------------------------------
     _row("worker_lost", _S.RUNNING, _S.FAILED, "-", "-", "supervisor", "The try failed; no try is left"),
     _row("worker_lost_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The try failed"),
-    _row("handed_back", _S.QUEUED, _S.SCHEDULED, "-", "-", "supervisor", "It never began: the same try goes on"),
-    _row("adopted", _S.QUEUED, _S.SCHEDULED, "-", "-", "supervisor", "Its supervisor is gone: the same try goes on"),
     _row("adopted", _S.RUNNING, _S.FAILED, "-", "-", "supervisor", "Its supervisor is gone, and no try is left"),
     _row("adopted_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The supervisor is gone"),
     _row("adopted", _S.RESTARTING, _S.NONE, "-", "-", "supervisor", "Its supervisor is gone, and so is the old worker"),

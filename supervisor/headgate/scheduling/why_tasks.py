@@ -39,7 +39,7 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
             return _none(facts, supervisors)
         case _S.SCHEDULED:
             return _scheduled(facts, supervisors)
-        case _S.QUEUED | _S.RUNNING | _S.RESTARTING:
+        case _S.RUNNING | _S.RESTARTING:
             return _with_a_worker(facts, supervisors)
         case _S.DEFERRED:
             return _deferred(facts, supervisors)
@@ -177,7 +177,6 @@ def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[
     owner = facts.owner
     assert owner is not None, "the database holds that such a task has an owner"
     adopted = {
-        _S.QUEUED: "put it back in its queue",
         _S.RUNNING: "fail this try, and retry it where tries are left",
         _S.RESTARTING: "begin it anew",
     }
@@ -185,9 +184,6 @@ def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[
     if dead is not None:
         return [dead]
     match facts.state:
-        case _S.QUEUED:
-            text = f"{owner} has had it{_now(facts)} and is about to give it to a worker"
-            return [Finding("handing_over", text, "it begins as soon as that worker is ready")]
         case _S.RESTARTING:
             text = f"it was cleared while it ran; {owner} is ending its worker, with its on_kill()"
             return [Finding("restarting", text, "it begins anew when that worker is gone; nothing is to be done")]

@@ -333,16 +333,15 @@ task_instance = Table(
     Column("pool_slots", BigInteger, nullable=False),
     Column("created_date", UtcDateTime, nullable=False),
     Column("scheduled_at", UtcDateTime),  # when it became ready last
-    Column("queued_at", UtcDateTime),
     Column("started_at", UtcDateTime),  # when this try began
     Column("ended_at", UtcDateTime),
     Column("last_error", Text),
     UniqueConstraint("dag_run_id", "task_id"),
     CheckConstraint(column("state").in_([state.value for state in TaskState]), name="state"),
     CheckConstraint("(state = 'deferred') = (trigger_id IS NOT NULL)", name="trigger"),
-    CheckConstraint("(state IN ('queued', 'running', 'restarting')) = (triggerer_id IS NOT NULL)", name="owner"),
+    CheckConstraint("(state IN ('running', 'restarting')) = (triggerer_id IS NOT NULL)", name="owner"),
     CheckConstraint("(state = 'up_for_retry') = (retry_at IS NOT NULL)", name="retry"),
-    CheckConstraint("(state IN ('queued', 'running', 'restarting', 'deferred')) = (token IS NOT NULL)", name="token"),
+    CheckConstraint("(state IN ('running', 'restarting', 'deferred')) = (token IS NOT NULL)", name="token"),
     sqlite_autoincrement=True,
 )
 

@@ -6,7 +6,7 @@ repeated. A verb that moves a task says whether it did; where somebody else was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Literal
@@ -15,7 +15,6 @@ from sqlalchemy import Connection, Table
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import DagSpec, TaskState
-from headgate.scheduling.planning import RunEnd
 from headgate.store.db import notices
 from headgate.store.db.secrets import Secrets
 from headgate.store.scheduling import planning
@@ -62,16 +61,6 @@ class TaskVerbs:
         with self._reading() as connection:
             return dags.files(connection)
 
-    def import_errors(self) -> dict[str, str]:
-        """Return the error of each file that cannot be parsed, by file."""
-        with self._reading() as connection:
-            return dags.import_errors(connection)
-
-    def list_dags(self) -> list[dags.DagRow]:
-        """Return the DAGs that some file has, by name."""
-        with self._reading() as connection:
-            return dags.listed(connection)
-
     def set_paused(self, dag: str, *, is_paused: bool) -> None:
         """Pause a DAG, or have it go on. Raises `NoSuchRow`."""
         with self._writing() as connection:
@@ -98,21 +87,6 @@ class TaskVerbs:
             notices.tell(connection)
             return dags.create_run(connection, now, dag, dags.NewRun(run_id, run_type, logical_date, conf, interval))
 
-    def follow_dag(self, epoch: int, dag_run_id: int) -> list[int]:
-        """Bring a run in line with its changed DAG; return the ids of the tasks that were removed from it."""
-        with self._writing() as connection:
-            return dags.follow_dag(connection, leases.hold(connection, epoch, self._clock), dag_run_id)
-
-    def end_run(self, epoch: int, dag_run_id: int, state: RunEnd) -> bool:
-        """End a run; return whether that was done: not while one of its tasks is unfinished."""
-        with self._writing() as connection:
-            return dags.end_run(connection, leases.hold(connection, epoch, self._clock), dag_run_id, state)
-
-    def task_states(self, dag_run_id: int) -> dict[str, TaskState]:
-        """Return the state of each task of a run, by task id."""
-        with self._reading() as connection:
-            return dags.task_states(connection, dag_run_id)
-
     def run_standing(
         self, dag: str, *, run_id: str | None = None, logical_date: datetime | None = None
     ) -> dags.RunStanding | None:
@@ -120,17 +94,7 @@ class TaskVerbs:
         with self._reading() as connection:
             return dags.run_standing(connection, dag, run_id, logical_date)
 
-    def task_id_of(self, dag_run_id: int, task_id: str) -> int:
-        """Return what the other verbs call this task. Raises `NoSuchRow`."""
-        with self._reading() as connection:
-            return tasks.task_id_of(connection, dag_run_id, task_id)
-
     # --- to a worker -----------------------------------------------------------------------------
-
-    def decide(self, epoch: int, decision: tasks.Decision, ids: Iterable[int]) -> list[int]:
-        """Schedule tasks, or do what else their trigger rules say; return the ids of those that were in ``none``."""
-        with self._writing() as connection:
-            return tasks.decide(connection, leases.hold(connection, epoch, self._clock), decision, ids)
 
     def retry_due(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
         """Begin the next try of tasks whose retry delay is over; return their ids. Some begin in their trigger."""
@@ -141,24 +105,14 @@ class TaskVerbs:
                 notices.tell(connection)
             return [task.id for task in retried]
 
-    def dispatch(
-        self, epoch: int, *, limit: int, queues: Sequence[str], straight_to_worker: bool = False
-    ) -> tasks.Dispatched:
-        """Take up to ``limit`` scheduled tasks of these queues, as priorities and pools allow, with a new token each.
+    def dispatch(self, epoch: int, *, limit: int, queues: Sequence[str]) -> tasks.Dispatched:
+        """Give up to ``limit`` scheduled tasks of these queues to idle workers, as priorities and pools allow.
 
-        They are ``queued``, and begin with `start`; where a worker is idle for each, ``running`` at once.
+        They are ``running`` from now on, with a new token each.
         """
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
-            return tasks.dispatch(
-                connection,
-                now,
-                self._secrets,
-                epoch,
-                limit=limit,
-                queues=queues,
-                straight_to_worker=straight_to_worker,
-            )
+            return tasks.dispatch(connection, now, self._secrets, epoch, limit=limit, queues=queues)
 
     def taken(self, epoch: int) -> list[tasks.TaskToRun]:
         """Return what this epoch's workers should be running: also what a `dispatch` gave whose answer was lost.
@@ -168,11 +122,6 @@ class TaskVerbs:
         with self._writing() as connection:  # it writes nothing, but the lock is a writer's
             leases.outwait(connection, epoch)
             return tasks.taken(connection, leases.read_clock(connection, self._clock), self._secrets, epoch)
-
-    def start(self, epoch: int, task_id: int, token: str) -> bool:
-        """Say that a worker begins with a queued task; return whether it may."""
-        with self._writing() as connection:
-            return tasks.start(connection, leases.hold(connection, epoch, self._clock), task_id, token)
 
     def set_pool(self, name: str, slots: int) -> None:
         """Make a pool, or change how many slots it has. Raises `BadName` and `ValueRefused`."""
@@ -201,13 +150,6 @@ class TaskVerbs:
             marks.reach("defer.written")
         marks.reach("defer.committed")
         return deferred
-
-    def start_in_trigger(self, epoch: int, task_id: int, wait: deferral.Deferral) -> str | None:
-        """Have a scheduled task begin in its trigger, without a worker; return its token, None where it is too late."""
-        with self._writing() as connection:
-            now = leases.hold(connection, epoch, self._clock)
-            notices.tell(connection)
-            return deferral.start_in_trigger(connection, now, self._secrets, task_id, wait)
 
     def time_out(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
         """Resume deferred tasks to fail that have waited for too long, by the database's clock; return their ids."""
@@ -284,12 +226,6 @@ class TaskVerbs:
 
     # --- users -----------------------------------------------------------------------------------
 
-    def clear(self, task_id: int) -> TaskState | None:
-        """Have a task begin anew; return its new state, None where it is being cleared already. Raises `NoSuchRow`."""
-        with self._writing() as connection:
-            notices.tell(connection)
-            return task_actions.clear(connection, leases.read_clock(connection, self._clock), task_id)
-
     def mark(self, task_id: int, mark: task_actions.Mark) -> bool:
         """End a task as a user says; return whether it had not ended. Raises `NoSuchRow`."""
         with self._writing() as connection:
@@ -329,12 +265,6 @@ class TaskVerbs:
             return task_actions.cancel_run(connection, leases.read_clock(connection, self._clock), dag_run_id)
 
     # --- values ----------------------------------------------------------------------------------
-
-    def push_xcoms(self, epoch: int, task_id: int, token: str, values: Mapping[str, bytes]) -> bool:
-        """Store XComs of a running task; return whether it was the token's. Raises `ValueRefused`."""
-        with self._writing() as connection:
-            now = leases.hold(connection, epoch, self._clock)
-            return task_ends.push_xcoms(connection, now, task_id, token, values)
 
     def pull_xcom(self, dag_run_id: int, task_id: str, key: str) -> bytes | None:
         """Return an XCom, encoded; None where there is none."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, S, Tasks, event_of
+from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, S, Tasks, clear, event_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec
 from headgate.protocol.values import encode_value
@@ -23,7 +23,7 @@ class Planned(Tasks):
         return self.store.scheduling.plan(self.epoch)
 
     def states(self, run: int | None = None) -> dict[str, str]:
-        found = self.store.tasks.task_states(run or self.run)
+        found = task_states(self.store, run or self.run)
         return {name: state.value for name, state in sorted(found.items())}
 
     def do(self, **outcomes: str) -> list[str]:
@@ -191,8 +191,7 @@ def test_a_task_that_is_cleared_in_the_middle_runs_again_and_so_does_what_is_not
     run.plan()
     run.do(b="failed")
     assert run.plan().ended == {run.run: "failed"}
-    for name in "bc":
-        store.tasks.clear(store.tasks.task_id_of(run.run, name))
+    clear(store, run.run, "b", "c")
     assert run.run_state() == "running"
     assert run.plan().scheduled == 1
     assert run.do() == ["b"]
@@ -293,7 +292,7 @@ def test_a_worker_that_is_lost_and_a_restart_mark_the_run(store: Store, query: Q
     run = Planned(store, query)
     run.plan()
     (task,) = run.dispatch()
-    store.tasks.clear(task.id)
+    run.clear_it()
     assert run.plan().scheduled == 0
     store.tasks.lose_worker(run.epoch, task.id, task.token, "killed")
     assert run.plan().scheduled == 1

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 from tests.store.scheduling.test_planning import chain
-from tests.store.tasks.test_task_races import Race
+from tests.store.tasks.test_task_races import Race, clear_in
 from tests.store.triggers.test_leases import WAITED_MAX_S
-from tests.supervisor.tasks_harness import QUEUES, Clock, S
+from tests.supervisor.tasks_harness import QUEUES, Clock, S, instance_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.store.db.engine import open_engine
 from headgate.store.scheduling import planning
 from headgate.store.store import Store
-from headgate.store.tasks import task_actions, task_ends
+from headgate.store.tasks import task_ends
 from headgate.store.tasks.graphs import Graphs
 
 DAG = DagSpec("chain", tasks=chain("a", "b"))
@@ -41,7 +41,7 @@ class Planning(Race):
         assert run is not None
         self.chain = run
         one.scheduling.plan(self.epoch)
-        (task,) = one.tasks.dispatch(self.epoch, limit=9, queues=QUEUES, straight_to_worker=True).tasks
+        (task,) = one.tasks.dispatch(self.epoch, limit=9, queues=QUEUES).tasks
         self.first, self.token = task.id, task.token
 
     def look(self, connection: Connection, now: datetime) -> bool:
@@ -50,10 +50,10 @@ class Planning(Race):
 
     def mark_run(self) -> None:
         """Have the run looked at once more, though nothing has happened."""
-        self.one.tasks.follow_dag(self.epoch, self.chain)
+        self.one.tasks.set_paused("chain", is_paused=False)
 
     def states(self) -> dict[str, str]:
-        return {name: state.value for name, state in self.one.tasks.task_states(self.chain).items()}
+        return {name: state.value for name, state in task_states(self.one, self.chain).items()}
 
 
 @pytest.fixture
@@ -83,14 +83,13 @@ def test_a_look_that_comes_while_a_task_ends_does_not_wait_and_the_next_one_sees
 
 def test_a_task_that_another_has_locked_keeps_the_run_marked_even_if_that_one_gives_up(race: Planning) -> None:
     race.one.tasks.succeed(race.epoch, race.first, race.token)
-    second = race.one.tasks.task_id_of(race.chain, "b")
 
     class GivesUp(Exception):
         pass
 
     def clear_and_give_up() -> None:
         with race.one._writing() as connection:
-            task_actions.clear(connection, race.clock(), second)
+            clear_in(connection, race.clock(), race.chain, "b")
             looked = race.two.scheduling.plan(race.epoch)
             # The run's own row is locked by the clear, and passed over.
             assert looked.looked_at == 0
@@ -103,7 +102,7 @@ def test_a_task_that_another_has_locked_keeps_the_run_marked_even_if_that_one_gi
 
 def test_a_locked_task_alone_leaves_the_mark(race: Planning) -> None:
     race.one.tasks.succeed(race.epoch, race.first, race.token)
-    second = race.one.tasks.task_id_of(race.chain, "b")
+    second = instance_of(race.one, race.chain, "b")
     with race.one._writing() as connection:
         connection.exec_driver_sql(f"SELECT 1 FROM task_instance WHERE id = {second} FOR UPDATE")
         looked = race.two.scheduling.plan(race.epoch)
@@ -170,7 +169,7 @@ def test_two_schedulers_and_workers_bring_many_runs_to_their_end(
                         "AND started_at IS NOT NULL AND ended_at IS NULL"
                     )
                     most.append(int(connection.exec_driver_sql(statement).scalar_one()))
-                given = store.tasks.dispatch(race.epoch, limit=2, queues=QUEUES, straight_to_worker=True).tasks
+                given = store.tasks.dispatch(race.epoch, limit=2, queues=QUEUES).tasks
                 for task in given:
                     key = (task.run_id, task.task_id)
                     ran[key] = ran.get(key, 0) + 1

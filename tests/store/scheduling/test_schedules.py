@@ -53,7 +53,7 @@ class World:
 
     def end_all(self) -> None:
         self.store.scheduling.plan(self.epoch)
-        for task in self.store.tasks.dispatch(self.epoch, limit=99, queues=QUEUES, straight_to_worker=True).tasks:
+        for task in self.store.tasks.dispatch(self.epoch, limit=99, queues=QUEUES).tasks:
             self.store.tasks.succeed(self.epoch, task.id, task.token)
         self.store.scheduling.plan(self.epoch)
 

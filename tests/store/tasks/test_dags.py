@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Tasks
+from tests.supervisor.tasks_harness import QUEUES, WAIT, Tasks, import_errors, task_states
 
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
@@ -29,27 +29,27 @@ def register(store: Store) -> int:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_a_file_has_the_dags_it_had_when_it_was_parsed_last(store: Store) -> None:
+def test_a_file_has_the_dags_it_had_when_it_was_parsed_last(store: Store, query: Query) -> None:
     epoch = register(store)
     one, two = DagSpec("one", tasks=(TaskSpec("a", "Op"),)), DagSpec("two", is_paused_upon_creation=True)
     store.tasks.save_file(epoch, "x.py", [two, one])
     store.tasks.save_file(epoch, "y.py", [DagSpec("three")])
-    assert [(row.name, row.file, row.is_paused) for row in store.tasks.list_dags()] == [
+    assert [(line.name, line.file, line.is_paused) for line in store.inspect.dags()] == [
         ("one", "x.py", False),
         ("three", "y.py", False),
         ("two", "x.py", True),
     ]
-    assert store.tasks.list_dags()[0].spec == one
-    first_ids = {row.name: row.id for row in store.tasks.list_dags()}
+    assert store.inspect.dag("one")[1] == one
+    first_ids = query("SELECT name, id FROM dag ORDER BY name")
 
     # "two" is gone, "three" moves; whoever unpaused a DAG finds it so after the next parse.
     store.tasks.set_paused("two", is_paused=False)
     store.tasks.save_file(epoch, "x.py", [one, DagSpec("three")])
-    assert [(row.name, row.file) for row in store.tasks.list_dags()] == [("one", "x.py"), ("three", "x.py")]
+    assert [(line.name, line.file) for line in store.inspect.dags()] == [("one", "x.py"), ("three", "x.py")]
     store.tasks.save_file(epoch, "y.py", [])
     store.tasks.save_file(epoch, "x.py", [one, two, DagSpec("three")])
-    assert {row.name: row.id for row in store.tasks.list_dags()} == first_ids
-    assert not store.tasks.list_dags()[2].is_paused
+    assert query("SELECT name, id FROM dag ORDER BY name") == first_ids
+    assert not store.inspect.dags()[2].is_paused
 
 
 def test_a_file_that_cannot_be_parsed_keeps_its_dags_and_says_why_until_it_can(store: Store) -> None:
@@ -57,21 +57,19 @@ def test_a_file_that_cannot_be_parsed_keeps_its_dags_and_says_why_until_it_can(s
     store.tasks.save_file(epoch, "x.py", [DagSpec("one")])
     store.tasks.save_import_error(epoch, "x.py", "first")
     store.tasks.save_import_error(epoch, "x.py", "NUL \0 and a surrogate \ud800" + "x" * ERROR_CHARS_MAX)
-    (error,) = store.tasks.import_errors().values()
+    (error,) = import_errors(store).values()
     assert error.startswith(r"NUL \x00 and a surrogate \ud800xxx")
     assert len(error) == ERROR_CHARS_MAX
-    assert [row.name for row in store.tasks.list_dags()] == ["one"]
+    assert [line.name for line in store.inspect.dags()] == ["one"]
     store.tasks.save_file(epoch, "x.py", [DagSpec("one")])
-    assert store.tasks.import_errors() == {}
+    assert import_errors(store) == {}
 
 
 def test_what_is_not_there_is_named(store: Store) -> None:
     for call, what in (
         (lambda: store.tasks.set_paused("x", is_paused=True), "there is no DAG named 'x'"),
         (lambda: store.tasks.create_run("x", "r"), "there is no DAG named 'x'"),
-        (lambda: store.tasks.follow_dag(register(store), 7), "there is no run named '7'"),
-        (lambda: store.tasks.task_id_of(7, "t"), "there is no task named 't'"),
-        (lambda: store.tasks.clear(7), "there is no task named '7'"),
+        (lambda: store.tasks.clear_many(7), "there is no run named '7'"),
         (lambda: store.tasks.mark(7, "failed"), "there is no task named '7'"),
         (lambda: store.tasks.variables.remove("x"), "there is no variable named 'x'"),
         (lambda: store.tasks.connections.remove("x"), "there is no connection named 'x'"),
@@ -93,7 +91,7 @@ def test_a_run_of_one_name_is_created_once_with_all_tasks(store: Store, query: Q
     tasks = Tasks(store, query, tasks=specs)
     assert store.tasks.create_run("etl", "r1") is None
     assert store.tasks.create_run("etl", "r2", run_type="asset", conf=b"{}") not in (None, tasks.run)
-    assert store.tasks.task_states(tasks.run) == {"a": S.NONE, "b": S.NONE}
+    assert task_states(store, tasks.run) == {"a": S.NONE, "b": S.NONE}
     rows = query("SELECT * FROM task_instance WHERE dag_run_id = :run ORDER BY id", run=tasks.run)
     for row, spec in zip(rows, specs, strict=True):
         names = ("task_id", "retries", "retry_delay_s", "max_retry_delay_s", "execution_timeout_s")
@@ -107,43 +105,43 @@ def test_a_run_of_one_name_is_created_once_with_all_tasks(store: Store, query: Q
 
 def test_a_run_of_many_tasks_is_created_whole(store: Store, query: Query) -> None:
     tasks = Tasks(store, query, tasks=tuple(TaskSpec(f"t{number}", "Op") for number in range(1337)))
-    assert len(store.tasks.task_states(tasks.run)) == 1337
+    assert len(task_states(store, tasks.run)) == 1337
 
 
 def test_a_run_ends_when_its_last_task_has_and_goes_on_when_one_is_cleared(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
-    assert not store.tasks.end_run(tasks.epoch, tasks.run, "success")
-    assert store.tasks.succeed(tasks.epoch, tasks.a, tasks.run_it())
-    assert store.tasks.end_run(tasks.epoch, tasks.run, "success")
-    assert not store.tasks.end_run(tasks.epoch, tasks.run, "failed")
+    token = tasks.run_it()
+    assert tasks.plan().ended == {}
+    assert store.tasks.succeed(tasks.epoch, tasks.a, token)
+    assert tasks.plan().ended == {tasks.run: "success"}
+    assert tasks.plan().ended == {}
     (run,) = query("SELECT * FROM dag_run")
     assert run["state"] == "success"
     assert run["ended_at"] is not None
-    assert store.tasks.clear(tasks.a) is S.NONE
+    assert tasks.clear_it() is S.NONE
     (run,) = query("SELECT * FROM dag_run")
     assert (run["state"], run["ended_at"]) == ("running", None)
-    assert store.tasks.clear(tasks.a) is S.NONE
+    assert tasks.clear_it() is S.NONE
 
 
 def test_a_run_follows_its_dag_but_for_what_is_with_a_worker_or_has_ended(store: Store, query: Query) -> None:
     tasks = Tasks(store, query, tasks=tuple(TaskSpec(name, "Op") for name in "abcde"))
     _, trigger_id = tasks.defer_it()
-    ids = {name: store.tasks.task_id_of(tasks.run, name) for name in "abcde"}
-    store.tasks.decide(tasks.epoch, "upstream_skipped", [ids["b"]])
-    store.tasks.decide(tasks.epoch, "scheduled", [ids["c"]])
-    tasks.dispatch()
+    b, c = tasks.dispatch(limit=2)
+    assert (b.task_id, c.task_id) == ("b", "c")
+    store.tasks.succeed(tasks.epoch, b.id, b.token, end="skipped")
     store.tasks.save_file(tasks.epoch, "etl.py", [DagSpec("etl", tasks=(TaskSpec("e", "Op"), TaskSpec("f", "Op")))])
-    assert store.tasks.follow_dag(tasks.epoch, tasks.run) == [ids["a"], ids["d"]]
-    assert store.tasks.task_states(tasks.run) == {
+    assert tasks.plan().removed == 2
+    assert task_states(store, tasks.run) == {
         "a": S.REMOVED,
         "b": S.SKIPPED,
         "c": S.RUNNING,
         "d": S.REMOVED,
-        "e": S.NONE,
-        "f": S.NONE,
+        "e": S.SCHEDULED,
+        "f": S.SCHEDULED,
     }
     assert tasks.trigger(trigger_id)["finished_at"] is not None
-    assert store.tasks.follow_dag(tasks.epoch, tasks.run) == []
+    assert tasks.plan().removed == 0
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -152,13 +150,11 @@ def test_a_run_follows_its_dag_but_for_what_is_with_a_worker_or_has_ended(store:
 def test_an_xcom_is_as_big_as_it_may_be_and_no_bigger(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
     token = tasks.run_it()
-    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"x" * XCOM_BYTES_MAX})
     too_big = {"first": b"1", "model": b"x" * (XCOM_BYTES_MAX + 1)}
     with pytest.raises(ValueRefused, match=r"the XCom 'model' needs 49,153 bytes; the limit is 49,152"):
-        store.tasks.push_xcoms(tasks.epoch, tasks.a, token, too_big)
-    with pytest.raises(ValueRefused, match="'model'"):
         store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms=too_big)
     assert tasks.state is S.RUNNING
+    assert store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms={"k": b"x" * XCOM_BYTES_MAX})
     assert [row["key"] for row in query("SELECT key FROM xcom")] == ["k"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.supervisor.tasks_harness import S, Tasks, event_of
+from tests.supervisor.tasks_harness import S, Tasks, event_of, instance_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.store.errors import NoSuchRow
@@ -30,15 +30,14 @@ DIAMOND = (
 def ended(store: Store, query: Query) -> Tasks:
     """A run all of whose tasks have ended: ``b`` has failed, ``d`` is upstream_failed, the others succeeded."""
     tasks = Tasks(store, query, tasks=DIAMOND)
-    for name in "abcde":
-        store.tasks.mark(store.tasks.task_id_of(tasks.run, name), "failed" if name == "b" else "success")
-    query("UPDATE task_instance SET state = 'upstream_failed' WHERE task_id = 'd'")
-    assert store.tasks.end_run(tasks.epoch, tasks.run, "failed")
+    for name in "abce":
+        store.tasks.mark(instance_of(store, tasks.run, name), "failed" if name == "b" else "success")
+    assert tasks.plan().ended == {tasks.run: "failed"}
     return tasks
 
 
 def states(tasks: Tasks) -> str:
-    found = tasks.store.tasks.task_states(tasks.run)
+    found = task_states(tasks.store, tasks.run)
     return " ".join(f"{name}:{found[name].value}" for name in sorted(found))
 
 
@@ -66,14 +65,14 @@ def run_row(tasks: Tasks) -> dict[str, Any]:
 def test_a_clear_takes_the_tasks_and_their_relatives_and_the_run_goes_on(
     ended: Tasks, names: list[str], options: dict[str, bool], cleared: str
 ) -> None:
-    before = ended.store.tasks.task_states(ended.run)
+    before = task_states(ended.store, ended.run)
 
     answer = ended.store.tasks.clear_many(ended.run, names, **options)
 
     assert "".join(sorted(answer.cleared)) == cleared
     assert (answer.busy, answer.as_before) == ((), ())
     expected = {name: S.NONE if name in cleared else state for name, state in before.items()}
-    assert ended.store.tasks.task_states(ended.run) == expected
+    assert task_states(ended.store, ended.run) == expected
     row = run_row(ended)
     assert (row["state"], row["ended_at"], bool(row["needs_look"])) == ("running", None, True)
 
@@ -108,7 +107,7 @@ def test_a_task_that_is_being_cleared_already_is_told_apart(store: Store, query:
 
 def test_a_cancel_ends_all_that_is_unfinished_and_the_run(store: Store, query: Query) -> None:
     tasks = Tasks(store, query, tasks=DIAMOND)
-    e = store.tasks.task_id_of(tasks.run, "e")
+    e = instance_of(store, tasks.run, "e")
     store.tasks.mark(e, "success")
     _, trigger = tasks.defer_it()
 
@@ -149,14 +148,12 @@ def test_a_run_that_was_cancelled_before_lets_the_next_one_of_its_dag_begin(stor
     tasks = Tasks(store, query)
     store.tasks.save_file(tasks.epoch, "etl.py", [DagSpec("etl", tasks=(TaskSpec("a", "Op"),), max_active_runs=1)])
     waiting = store.tasks.create_run("etl", "r2")
-    while store.scheduling.plan(tasks.epoch).looked_at:
-        pass
+    tasks.plan()
     (row,) = query("SELECT started_at FROM dag_run WHERE id = :id", id=waiting)
     assert row["started_at"] is None
 
     assert store.tasks.cancel_run(tasks.run).is_ended
-    while store.scheduling.plan(tasks.epoch).looked_at:
-        pass
+    tasks.plan()
 
     (row,) = query("SELECT started_at FROM dag_run WHERE id = :id", id=waiting)
     assert row["started_at"] is not None
@@ -179,7 +176,7 @@ def held(store: Store, query: Query, open_store: OpenStore) -> tuple[Tasks, Any]
     """A run, and a transaction of somebody else that has its task ``b`` locked."""
     tasks = Tasks(store, query, tasks=DIAMOND)
     other = open_store()
-    b = store.tasks.task_id_of(tasks.run, "b")
+    b = instance_of(store, tasks.run, "b")
     return tasks, (other, b)
 
 

@@ -16,7 +16,7 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import Connection
 from tests.store.triggers.test_leases import WAITED_MAX_S, wait_until_blocked
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
+from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, clear, event_of
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.store.db.engine import open_engine
@@ -66,6 +66,12 @@ def race(postgres_url: str, secrets: Any) -> Iterator[Race]:
         yield Race(postgres_url, one, two, clock)
 
 
+def clear_in(connection: Connection, now: datetime, run: int, task_id: str) -> bool:
+    """Clear a task in a transaction that is held open; return whether it was cleared."""
+    options = {"upstream": False, "downstream": False, "only_failed": False}
+    return task_id in task_actions.clear_many(connection, now, run, [task_id], **options).cleared
+
+
 def take_event(race: Race, trigger_id: int) -> Callable[[Connection, datetime], bool]:
     def take(connection: Connection, now: datetime) -> bool:
         event = event_of(trigger_id)
@@ -93,7 +99,7 @@ def wait_in(race: Race, store: Store) -> int:
 def test_an_event_that_comes_while_a_clear_is_under_way_resumes_nothing(race: Race) -> None:
     trigger_id = wait_in(race, race.two)
     race.second_waits(
-        lambda connection, now: task_actions.clear(connection, now, race.a),
+        lambda connection, now: clear_in(connection, now, race.run, "a"),
         lambda: store_event(race, race.two, trigger_id),
     )
     row = race.row()
@@ -106,8 +112,9 @@ def test_an_event_that_comes_while_a_clear_is_under_way_resumes_nothing(race: Ra
 
 def test_a_clear_that_comes_while_an_event_is_being_stored_clears_the_resumed_task(race: Race) -> None:
     trigger_id = wait_in(race, race.one)
-    said = race.second_waits(take_event(race, trigger_id), lambda: race.two.tasks.clear(race.a))
-    assert said is S.NONE
+    said = race.second_passes_over(take_event(race, trigger_id), lambda: race.two.tasks.clear_many(race.run, ["a"]))
+    assert (said.cleared, said.busy) == ({}, ("a",))
+    assert clear(race.two, race.run, "a") == {"a": S.NONE}
     row = race.row()
     assert (row["state"], row["event_id"], row["next_method"]) == ("none", None, None)
     trigger = race.trigger(trigger_id)
@@ -171,7 +178,7 @@ def test_a_mark_that_comes_while_the_task_is_finishing_changes_nothing(race: Rac
 def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behind(race: Race) -> None:
     token = race.run_it()
     said = race.second_waits(
-        lambda connection, now: task_actions.clear(connection, now, race.a),
+        lambda connection, now: clear_in(connection, now, race.run, "a"),
         lambda: race.two.tasks.defer(race.epoch, race.a, token, WAIT),
     )
     assert said is None
@@ -181,11 +188,12 @@ def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behi
 
 def test_a_clear_that_comes_while_a_task_is_deferring_takes_its_trigger_with_it(race: Race) -> None:
     token = race.run_it()
-    said = race.second_waits(
+    said = race.second_passes_over(
         lambda connection, now: deferral.defer(connection, now, race.one._secrets, race.a, token, WAIT, {}),
-        lambda: race.two.tasks.clear(race.a),
+        lambda: race.two.tasks.clear_many(race.run, ["a"]),
     )
-    assert said is S.NONE
+    assert (said.cleared, said.busy) == ({}, ("a",))
+    assert clear(race.two, race.run, "a") == {"a": S.NONE}
     assert race.one.list_triggers() == []  # it was removed
 
 
@@ -205,14 +213,11 @@ def test_a_task_that_is_adopted_is_not_finished_by_its_worker_at_the_same_moment
 
 
 def test_two_that_dispatch_at_once_share_no_task_and_no_slot(race: Race) -> None:
-    race.one.tasks.decide(race.epoch, "scheduled", [race.a])
+    race.plan()
     other = race.register()
 
     def dispatch(connection: Connection, now: datetime) -> object:
-        given = tasks.dispatch(
-            connection, now, race.one._secrets, race.epoch, limit=10, queues=QUEUES, straight_to_worker=False
-        )
-        return given.tasks
+        return tasks.dispatch(connection, now, race.one._secrets, race.epoch, limit=10, queues=QUEUES).tasks
 
     said = race.second_passes_over(dispatch, lambda: race.two.tasks.dispatch(other, limit=10, queues=QUEUES))
     assert (said.tasks, said.passed_over) == ([], ("default_pool",))
@@ -222,15 +227,11 @@ def test_two_that_dispatch_at_once_share_no_task_and_no_slot(race: Race) -> None
 
 def test_a_dispatch_that_is_being_committed_is_waited_for_by_whoever_asks_what_it_gave(race: Race) -> None:
     """Its link was cut, and the server is still at its COMMIT."""
-    race.one.tasks.decide(race.epoch, "scheduled", [race.a])
+    race.plan()
     given: list[tasks.TaskToRun] = []
 
     def dispatch(connection: Connection, now: datetime) -> object:
-        given.extend(
-            tasks.dispatch(
-                connection, now, race.one._secrets, race.epoch, limit=10, queues=QUEUES, straight_to_worker=True
-            ).tasks
-        )
+        given.extend(tasks.dispatch(connection, now, race.one._secrets, race.epoch, limit=10, queues=QUEUES).tasks)
         return given
 
     assert race.second_waits(dispatch, lambda: race.two.tasks.taken(race.epoch)) == given
@@ -244,9 +245,9 @@ def test_what_a_fenced_supervisor_was_given_is_not_told_to_it(race: Race) -> Non
 
 
 def test_a_dispatch_passes_over_a_task_that_is_being_cleared(race: Race) -> None:
-    race.one.tasks.decide(race.epoch, "scheduled", [race.a])
+    race.plan()
     said = race.second_passes_over(
-        lambda connection, now: task_actions.clear(connection, now, race.a),
+        lambda connection, now: clear_in(connection, now, race.run, "a"),
         lambda: race.two.tasks.dispatch(race.epoch, limit=10, queues=QUEUES),
     )
     assert (said.tasks, said.passed_over) == ([], ())
@@ -255,9 +256,10 @@ def test_a_dispatch_passes_over_a_task_that_is_being_cleared(race: Race) -> None
 
 def test_no_run_ends_over_a_task_that_is_being_cleared(race: Race) -> None:
     race.one.tasks.succeed(race.epoch, race.a, race.run_it())
-    race.second_waits(
-        lambda connection, now: task_actions.clear(connection, now, race.a),
-        lambda: race.two.tasks.end_run(race.epoch, race.run, "success"),
+    said = race.second_waits(
+        lambda connection, now: clear_in(connection, now, race.run, "a"),
+        lambda: race.two.tasks.cancel_run(race.run),
     )
+    assert (said.tasks, said.is_ended) == (0, False)
     (run,) = race.query("SELECT state, ended_at FROM dag_run")
     assert run == {"state": "running", "ended_at": None}

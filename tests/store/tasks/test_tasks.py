@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
+from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, clear, event_of, task_states
 
-from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec, TaskState
 from headgate.protocol.messages.runner import FinishedTrigger
 from headgate.protocol.values import decode_value
 from headgate.store.db.engine import open_engine
@@ -34,12 +34,6 @@ def tasks_of(*ids: str, **changes: Any) -> tuple[TaskSpec, ...]:
     return tuple(TaskSpec(task_id, "Op", **changes) for task_id in ids)
 
 
-def schedule(tasks: Tasks, *names: str) -> dict[int, str]:
-    ids = {tasks.store.tasks.task_id_of(tasks.run, name): name for name in names}
-    assert tasks.store.tasks.decide(tasks.epoch, "scheduled", ids) == sorted(ids)
-    return ids
-
-
 # --- who gets a worker ---------------------------------------------------------------------------
 
 
@@ -48,7 +42,7 @@ def test_tasks_go_to_workers_by_priority_and_each_to_one(store: Store, query: Qu
         TaskSpec(name, "Op", priority_weight=weight) for name, weight in zip("abcd", (1, 5, 3, 3), strict=True)
     )
     tasks = Tasks(store, query, tasks=specs)
-    schedule(tasks, *"abcd")
+    assert tasks.plan().scheduled == 4
     assert [task.task_id for task in tasks.dispatch(limit=3)] == ["b", "c", "d"]
     (last,) = tasks.dispatch(limit=3)
     assert (last.task_id, last.dag, last.run_id, last.try_number, last.next_method) == ("a", "etl", "r1", 1, None)
@@ -56,10 +50,12 @@ def test_tasks_go_to_workers_by_priority_and_each_to_one(store: Store, query: Qu
 
 
 def test_a_resumed_task_goes_before_all_that_has_not_begun(store: Store, query: Query) -> None:
-    specs = (TaskSpec("waits", "Op"), TaskSpec("urgent", "Op", priority_weight=100))
-    tasks = Tasks(store, query, tasks=specs)
+    tasks = Tasks(store, query, tasks=tasks_of("waits"))
     _, trigger_id = tasks.defer_it()
-    schedule(tasks, "urgent")
+    urgent = DagSpec("other", tasks=tasks_of("urgent", priority_weight=100))
+    store.tasks.save_file(tasks.epoch, "other.py", [urgent])
+    store.tasks.create_run("other", "r1")
+    assert tasks.plan().scheduled == 1
     store.store_slice(tasks.epoch, events=[event_of(trigger_id, {"rows": 3})])
     first, second = tasks.dispatch()
     assert (first.task_id, second.task_id) == ("waits", "urgent")
@@ -73,7 +69,7 @@ def test_a_pool_never_has_more_slots_in_use_than_it_has(store: Store, query: Que
     specs = (*tasks_of("a", "b", "c", pool="small"), *tasks_of("other"))
     tasks = Tasks(store, query, tasks=specs)
     store.tasks.set_pool("small", 2)
-    schedule(tasks, "a", "b", "c", "other")
+    assert tasks.plan().scheduled == 4
     given = tasks.dispatch()
     assert [task.task_id for task in given] == ["a", "b", "other"]
     assert tasks.dispatch() == []
@@ -91,7 +87,7 @@ def test_a_pool_never_has_more_slots_in_use_than_it_has(store: Store, query: Que
 def test_a_task_of_an_unknown_pool_another_queue_or_a_paused_dag_waits(store: Store, query: Query) -> None:
     specs = (*tasks_of("a"), *tasks_of("lost", pool="nobody made it"), *tasks_of("gpu", queue="gpu"))
     tasks = Tasks(store, query, tasks=specs)
-    schedule(tasks, "a", "lost", "gpu")
+    assert tasks.plan().scheduled == 3
     store.tasks.set_paused("etl", is_paused=True)
     assert tasks.dispatch() == []
     store.tasks.set_paused("etl", is_paused=False)
@@ -122,8 +118,6 @@ def answers(tasks: Tasks, token: str) -> dict[str, object]:
     """Have a worker say everything that a worker can say; return what it is told."""
     verbs, epoch, a = tasks.store.tasks, tasks.epoch, tasks.a
     return {
-        "start": verbs.start(epoch, a, token),
-        "push_xcoms": verbs.push_xcoms(epoch, a, token, {"k": b"1"}),
         "defer": verbs.defer(epoch, a, token, WAIT, xcoms={"k": b"1"}),
         "succeed": verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
         "fail": verbs.fail(epoch, a, token, "late", xcoms={"k": b"1"}),
@@ -131,17 +125,17 @@ def answers(tasks: Tasks, token: str) -> dict[str, object]:
     }
 
 
-REFUSED = {"start": False, "push_xcoms": False, "defer": None, "succeed": False, "fail": None, "lose_worker": None}
+REFUSED = {"defer": None, "succeed": False, "fail": None, "lose_worker": None}
 
 
-@pytest.mark.parametrize("then", ["queued again", "running again", "deferred", "resumed", "deferred again", "marked"])
+@pytest.mark.parametrize("then", ["running again", "deferred", "resumed", "deferred again", "marked"])
 def test_a_late_answer_of_an_earlier_worker_changes_nothing(store: Store, query: Query, then: str) -> None:
     tasks = Tasks(store, query, retries=3, retry_delay_s=0.0)
     old = tasks.run_it()
-    if then in ("queued again", "running again"):
+    if then == "running again":
         assert store.tasks.lose_worker(tasks.epoch, tasks.a, old, "killed") is S.UP_FOR_RETRY
         assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
-        tasks.dispatch(straight=then == "running again")
+        tasks.dispatch()
     elif then == "marked":
         store.tasks.mark(tasks.a, "success")
     else:
@@ -170,7 +164,7 @@ def test_the_token_of_a_deferral_is_no_workers(store: Store, query: Query) -> No
 def test_an_event_of_an_earlier_deferral_resumes_no_later_one(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
     _, first = tasks.defer_it()
-    store.tasks.clear(tasks.a)
+    tasks.clear_it()
     _, second = tasks.defer_it()
     assert first != second
     before = tasks.row()
@@ -279,7 +273,7 @@ def test_a_trigger_that_ends_without_an_event_or_fails_resumes_its_task_to_fail(
         assert (told["traceback"], told["reason"]) == ("Traceback ...", "trigger_failure")
         assert task.event is None
         store.tasks.mark(tasks.a, "failed")
-        store.tasks.clear(tasks.a)
+        tasks.clear_it()
 
 
 def test_a_trigger_that_was_cancelled_or_belongs_to_another_leaves_its_task_waiting(store: Store, query: Query) -> None:
@@ -397,14 +391,12 @@ def test_a_wait_of_its_own_times_out_by_the_databases_clock(store: Store, query:
     }
 
 
-def test_a_queued_task_begins_its_time_when_it_starts(open_store: OpenStore, query: Query) -> None:
+def test_a_scheduled_task_begins_its_time_when_it_is_dispatched(open_store: OpenStore, query: Query) -> None:
     clock = Clock()
     tasks = Tasks(open_store(clock=clock), query, execution_timeout_s=10.0)
-    token = tasks.bring_to(S.QUEUED)
-    assert token is not None
+    tasks.bring_to(S.SCHEDULED)
     clock.advance(1000)
-    assert not tasks.store.tasks.owned(tasks.epoch)[0].is_overdue
-    assert tasks.store.tasks.start(tasks.epoch, tasks.a, token)
+    tasks.run_it()
     clock.advance(9)
     assert not tasks.store.tasks.owned(tasks.epoch)[0].is_overdue
     clock.advance(1)
@@ -427,17 +419,19 @@ def test_retries_wait_longer_each_time_and_end_and_a_clear_begins_them_anew(
             assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
         assert store.tasks.fail(tasks.epoch, tasks.a, tasks.run_it(), "the last error") is S.FAILED
         assert tasks.row()["last_error"] == "the last error"
-        assert store.tasks.clear(tasks.a) is S.NONE
+        assert tasks.clear_it() is S.NONE
         assert tasks.row()["last_error"] is None
 
 
 def test_a_new_try_does_not_see_the_xcoms_of_the_one_before(store: Store, query: Query) -> None:
     tasks = Tasks(store, query, retries=1, retry_delay_s=0.0)
     token = tasks.run_it()
-    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"1", "l": b"2"})
-    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"3"})
+    assert store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms={"k": b"1", "l": b"2"})
+    (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
+    store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
+    (task,) = tasks.dispatch()
+    store.tasks.fail(tasks.epoch, tasks.a, task.token, "error", xcoms={"k": b"3"})
     assert store.tasks.pull_xcom(tasks.run, "a", "k") == b"3"
-    store.tasks.fail(tasks.epoch, tasks.a, token, "error")
     assert store.tasks.pull_xcom(tasks.run, "a", "l") == b"2"
     assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
     assert query("SELECT * FROM xcom") == []
@@ -467,12 +461,11 @@ def test_xcoms_go_in_with_whatever_ends_a_step_or_nothing_does(store: Store, que
 def test_a_cleared_task_has_no_xcoms_and_its_old_worker_pushes_none(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
     assert store.tasks.succeed(tasks.epoch, tasks.a, tasks.run_it(), xcoms={"return_value": b"1"})
-    assert store.tasks.clear(tasks.a) is S.NONE
+    assert tasks.clear_it() is S.NONE
     assert query("SELECT * FROM xcom") == []
     token = tasks.run_it()
-    assert store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"1"})
-    assert store.tasks.clear(tasks.a) is S.RESTARTING
-    assert not store.tasks.push_xcoms(tasks.epoch, tasks.a, token, {"k": b"2"})
+    assert tasks.clear_it() is S.RESTARTING
+    assert not store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms={"k": b"2"})
     assert query("SELECT * FROM xcom") == []
     (owned,) = store.tasks.owned(tasks.epoch)
     assert (owned.token, owned.state) == (token, S.RESTARTING)
@@ -481,14 +474,14 @@ def test_a_cleared_task_has_no_xcoms_and_its_old_worker_pushes_none(store: Store
 
 
 def test_a_task_that_begins_in_its_trigger_does_so_once_a_try(store: Store, query: Query) -> None:
-    tasks = Tasks(store, query, execution_timeout_s=60.0)
-    tasks.bring_to(S.SCHEDULED)
-    assert store.tasks.start_in_trigger(tasks.epoch, tasks.a, WAIT) is not None
+    start = StartTrigger(WAIT.classpath, WAIT.kwargs, WAIT.next_method, WAIT.next_kwargs, 60.0)
+    tasks = Tasks(store, query, execution_timeout_s=60.0, start_trigger=start)
+    assert tasks.plan().in_triggers == 1
     (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
     row = tasks.row()
     assert None not in (row["started_at"], row["deadline"], row["trigger_timeout"])
     store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
-    assert store.tasks.start_in_trigger(tasks.epoch, tasks.a, WAIT) is None
+    assert tasks.plan().in_triggers == 0
     (task,) = tasks.dispatch()
     assert (task.next_method, task.try_number) == (WAIT.next_method, 1)
 
@@ -496,7 +489,7 @@ def test_a_task_that_begins_in_its_trigger_does_so_once_a_try(store: Store, quer
 def test_a_trigger_waits_in_the_queue_of_its_task(store: Store, query: Query) -> None:
     tasks = Tasks(store, query, queue="gpu")
     tasks.bring_to(S.SCHEDULED)
-    (task,) = store.tasks.dispatch(tasks.epoch, limit=1, queues=("gpu",), straight_to_worker=True).tasks
+    (task,) = store.tasks.dispatch(tasks.epoch, limit=1, queues=("gpu",)).tasks
     store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT)
     assert store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES) == []
     assert len(store.claim_triggers(tasks.epoch, limit=9, queues=("gpu",))) == 1, "where the task ran"
@@ -507,25 +500,26 @@ def test_a_trigger_waits_in_the_queue_of_its_task(store: Store, query: Query) ->
 
 def test_tasks_of_supervisors_that_are_gone_are_adopted_and_deferred_ones_wait_on(store: Store, query: Query) -> None:
     tasks = Tasks(store, query, tasks=(*tasks_of("a", "b"), *tasks_of("r", retries=1), *tasks_of("d")))
-    ids = {name: number for number, name in schedule(tasks, *"abrd").items()}
-    given = {task.task_id: task for task in tasks.dispatch(limit=3)}
-    assert set(given) == {"a", "b", "r"}
+    tasks.plan()
+    given = {task.task_id: task for task in tasks.dispatch()}
+    ids = {name: task.id for name, task in given.items()}
+    assert set(given) == {"a", "b", "r", "d"}
     store.tasks.defer(tasks.epoch, ids["b"], given["b"].token, WAIT)
-    assert [task.task_id for task in tasks.dispatch(straight=False)] == ["d"]
-    assert [owned.state for owned in store.tasks.owned(tasks.epoch)] == [S.RUNNING, S.RUNNING, S.QUEUED]
+    assert clear(store, tasks.run, "d") == {"d": S.RESTARTING}
+    assert [owned.state for owned in store.tasks.owned(tasks.epoch)] == [S.RUNNING, S.RUNNING, S.RESTARTING]
     other = tasks.register()
     assert [(line.triggers, line.tasks) for line in store.list_triggerers()] == [(0, 0), (0, 3)]
     assert store.tasks.adopt(other) == []
     store.fence_triggerers(other, dead=[tasks.epoch])
     adopted = {task.name.task_id: task for task in store.tasks.adopt(other)}
-    expected = {"a": S.FAILED, "r": S.UP_FOR_RETRY, "d": S.SCHEDULED}
+    expected = {"a": S.FAILED, "r": S.UP_FOR_RETRY, "d": S.NONE}
     assert {name: task.state for name, task in adopted.items()} == expected
     assert {name: task.id for name, task in adopted.items()} == {name: ids[name] for name in expected}
     assert [bool(adopted[name].error) for name in "ard"] == [True, True, False]
     assert adopted["a"].name.try_number == 1
     assert store.tasks.adopt(other) == []
     assert store.tasks.owned(tasks.epoch) == []
-    assert store.tasks.task_states(tasks.run)["b"] is S.DEFERRED
+    assert task_states(store, tasks.run)["b"] is S.DEFERRED
     assert f"epoch {tasks.epoch}" in tasks.row(ids["a"])["last_error"]
 
 
@@ -536,21 +530,15 @@ def calls(tasks: Tasks, epoch: int) -> dict[str, Callable[[], object]]:
     return {
         "save_file": lambda: verbs.save_file(epoch, "etl.py", []),
         "save_import_error": lambda: verbs.save_import_error(epoch, "etl.py", "error"),
-        "follow_dag": lambda: verbs.follow_dag(epoch, tasks.run),
-        "end_run": lambda: verbs.end_run(epoch, tasks.run, "failed"),
-        "decide": lambda: verbs.decide(epoch, "scheduled", [a]),
         "retry_due": lambda: verbs.retry_due(epoch),
         "dispatch": lambda: verbs.dispatch(epoch, limit=1, queues=QUEUES),
-        "start": lambda: verbs.start(epoch, a, token),
         "defer": lambda: verbs.defer(epoch, a, token, WAIT),
-        "start_in_trigger": lambda: verbs.start_in_trigger(epoch, a, WAIT),
         "time_out": lambda: verbs.time_out(epoch),
         "remove_orphans": lambda: verbs.remove_orphans(epoch),
         "succeed": lambda: verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
         "fail": lambda: verbs.fail(epoch, a, token, "error"),
         "lose_worker": lambda: verbs.lose_worker(epoch, a, token, "error"),
         "adopt": lambda: verbs.adopt(epoch),
-        "push_xcoms": lambda: verbs.push_xcoms(epoch, a, token, {"k": b"1"}),
     }
 
 

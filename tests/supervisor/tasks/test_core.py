@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 from tests.conftest import OpenStore
-from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, event_of
+from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, clear, event_of, task_states
 
 from headgate.protocol.messages import queries
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec
@@ -164,8 +164,7 @@ class Scene:
             times=TaskTimes(),
             retry=DatabaseRetry("tasks", 1.0, 10.0),
         )
-        ids = [store.tasks.task_id_of(self.tasks.run, name) for name in names or ("a",)]
-        store.tasks.decide(self.tasks.epoch, "scheduled", ids)
+        self.tasks.plan()
 
     def step(self, now: float = 0.0) -> bool:
         return self.core.step(self.tasks.epoch, now)
@@ -229,13 +228,13 @@ def test_no_more_outcomes_wait_than_there_are_workers(store: Store, query: Query
     for _ in range(12):
         while scene.executor.steps:
             finished.append(scene.executor.finish(StepSucceeded()))
-        states = store.tasks.task_states(scene.tasks.run).values()
+        states = task_states(store, scene.tasks.run).values()
         assert list(states).count(S.RUNNING) <= 3
         assert len(finished) - list(states).count(S.SUCCESS) <= 3
         scene.step()
     scene.step()
     assert len(finished) == 12
-    assert set(store.tasks.task_states(scene.tasks.run).values()) == {S.SUCCESS}
+    assert set(task_states(store, scene.tasks.run).values()) == {S.SUCCESS}
 
 
 @pytest.mark.parametrize(
@@ -341,7 +340,7 @@ def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
         connection.execute(text("SET lock_timeout = '10ms'"))
     with other._writing() as slow:
         now = leases.hold(slow, epoch, None)
-        given = dispatch(slow, now, other._secrets, epoch, limit=1, queues=QUEUES, straight_to_worker=True)
+        given = dispatch(slow, now, other._secrets, epoch, limit=1, queues=QUEUES)
         scene.store.fails = "dispatch"
         scene.step()
         scene.step(10.0)  # asks what it was given, and is not told yet
@@ -350,7 +349,7 @@ def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
     assert scene.tasks.state is S.RUNNING
 
     if act == "clear":
-        other.tasks.clear(scene.tasks.a)
+        clear(other, scene.tasks.run, "a")
     scene.step(scene.core.wake_at())
 
     if act == "clear":
@@ -363,7 +362,7 @@ def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
 def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: str) -> None:
     token = scene.begin()
     if act == "clear":
-        scene.tasks.store.tasks.clear(scene.tasks.a)
+        scene.tasks.clear_it()
     else:
         scene.tasks.store.tasks.mark(scene.tasks.a, "success")
     scene.step(0.1)
@@ -377,14 +376,14 @@ def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: st
 
 def test_a_user_s_action_is_seen_in_the_end_even_if_nobody_tells(scene: Scene) -> None:
     token = scene.begin()
-    scene.tasks.store.tasks.clear(scene.tasks.a)
+    scene.tasks.clear_it()
     scene.step(scene.core.wake_at())
     assert scene.executor.ended == [(token, "user")]
 
 
 def test_a_late_outcome_of_a_cleared_task_changes_nothing(scene: Scene) -> None:
     scene.begin()
-    scene.tasks.store.tasks.clear(scene.tasks.a)
+    scene.tasks.clear_it()
     scene.executor.finish(StepSucceeded(xcoms=(XCom("return_value", b"1"),)))
     scene.step()
     assert scene.tasks.state is S.NONE
@@ -484,7 +483,7 @@ def test_a_task_cleared_before_its_dispatch_was_heard_of_begins_anew(scene: Scen
     """No worker ever had it, so none will say that it is done with it."""
     scene.store.fails, scene.store.is_done_first = "dispatch", True
     scene.step()
-    scene.tasks.store.tasks.clear(scene.tasks.a)
+    scene.tasks.clear_it()
     assert scene.tasks.state is S.RESTARTING
     for _ in range(3):
         scene.step(scene.core.wake_at())
@@ -549,7 +548,7 @@ def test_an_outcome_that_no_database_can_hold_fails_its_task_alone(
     scene.executor.finish(StepSucceeded())
     scene.step(2.0)
     scene.step(2.0)
-    assert store.tasks.task_states(scene.tasks.run)["b"] is S.SUCCESS
+    assert task_states(store, scene.tasks.run)["b"] is S.SUCCESS
 
 
 def test_rows_that_the_database_refuses_where_no_task_is_to_blame_end_no_supervisor(

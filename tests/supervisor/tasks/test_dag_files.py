@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 from tests.store.triggers.test_leases import register
+from tests.supervisor.tasks_harness import import_errors
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.worker import FileParsed
@@ -69,7 +70,7 @@ class Scene:
         return changed
 
     def dags(self) -> dict[str, str]:
-        return {row.name: os.path.basename(row.file) for row in self.store.tasks.list_dags()}
+        return {line.name: os.path.basename(line.file) for line in self.store.inspect.dags() if line.name is not None}
 
 
 @pytest.fixture
@@ -99,19 +100,19 @@ def test_a_broken_file_is_an_error_and_keeps_what_it_had(scene: Scene) -> None:
     (scene.folder / "a.py").write_text("error")
     scene.run()
     assert scene.dags() == {"first": "a.py", "other": "b.py"}
-    ((file, error),) = scene.store.tasks.import_errors().items()
+    ((file, error),) = import_errors(scene.store).items()
     assert os.path.basename(file) == "a.py"
     assert error == "SyntaxError: error\nline 1"
     (scene.folder / "a.py").write_text("first")
     scene.run()
-    assert scene.store.tasks.import_errors() == {}
+    assert import_errors(scene.store) == {}
 
 
 def test_a_dag_that_no_author_s_library_would_make_is_an_error(scene: Scene) -> None:
     (scene.folder / "a.py").write_text("x" * 300)  # a dag_id that is too long for its column
     scene.run()
     assert scene.dags() == {}
-    assert len(scene.store.tasks.import_errors()) == 1
+    assert len(import_errors(scene.store)) == 1
 
 
 def test_a_change_has_the_other_files_parsed_after_it(scene: Scene) -> None:
@@ -142,7 +143,7 @@ def test_what_went_away_while_nobody_looked_is_put_away(scene: Scene) -> None:
     scene.begin()
     scene.run()
     assert scene.dags() == {}
-    assert scene.store.tasks.import_errors() == {}
+    assert import_errors(scene.store) == {}
 
 
 def test_a_folder_that_cannot_be_read_is_no_folder_without_files(scene: Scene) -> None:
@@ -223,4 +224,4 @@ def test_a_dag_that_begins_outside_of_all_calendars_is_an_error(scene: Scene, st
     scene.parser._events.append(FileParsed(str(scene.folder / "a.py"), (spec,)))
     scene.run()
     assert scene.dags() == {}
-    assert len(scene.store.tasks.import_errors()) == 1
+    assert len(import_errors(scene.store)) == 1

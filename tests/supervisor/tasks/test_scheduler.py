@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.store.scheduling.test_planning import Planned, chain
-from tests.supervisor.tasks_harness import WAIT, Clock, S, Tasks
+from tests.supervisor.tasks_harness import WAIT, Clock, S, Tasks, task_states
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.store.errors import DatabaseAway, LeaseLost
@@ -92,14 +92,14 @@ def test_runs_that_waited_begin_without_another_notice(driven: Driven) -> None:
     store.tasks.save_file(run.epoch, "many.py", [spec])
     ids = [store.tasks.create_run("many", f"r{number}") for number in range(60)]
     driven.settle()
-    states = [store.tasks.task_states(id_)["only"] for id_ in ids if id_ is not None]
+    states = [task_states(store, id_)["only"] for id_ in ids if id_ is not None]
     assert (states.count(S.SCHEDULED), states.count(S.NONE)) == (50, 10)
     for id_ in ids[:50]:
         assert id_ is not None
         store.tasks.cancel_run(id_)
     driven.scheduler.notice()
     driven.settle()
-    assert {store.tasks.task_states(id_)["only"] for id_ in ids[50:] if id_ is not None} == {S.SCHEDULED}
+    assert {task_states(store, id_)["only"] for id_ in ids[50:] if id_ is not None} == {S.SCHEDULED}
 
 
 def test_it_wakes_when_a_retry_is_due_and_not_before(driven: Driven) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import pytest
 from tests.store.triggers.test_leases import QUEUES
-from tests.supervisor.tasks_harness import WAIT, S, Tasks
+from tests.supervisor.tasks_harness import WAIT, S, Tasks, task_states
 
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.store.errors import DatabaseAway
@@ -104,7 +104,7 @@ def test_a_poll_in_between_does_not_let_the_first_half_begin(store: Store, query
     add(store, 4)
     assert supervisor.look(5.5) == 1
     tasks = Tasks(store, query, tasks=(TaskSpec("t", "Op", priority_weight=9),))  # type: ignore[arg-type]
-    store.tasks.decide(tasks.epoch, "scheduled", [store.tasks.task_id_of(tasks.run, "t")])
+    tasks.plan()
     (task,) = tasks.dispatch()
     assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
     assert supervisor.look(5.6) == 1, "which is that of the task, for its priority"
@@ -158,10 +158,10 @@ def test_triggers_are_claimed_by_the_priorities_of_the_tasks_that_wait(
 ) -> None:
     specs = tuple(TaskSpec(f"t{weight}", "Op", priority_weight=weight) for weight in weights)
     tasks = Tasks(store, query, tasks=specs)  # type: ignore[arg-type]
-    store.tasks.decide(tasks.epoch, "scheduled", [store.tasks.task_id_of(tasks.run, spec.task_id) for spec in specs])
+    tasks.plan()
     for task in sorted(tasks.dispatch(), key=lambda task: task.id):
         assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
-    assert set(store.tasks.task_states(tasks.run).values()) == {S.DEFERRED}
+    assert set(task_states(store, tasks.run).values()) == {S.DEFERRED}
     names = []
     while claimed := store.claim_triggers(tasks.epoch, limit=1, queues=QUEUES):
         names.append(claimed[0].name.rpartition(".")[2])

@@ -10,7 +10,6 @@ class TaskState(enum.StrEnum):
 
     NONE = "none"
     SCHEDULED = "scheduled"
-    QUEUED = "queued"
     RUNNING = "running"
     DEFERRED = "deferred"
     UP_FOR_RETRY = "up_for_retry"

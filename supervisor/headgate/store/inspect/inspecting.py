@@ -126,7 +126,6 @@ class TaskDetail(msgspec.Struct, frozen=True):
     next_method: str | None
     created_date: datetime
     scheduled_at: datetime | None
-    queued_at: datetime | None
     deadline: datetime | None
     xcoms: dict[str, bytes]
 
@@ -439,7 +438,7 @@ def one_task(connection: Connection, task: TaskRef) -> TaskDetail:
         select(
             *_TASK_COLUMNS,
             *(_C.priority_weight, _C.pool_slots, _C.retries, _C.next_method, _C.created_date),
-            *(_C.scheduled_at, _C.queued_at, _C.deadline, dag.c.spec),
+            *(_C.scheduled_at, _C.deadline, dag.c.spec),
         )
         .select_from(task_instance.join(dag_run).join(dag))
         .where(_C.id == task.id)

@@ -199,8 +199,6 @@ def _since(row: Any, state: TaskState) -> datetime | None:
     match state:
         case TaskState.SCHEDULED:
             since = row.scheduled_at
-        case TaskState.QUEUED:
-            since = row.queued_at
         case TaskState.RUNNING:
             since = row.started_at
         case TaskState.NONE | TaskState.RESTARTING | TaskState.UP_FOR_RETRY | TaskState.DEFERRED:

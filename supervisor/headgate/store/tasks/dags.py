@@ -45,17 +45,6 @@ _NEW_TASK = Kind(
 )
 
 
-class DagRow(msgspec.Struct, frozen=True):
-    """One DAG that some file has."""
-
-    id: int
-    name: str
-    file: str
-    spec: DagSpec
-    is_paused: bool
-    parsed_at: datetime
-
-
 class RunStanding(msgspec.Struct, frozen=True):
     """How a run of a DAG stands; ``run_id`` None where the DAG has no such run.
 
@@ -128,26 +117,10 @@ def save_import_error(connection: Connection, now: datetime, file: str, error: s
     connection.execute(statement.on_conflict_do_update(index_elements=[import_error.c.file], set_=told))
 
 
-def import_errors(connection: Connection) -> dict[str, str]:
-    """Return the error of each file that cannot be parsed, by file."""
-    rows = connection.execute(select(import_error.c.file, import_error.c.error).order_by(import_error.c.file))
-    return {file: error for file, error in rows}
-
-
 def files(connection: Connection) -> list[str]:
     """Return the files that have DAGs, or an error, by name."""
     with_dags = select(dag.c.file).where(dag.c.removed_at.is_(None))
     return sorted(connection.execute(with_dags.union(select(import_error.c.file))).scalars())
-
-
-def listed(connection: Connection) -> list[DagRow]:
-    """Return the DAGs that some file has, by name."""
-    columns = [dag.c[name] for name in DagRow.__struct_fields__]
-    rows = connection.execute(select(*columns).where(dag.c.removed_at.is_(None)).order_by(dag.c.name))
-    return [
-        DagRow(row.id, row.name, row.file, read_spec(row.name, row.spec), bool(row.is_paused), row.parsed_at)
-        for row in rows
-    ]
 
 
 def set_paused(connection: Connection, name: str, *, is_paused: bool) -> None:
@@ -235,25 +208,6 @@ def insert_tasks(connection: Connection, now: datetime, dag_run_id: int, tasks: 
     ]
     if rows:
         insert_new(connection, _NEW_TASK, rows, returning=("id",))
-
-
-def follow_dag(connection: Connection, now: datetime, dag_run_id: int) -> list[int]:
-    """Bring a run in line with its DAG: add tasks that are new, remove those that are gone; return the ids of these.
-
-    A task that is with a worker is let end first. Those that have ended stay: they did run.
-    """
-    locked = select(dag_run.c.dag_id).where(dag_run.c.id == dag_run_id).with_for_update(key_share=True)
-    dag_id = connection.execute(locked).scalar_one_or_none()
-    if dag_id is None:
-        raise NoSuchRow("run", str(dag_run_id))
-    row = connection.execute(select(dag.c.name, dag.c.spec).where(dag.c.id == dag_id)).one()
-    tasks = read_spec(row.name, row.spec).tasks
-    insert_tasks(connection, now, dag_run_id, tasks)
-    columns = task_instance.c.id, task_instance.c.task_id
-    rows = connection.execute(select(*columns).where(_of_run(dag_run_id)).order_by(columns[0]))
-    known = {task.task_id for task in tasks}
-    task_rows.note_run(connection, dag_run_id)
-    return [id_ for id_, task_id in rows.all() if task_id not in known and remove_task(connection, now, id_)]
 
 
 def _of_run(dag_run_id: int) -> ColumnElement[bool]:

@@ -49,18 +49,6 @@ class Cancelled(msgspec.Struct, frozen=True):
 # --- one task ------------------------------------------------------------------------------------
 
 
-def clear(connection: Connection, now: datetime, task_id: int) -> TaskState | None:
-    """Have a task begin anew, with all its tries; return its new state, None where it is being cleared already.
-
-    One that runs becomes ``restarting`` until its worker is gone. A run that had ended goes on. Raises `NoSuchRow`.
-    """
-    state = _clear(connection, now, _locked(connection, task_id))
-    if state is not None:
-        run = connection.execute(select(_C.dag_run_id).where(_C.id == task_id)).scalar_one()
-        dags.reopen(connection, run)
-    return state
-
-
 def _clear(connection: Connection, now: datetime, task: LockedTask) -> TaskState | None:
     try:
         state = task_rows.apply(connection, now, task, "cleared", tries_max=task.try_number + 1 + task.retries)

@@ -80,19 +80,10 @@ def fail(
     return task_rows.fail(connection, now, task, "failed", "failed_to_retry", error)
 
 
-def push_xcoms(connection: Connection, now: datetime, task_id: int, token: str, values: Mapping[str, bytes]) -> bool:
-    """Store XComs of a running task; return whether it was the token's. Raises `ValueRefused`."""
-    if task_rows.locked(connection, task_id, token=token, state=TaskState.RUNNING) is None:
-        return False
-    task_values.push_xcoms(connection, now, task_id, values)
-    return True
-
-
 def lose_worker(connection: Connection, now: datetime, task_id: int, token: str, reason: str) -> TaskState | None:
     """The worker that had a task is gone; return the task's new state, None where it was not this worker's any more.
 
-    A task that ran has failed this try, with the reason. One that was cleared while it ran begins anew. One that had
-    not begun goes back.
+    A task that ran has failed this try, with the reason. One that was cleared while it ran begins anew.
     """
     task = task_rows.locked(connection, task_id, token=token)
     if task is None:
@@ -100,8 +91,6 @@ def lose_worker(connection: Connection, now: datetime, task_id: int, token: str,
     match task.state:
         case TaskState.RUNNING:
             return task_rows.fail(connection, now, task, "worker_lost", "worker_lost_to_retry", reason)
-        case TaskState.QUEUED:
-            return task_rows.apply(connection, now, task, "handed_back")
         case TaskState.RESTARTING:
             return task_rows.apply(connection, now, task, "restarted")
         case _:

@@ -173,8 +173,6 @@ def effects(row: Transition) -> dict[str, Any]:
         values["scheduled_at"] = bindparam("now")
         if row.event in ("scheduled", "retry_due"):
             values |= {"try_number": _C.try_number + 1, "started_at": null(), "deadline": null()}
-    elif row.to is TaskState.QUEUED:
-        values["queued_at"] = bindparam("now")
     elif row.to is TaskState.RUNNING:
         values["started_at"] = func.coalesce(_C.started_at, bindparam("now"))
     return values

@@ -7,13 +7,13 @@ user is clearing it this moment, is passed over as well. So no pool ever has mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Integer, TextClause, and_, bindparam, false, func, or_, select, true
+from sqlalchemy import Connection, Integer, TextClause, bindparam, false, func, or_, select, true
 
 from headgate.protocol.messages.dags import POOL_SLOTS_MAX, TaskState
 from headgate.scheduling import states
@@ -21,14 +21,13 @@ from headgate.store.db.bulk import insert_into
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import UtcDateTime, bound, read
-from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
+from headgate.store.errors import BadKey, ValueRefused
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
 from headgate.store.tasks import task_rows, task_values
 from headgate.store.tasks.graphs import Graphs
 from headgate.store.triggers.watchers import check_name
 
 _C = task_instance.c
-Decision = Literal["scheduled", "upstream_failed", "upstream_skipped"]
 
 
 class RunEvent(msgspec.Struct, frozen=True):
@@ -89,12 +88,6 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 # --- up to scheduled -----------------------------------------------------------------------------
-
-
-def decide(connection: Connection, now: datetime, decision: Decision, ids: Iterable[int]) -> list[int]:
-    """Do with tasks in ``none`` what their trigger rule says; return the ids of those that were still there."""
-    (row,) = states.of(decision)
-    return [task_id for task_id in sorted(ids) if task_rows.changed(connection, now, row, {"id": task_id})]
 
 
 def _retry_due_among(among: TextClause | None) -> Prepared:
@@ -212,6 +205,29 @@ def _candidates(queues: tuple[str, ...]) -> Prepared:
     return Prepared(task_rows.passing_over(statement))
 
 
+class _ToRun(NamedTuple):
+    """The columns of `_TO_RUN`, as the driver returns them."""
+
+    dag_run_id: int
+    dag: str
+    run_id: str
+    task_id: str
+    try_number: int
+    pool: str
+    queue: str
+    next_method: str | None
+    next_kwargs: str | None
+    event: bytes | None
+    deadline: Any
+    execution_timeout_s: float | None
+    file: str
+    run_type: str
+    logical_date: Any
+    conf: bytes | None
+    interval_start: Any
+    interval_end: Any
+
+
 _TO_RUN = Prepared(
     select(
         *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.try_number, _C.pool, _C.queue),
@@ -238,13 +254,8 @@ def dispatch(
     *,
     limit: int,
     queues: Sequence[str],
-    straight_to_worker: bool,
 ) -> Dispatched:
-    """Give up to ``limit`` scheduled tasks of these queues to ``epoch``, with a new token each.
-
-    ``straight_to_worker``: a worker is idle for each, so they are ``running`` from now on; else they are ``queued``,
-    and begin with `start`.
-    """
+    """Give up to ``limit`` scheduled tasks of these queues to ``epoch``, which has an idle worker for each."""
     slots, free, passed_over = _lock_pools(connection)
     candidates: list[Candidate] = []
     for name, count in free.items():
@@ -252,22 +263,20 @@ def dispatch(
             parameters = {"of_pool": name, "slots": slots[name], "limit": limit}
             rows = _candidates(tuple(queues)).run(connection, **parameters).fetchall()
             candidates += [Candidate(id_, of, needs, bool(resumed), weight) for id_, of, needs, resumed, weight in rows]
-    event = "picked_up" if straight_to_worker else "queued"
     chosen = fit(candidates, slots, free, limit)
-    return Dispatched([_give(connection, now, secrets, epoch, task_id, event) for task_id in chosen], passed_over)
+    return Dispatched([_give(connection, now, secrets, epoch, task_id) for task_id in chosen], passed_over)
 
 
-def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, task_id: int, event: str) -> TaskToRun:
-    told = _TO_RUN.run(connection, of_id=task_id).fetchone()
-    stored, timeout_s = told[10:12]
-    deadline = _deadline(connection, now, stored, timeout_s if event == "picked_up" else None)
+def _give(connection: Connection, now: datetime, secrets: Secrets, epoch: int, task_id: int) -> TaskToRun:
+    row = _ToRun._make(_TO_RUN.run(connection, of_id=task_id).fetchone())
+    deadline = _deadline(connection, now, row)
     token = task_rows.new_token()
     values: dict[str, Any] = {"token": token, "triggerer_id": epoch}
     values["deadline"] = None if deadline is None else bound(connection, deadline)
-    (row,) = states.of(event)
-    won = task_rows.changed(connection, now, row, {"id": task_id}, **values)
+    (picked_up,) = states.of("picked_up")
+    won = task_rows.changed(connection, now, picked_up, {"id": task_id}, **values)
     assert won, "its row is locked"
-    return _to_run(connection, now, secrets, task_id, token, deadline, told)
+    return _to_run(connection, now, secrets, task_id, token, deadline, row)
 
 
 _TAKEN = Prepared(
@@ -281,9 +290,9 @@ def taken(connection: Connection, now: datetime, secrets: Secrets, epoch: int) -
     """Return the tasks that ``epoch`` should be running, also those of a dispatch whose answer was lost."""
     found = []
     for task_id, token, stored in _TAKEN.run(connection, epoch=epoch).fetchall():
-        told = _TO_RUN.run(connection, of_id=task_id).fetchone()
+        row = _ToRun._make(_TO_RUN.run(connection, of_id=task_id).fetchone())
         deadline = None if stored is None else read(connection, stored)
-        found.append(_to_run(connection, now, secrets, task_id, token, deadline, told))
+        found.append(_to_run(connection, now, secrets, task_id, token, deadline, row))
     return found
 
 
@@ -294,37 +303,34 @@ def _to_run(
     task_id: int,
     token: str,
     deadline: datetime | None,
-    told: tuple[Any, ...],
+    row: _ToRun,
 ) -> TaskToRun:
-    dag_run_id, dag_name, run_id, name, try_number, of_pool, queue = told[:7]
-    next_method, encrypted, payload = told[7:10]
-    file, run_type, logical_date, conf, *interval = told[12:]
     next_kwargs, error = None, ""
-    if encrypted is not None:
+    if row.next_kwargs is not None:
         try:
-            next_kwargs = secrets.decrypt(encrypted)
+            next_kwargs = secrets.decrypt(row.next_kwargs)
         except BadKey as bad:
             error = str(bad)
     return TaskToRun(
         id=task_id,
         token=token,
-        dag_run_id=dag_run_id,
-        dag=dag_name,
-        run_id=run_id,
-        task_id=name,
-        try_number=try_number,
-        pool=of_pool,
-        queue=queue,
-        next_method=next_method,
+        dag_run_id=row.dag_run_id,
+        dag=row.dag,
+        run_id=row.run_id,
+        task_id=row.task_id,
+        try_number=row.try_number,
+        pool=row.pool,
+        queue=row.queue,
+        next_method=row.next_method,
         next_kwargs=next_kwargs,
-        event=None if payload is None else bytes(payload),
+        event=None if row.event is None else bytes(row.event),
         deadline=deadline,
         error=error,
-        file=file,
-        logical_date=None if logical_date is None else read(connection, logical_date),
-        data_interval=_interval(connection, *interval),
-        conf=None if conf is None else bytes(conf),
-        asset_events=_run_events(connection, dag_run_id) if run_type == "asset" else (),
+        file=row.file,
+        logical_date=None if row.logical_date is None else read(connection, row.logical_date),
+        data_interval=_interval(connection, row.interval_start, row.interval_end),
+        conf=None if row.conf is None else bytes(row.conf),
+        asset_events=_run_events(connection, row.dag_run_id) if row.run_type == "asset" else (),
         remaining_s=None if deadline is None else (deadline - now).total_seconds(),
     )
 
@@ -338,31 +344,8 @@ def _run_events(connection: Connection, dag_run_id: int) -> tuple[RunEvent, ...]
     return tuple(RunEvent(name, bytes(payload), read(connection, stored_at)) for name, payload, stored_at in rows)
 
 
-def _deadline(connection: Connection, now: datetime, stored: Any, timeout_s: float | None) -> datetime | None:
+def _deadline(connection: Connection, now: datetime, row: _ToRun) -> datetime | None:
     """Return the end of the try: set when it begins, and kept over its deferrals."""
-    if stored is not None:
-        return read(connection, stored)
-    return None if timeout_s is None else now + timedelta(seconds=timeout_s)
-
-
-def start(connection: Connection, now: datetime, task_id: int, token: str) -> bool:
-    """Say that a worker begins with a queued task; return whether it may: the token is still the task's."""
-    task = task_rows.locked(connection, task_id, token=token, state=TaskState.QUEUED)
-    if task is None:
-        return False
-    deadline = task.deadline
-    if deadline is None and task.execution_timeout_s is not None:
-        deadline = now + timedelta(seconds=task.execution_timeout_s)
-    task_rows.apply(
-        connection, now, task, "started", deadline=None if deadline is None else bound(connection, deadline)
-    )
-    return True
-
-
-def task_id_of(connection: Connection, dag_run_id: int, task_id: str) -> int:
-    """Return the id of the row of a run's task. Raises `NoSuchRow`."""
-    statement = select(_C.id).where(and_(_C.dag_run_id == dag_run_id, _C.task_id == task_id))
-    found = connection.execute(statement).scalar_one_or_none()
-    if found is None:
-        raise NoSuchRow("task", task_id)
-    return int(found)
+    if row.deadline is not None:
+        return read(connection, row.deadline)
+    return None if row.execution_timeout_s is None else now + timedelta(seconds=row.execution_timeout_s)

@@ -45,9 +45,7 @@ PASSED_OVER_WAIT_S = 0.05  # before asking again for pools that another supervis
 class TaskStore(Protocol):
     """The verbs of the store that are used here; see `headgate.store.task_verbs`."""
 
-    def dispatch(
-        self, epoch: int, *, limit: int, queues: Sequence[str], straight_to_worker: bool = False
-    ) -> Dispatched: ...
+    def dispatch(self, epoch: int, *, limit: int, queues: Sequence[str]) -> Dispatched: ...
     def taken(self, epoch: int) -> list[TaskToRun]: ...
     def owned(self, epoch: int) -> list[OwnedTask]: ...
     def defer(
@@ -405,7 +403,7 @@ class TaskCore:
         if limit == 0 or now < self._dispatch_at or self._dispatch_is_unknown:
             return
         self._dispatch_is_unknown = True
-        given = self._store.dispatch(epoch, limit=limit, queues=self._queues, straight_to_worker=True)
+        given = self._store.dispatch(epoch, limit=limit, queues=self._queues)
         self._dispatch_is_unknown = False
         if given.tasks:
             marks.reach("tasks.dispatched")

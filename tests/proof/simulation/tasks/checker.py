@@ -35,10 +35,10 @@ from tests.proof.simulation.tasks.dags import KEY, pushed
 from tests.proof.simulation.tasks.oracle import ENDED
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario, Wait
 
-OCCUPYING = frozenset(("queued", "running", "restarting"))
+OCCUPYING = frozenset(("running", "restarting"))
 LATE_S = 1.0  # where nothing goes wrong: a poll, and what stands before it
 EARLY_S = 0.001
-_UNFINISHED = "none scheduled queued running deferred up_for_retry restarting".split()
+_UNFINISHED = "none scheduled running deferred up_for_retry restarting".split()
 
 # By the verb: what may become of a task that it names, and of others; as (from, to).
 _OF_STEP = {
@@ -51,7 +51,7 @@ _OF_ALL = {
     "create_run": {("", "none")},
     "plan": {
         *(("none", to) for to in ("scheduled", "upstream_failed", "skipped", "deferred")),
-        *((state, "removed") for state in ("none", "scheduled", "queued", "deferred", "up_for_retry")),
+        *((state, "removed") for state in ("none", "scheduled", "deferred", "up_for_retry")),
         *(("", to) for to in ("none", "scheduled", "upstream_failed", "skipped", "deferred")),  # new in its DAG
     },
     "retry_due": {("up_for_retry", "scheduled"), ("up_for_retry", "deferred")},
@@ -62,7 +62,7 @@ _OF_ALL = {
 }
 _OF_USER = {
     "clear": {
-        *((state, "none") for state in ("deferred", "scheduled", "queued", "up_for_retry", *ENDED)),
+        *((state, "none") for state in ("deferred", "scheduled", "up_for_retry", *ENDED)),
         ("running", "restarting"),
     },
     "mark_success": {(state, "success") for state in _UNFINISHED},

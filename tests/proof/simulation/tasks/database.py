@@ -100,6 +100,10 @@ class TaskReader(database.Reader):
         """Return the id of a task by its name; None where there is no such run yet."""
         return next((id_ for id_, name in self.names.items() if name == task), None)
 
+    def run_of(self, name: str) -> int:
+        """Return the id of a run by its name."""
+        return next(id_ for id_, row in self._runs.items() if row[0] == name)
+
     def _events(self, now: float) -> list[Any]:
         found: list[Any] = []
         rows = self._connection.execute(

@@ -41,13 +41,11 @@ def _guard_by_token_dropped() -> Sequence[Patch]:
 
 
 def _one_token_a_task() -> Sequence[Patch]:
-    def give(
-        connection: Connection, now: datetime, secrets: Any, epoch: int, task_id: int, event: str, *rest: Any
-    ) -> Any:
+    def give(connection: Connection, now: datetime, secrets: Any, epoch: int, task_id: int) -> Any:
         new_token = task_rows.new_token
         task_rows.new_token = lambda: f"token-of-{task_id}"
         try:
-            return original(connection, now, secrets, epoch, task_id, event, *rest)
+            return original(connection, now, secrets, epoch, task_id)
         finally:
             task_rows.new_token = new_token
 

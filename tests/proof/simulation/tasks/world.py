@@ -254,9 +254,11 @@ class TaskWorld(World):
 
     def _do_to(self, task_id: int, name: str, what: Any) -> None:
         try:
-            result: object = (
-                self._store.tasks.clear(task_id) if what == "clear" else self._store.tasks.mark(task_id, what)
-            )
+            if what == "clear":
+                run, _, task = name.rpartition("/")
+                result: object = self._store.tasks.clear_many(self.reader.run_of(run), [task]).cleared.get(task)
+            else:
+                result = self._store.tasks.mark(task_id, what)
         except StoreError as error:
             self.broke("the user", error)
             return

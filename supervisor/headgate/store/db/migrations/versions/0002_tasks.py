@@ -17,7 +17,7 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 UTC = sa.DateTime(timezone=True).with_variant(sa.Text(), "sqlite")
 
 TASK_STATES = (
-    *("none", "scheduled", "queued", "running", "deferred", "up_for_retry", "restarting"),
+    *("none", "scheduled", "running", "deferred", "up_for_retry", "restarting"),
     *("success", "failed", "skipped", "upstream_failed", "removed"),
 )
 
@@ -109,7 +109,7 @@ def _make_task_instance_table() -> None:
         sa.Column("pool", sa.Text(), server_default=sa.text("'default_pool'"), nullable=False),
         sa.Column("pool_slots", sa.BigInteger(), nullable=False),
         sa.Column("created_date", UTC, nullable=False),
-        *[sa.Column(name, UTC, nullable=True) for name in ("scheduled_at", "queued_at", "started_at", "ended_at")],
+        *[sa.Column(name, UTC, nullable=True) for name in ("scheduled_at", "started_at", "ended_at")],
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_task_instance"),
         sa.ForeignKeyConstraint(["dag_run_id"], ["dag_run.id"], name="fk_task_instance_dag_run_id"),
@@ -119,9 +119,9 @@ def _make_task_instance_table() -> None:
         sa.UniqueConstraint("dag_run_id", "task_id", name="uq_task_instance_dag_run_id_task_id"),
         sa.CheckConstraint(f"state IN ({states})", name="ck_task_instance_state"),
         _check_only("trigger", "state = 'deferred'", "trigger_id"),
-        _check_only("owner", "state IN ('queued', 'running', 'restarting')", "triggerer_id"),
+        _check_only("owner", "state IN ('running', 'restarting')", "triggerer_id"),
         _check_only("retry", "state = 'up_for_retry'", "retry_at"),
-        _check_only("token", "state IN ('queued', 'running', 'restarting', 'deferred')", "token"),
+        _check_only("token", "state IN ('running', 'restarting', 'deferred')", "token"),
         sqlite_autoincrement=True,
     )
     columns = ["pool", "queue", "priority_weight", "id"]
