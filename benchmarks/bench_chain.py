@@ -12,7 +12,7 @@ from benchmarks.harness import Bench, Case, Figure, Figures, Options, Target, ma
 TASKS = 10
 DAG = f"""
 from benchmarks.users.tasks import Empty
-from headgate.tasks.dag import DAG
+from headgate.tasks.graph import DAG
 from headgate.tasks.operator import chain
 
 with DAG("chain"):

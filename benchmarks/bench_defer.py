@@ -11,14 +11,14 @@ from benchmarks.harness import Bench, Case, Figure, Figures, Options, main
 DAGS = {
     "deferring": """
 from benchmarks.users.tasks import Deferring
-from headgate.tasks.dag import DAG
+from headgate.tasks.graph import DAG
 
 with DAG("measured", max_active_runs=1):
     Deferring(task_id="deferring")
 """,
     "plain": """
 from benchmarks.users.tasks import First, Second
-from headgate.tasks.dag import DAG
+from headgate.tasks.graph import DAG
 
 with DAG("measured", max_active_runs=1):
     First(task_id="first") >> Second(task_id="second")

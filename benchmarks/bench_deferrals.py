@@ -26,7 +26,7 @@ POKE_INTERVAL_S = 1.0
 DAG = """
 from datetime import timedelta
 
-from headgate.tasks.dag import DAG
+from headgate.tasks.graph import DAG
 from headgate.tasks.sensors import FileSensor
 
 with DAG("warm"):

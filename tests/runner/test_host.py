@@ -411,6 +411,19 @@ async def test_wrong_kwargs_fail_the_trigger_alone(autojump_clock: MockClock) ->
         assert (await rig.end_of()).error.startswith("TypeError: ")
 
 
+async def test_asyncio_in_a_trigger_fails_it_with_a_word_about_trio(autojump_clock: MockClock) -> None:
+    class Trigger(Authored):
+        async def run(self) -> AsyncIterator[TriggerEvent]:
+            await asyncio.sleep(1)
+            yield TriggerEvent()
+
+    async with beside_a_neighbour() as rig:
+        await rig.start(Trigger)
+        assert (
+            "no running event loop: triggers are trio code, not asyncio; use trio.sleep" in (await rig.end_of()).error
+        )
+
+
 async def test_an_error_is_cut_and_freed_of_what_no_database_stores(autojump_clock: MockClock) -> None:
     class Trigger(Authored):
         async def run(self) -> AsyncIterator[TriggerEvent]:

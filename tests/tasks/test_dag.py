@@ -195,7 +195,7 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
         ({"max_active_runs": 0}, "max_active_runs must be in 1"),
         ({"max_active_runs": "3"}, "max_active_runs must be an int, not '3'"),
         ({"tags": "shop"}, "tags must be several str, not 'shop'"),
-        ({"default_args": {"owner": "me"}}, "default_args: there is no option 'owner'"),
+        ({"default_args": {"owner": "me"}}, "default_args: there is no option 'owner': there are no owners"),
         ({"default_args": {"retries": "3"}}, "default_args: retries must be int, not '3'"),
     ],
 )

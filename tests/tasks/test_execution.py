@@ -457,9 +457,9 @@ def test_outputs_passed_to_a_function_are_the_values_the_tasks_have_left() -> No
     outcome = step(sums, read_xcom=lambda task_id, key: b"7")
     assert isinstance(outcome, StepSucceeded)
     assert decode_value(outcome.xcoms[0].value) == [7, {"deep": (7, [7])}, "run-1"]
-    missing = step(sums, read_xcom=lambda task_id, key: None)
-    assert isinstance(missing, StepFailed)
-    assert missing.error == "XComMissing: the task 'extract' has left nothing under 'return_value'"
+    returned_none = step(sums, read_xcom=lambda task_id, key: None)
+    assert isinstance(returned_none, StepSucceeded)
+    assert decode_value(returned_none.xcoms[0].value) == [None, {"deep": (None, [None])}, "run-1"]
 
 
 # --- what a function is called with --------------------------------------------------------------

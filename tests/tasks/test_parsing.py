@@ -14,8 +14,8 @@ from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.protocol.messages.steps import StepSucceeded
 from headgate.tasks import DAG
 from headgate.tasks.context import make_context
-from headgate.tasks.dag import open_dag
 from headgate.tasks.execution import run_step
+from headgate.tasks.graph import open_dag
 from headgate.tasks.parsing import DAGS_PER_FILE_MAX, FILE_BYTES_MAX, load_dags, module_name, parse_file
 from headgate.triggers.encoding import DAG_MODULES
 
@@ -111,6 +111,19 @@ def test_a_broken_file_is_an_error_with_its_traceback(
     assert line in parsed.traceback
     assert not line or str(path) in parsed.traceback
     assert open_dag() is None
+
+
+@pytest.mark.parametrize("name", ["helper_beside.py", "helper_beside/__init__.py"])
+def test_a_module_beside_the_dag_file_is_not_found_and_the_error_says_where_to_put_it(
+    tmp_path: Path, name: str
+) -> None:
+    helper = tmp_path / name
+    helper.parent.mkdir(exist_ok=True)
+    helper.write_text("x = 1\n")
+    error = parse_file(write(tmp_path, "from helper_beside.deep import x")).error
+    assert error.startswith("ModuleNotFoundError: No module named 'helper_beside'; ")
+    assert f"{tmp_path}/helper_beside" in error
+    assert error.endswith("import_paths (headgate config show): move it there, or add its folder")
 
 
 def test_a_file_that_breaks_leaves_no_module(tmp_path: Path) -> None:

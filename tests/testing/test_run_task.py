@@ -321,8 +321,7 @@ def test_a_task_of_a_decorated_function_in_a_dag() -> None:
 
         output = second(first())
     assert run_task(output, xcoms={"first": 5}).value == [5, "d", "test", "datetime"]
-    missing = run_task(output)
-    assert missing.error.startswith("XComMissing")
+    assert run_task(output).value == [None, "d", "test", "datetime"], "as if the first had returned None"
 
 
 def test_other_ends_and_what_a_context_holds() -> None:
@@ -388,3 +387,25 @@ def test_runs_that_a_task_begins_are_told() -> None:
     with pytest.raises(TaskNeverEnds):
         run_task(operator, within=HOUR)
     assert "there is no DAG named 'other'" in run_task(operator, runs={"another": "success"}).error
+
+
+@pytest.mark.parametrize(
+    ("timeout", "start_timeout", "waited"),
+    [(HOUR, None, HOUR), (None, None, timedelta(days=7)), (HOUR, 2 * HOUR, HOUR), (2 * HOUR, HOUR, HOUR)],
+)
+def test_a_sensor_that_starts_in_its_trigger_has_its_timeout(
+    tmp_path: Any, timeout: timedelta | None, start_timeout: timedelta | None, waited: timedelta
+) -> None:
+    kwargs = {"path": str(tmp_path / "none"), "poke_interval_s": 60.0}
+    sensor = FileSensor(
+        task_id="s",
+        filepath=tmp_path / "none",
+        start_from_trigger=True,
+        start_trigger_args=StartTriggerArgs(
+            "headgate.triggers.file.FileTrigger", "execute_complete", kwargs, timeout=start_timeout
+        ),
+        **({} if timeout is None else {"timeout": timeout}),
+    )
+    result = run_task(sensor, within=timedelta(days=8))
+    assert result.error.startswith("SensorTimeout: the sensor 's' has waited for")
+    assert (result.waited, result.may_retry) == (waited, False)

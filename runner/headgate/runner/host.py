@@ -425,6 +425,8 @@ class Host:
         text = trace = ""
         if ending.error is not None:
             text, trace = describe_error(ending.error)
+            if "no running event loop" in text:
+                text = f"{text}: triggers are trio code, not asyncio; use trio.sleep and other libraries of trio"
             level = log.error if ending.outcome == "failed" else log.warning
             level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **SpecNames(spec))
         self._outbox.put(

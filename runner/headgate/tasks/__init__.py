@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from headgate.tasks.context import Context, TaskInstance
-from headgate.tasks.dag import DAG
 from headgate.tasks.decorators import task
 from headgate.tasks.errors import (
     SensorTimeout,
@@ -17,10 +16,12 @@ from headgate.tasks.errors import (
     TriggerTimeout,
     XComMissing,
 )
+from headgate.tasks.graph import DAG, dag
 from headgate.tasks.operator import BaseOperator, XComArg, chain
 from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, PythonOperator, ShortCircuitOperator
 from headgate.tasks.options import TaskOptions
 from headgate.tasks.schedule import Asset, Batch, Each, Latest
+from headgate.triggers.airflow_names import IMPORTS
 from headgate.triggers.base import StartTriggerArgs
 from headgate.triggers.named_values import Connection, ConnectionMissing, Variable, VariableMissing
 
@@ -91,12 +92,15 @@ __all__ = [
     "XComArg",
     "XComMissing",
     "chain",
+    "dag",
     "task",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for. Raises AttributeError for what is not here."""
+    """Import a lazy name. Raises AttributeError, and for a name of Airflow's ImportError, whose text Python shows."""
+    if name in IMPORTS:
+        raise ImportError(f"{__name__} has no {name}: {IMPORTS[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

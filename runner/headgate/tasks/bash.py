@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
 from headgate.tasks.context import Context
-from headgate.tasks.dag import DAG
 from headgate.tasks.errors import TaskSkipped
+from headgate.tasks.graph import DAG
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.options import TaskOptions
 
@@ -49,6 +49,8 @@ class BashOperator(BaseOperator):
     The command leads a process group. When it ends, on its own or because the task is killed, the rest of the group
     ends too: what is left in the background would outlive the task, unseen. Raises `BashFailed`.
     """
+
+    template_fields = ("bash_command", "env", "cwd")
 
     def __init__(
         self,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypedDict, cast
 
+from headgate.protocol.errors import ValueTooLong
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
 from headgate.protocol.messages.dags import name_problem as _name_problem
 from headgate.protocol.messages.steps import XCom
 from headgate.protocol.values import decode_value, encode_value
+from headgate.triggers.airflow_names import CONTEXT
 
 if TYPE_CHECKING:
     from headgate.tasks.operator import BaseOperator
@@ -55,7 +57,11 @@ class TaskInstance:
             raise ValueError(f"the key of an XCom {problem}")
         if key not in self._pushed and len(self._pushed) >= XCOMS_PER_STEP_MAX:
             raise ValueError(f"{key!r} is one XCom too many: a step of a task may push {XCOMS_PER_STEP_MAX}")
-        self._pushed[key] = encode_value(value, where=f"xcom {key!r}", bytes_max=XCOM_BYTES_MAX)
+        try:
+            self._pushed[key] = encode_value(value, where=f"xcom {key!r}", bytes_max=XCOM_BYTES_MAX)
+        except ValueTooLong as error:
+            error.args = (f"{error}: write it to a file or an object store, and leave its path instead",)
+            raise
 
     def xcom_pull(self, task_ids: str, key: str = RETURN_VALUE, *, default: Any = None) -> Any:
         """Return what the task ``task_ids`` of this run has left under ``key``; ``default`` if that is nothing.
@@ -79,6 +85,12 @@ class RunAsset(NamedTuple):
     asset: str
     payload: Any
     stored_at: datetime
+
+
+class _CheckedContext(dict[str, Any]):
+    def __missing__(self, key: str) -> NoReturn:
+        instead = f": {CONTEXT[key]}" if key in CONTEXT else f"; it has {', '.join(sorted(self))}"
+        raise KeyError(f"the context has no {key!r}{instead}")
 
 
 class Context(TypedDict):
@@ -118,7 +130,7 @@ def make_context(
         dag_id=dag_id, task_id=task.task_id, run_id=run_id, try_number=try_number, read_xcom=read_xcom
     )
     start, end = data_interval or (None, None)
-    return Context(
+    context = Context(
         ti=instance,
         task_instance=instance,
         task=task,
@@ -132,3 +144,4 @@ def make_context(
         params=dict(params or {}),
         asset_events=assets,
     )
+    return cast(Context, _CheckedContext(context))

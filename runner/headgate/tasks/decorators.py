@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
-from headgate.tasks.dag import open_dag
+from headgate.tasks.graph import open_dag
 from headgate.tasks.operator import XComArg
 from headgate.tasks.operators import BranchPythonOperator, PythonOperator, ShortCircuitOperator
 from headgate.tasks.options import TaskOptions
+from headgate.triggers.airflow_names import DECORATORS
 
 __all__ = ["TaskFunction", "task"]
 
@@ -16,7 +17,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskFunction(Generic[P, R]):
+class _NamesOfAirflow:
+    def __getattr__(self, name: str) -> NoReturn:
+        instead = f": {DECORATORS[name]}" if name in DECORATORS else ""
+        raise AttributeError(f"@task has no attribute {name!r}{instead}", name=name, obj=self)
+
+
+class TaskFunction(_NamesOfAirflow, Generic[P, R]):
     """A function that, called in a DAG, becomes a task of it; ``function`` is the function itself, to be tested."""
 
     def __init__(
@@ -60,7 +67,7 @@ class TaskFunction(Generic[P, R]):
         return task_id
 
 
-class _TaskDecorator:
+class _TaskDecorator(_NamesOfAirflow):
     """``@task``, ``@task(retries=2)``, ``@task.branch`` and ``@task.short_circuit``."""
 
     def __init__(self, kind: type[PythonOperator]) -> None:

@@ -16,8 +16,8 @@ from headgate.protocol.messages.queries import CreateRun, RunCreated
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import Context
-from headgate.tasks.dag import DAG
 from headgate.tasks.errors import TaskSkipped
+from headgate.tasks.graph import DAG
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.operators import outputs_in, resolved
 from headgate.tasks.options import TaskOptions
@@ -45,6 +45,7 @@ class ExternalTaskSensor(TriggerSensor):
     """
 
     poke_interval_default = timedelta(seconds=POLL_INTERVAL_S)
+    template_fields = ("run_id",)
 
     def __init__(
         self,
@@ -135,6 +136,8 @@ class TriggerDagRunOperator(BaseOperator):
     Waiting, the task gives up its worker (``deferrable``), looks every ``poke_interval``, for ``timeout`` at most, and
     fails with `ExternalFailed` when the run is in one of ``failed_states``.
     """
+
+    template_fields = ("run_id", "conf")
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class HttpSensor(TriggerSensor):
     """
 
     poke_interval_default = timedelta(seconds=POLL_INTERVAL_S)
+    template_fields = ("url", "headers")
 
     def __init__(
         self,

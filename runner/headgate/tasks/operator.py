@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, Unpack
+from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar, Unpack
 
 from headgate.protocol.errors import DagMalformed, ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import RETURN_VALUE, Context
-from headgate.tasks.dag import DAG, open_dag
 from headgate.tasks.errors import (
     FAIL_METHOD,
     REASON_TIMEOUT,
@@ -23,9 +23,17 @@ from headgate.tasks.errors import (
     TriggerTimeout,
     XComMissing,
 )
+from headgate.tasks.graph import DAG, open_dag
 from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
+from headgate.triggers.airflow_names import CONTEXT
 from headgate.triggers.base import BaseTrigger, StartTriggerArgs
 from headgate.triggers.encoding import check_classpath
+
+# A template of Airflow's: `{{ ds }}`, `{{ params.x }}`, `{% if %}`. Not those of Docker and Go, `{{ .Names }}`.
+_TEMPLATE: Final = re.compile(
+    r"\{\{-?\s*(?:" + "|".join({*CONTEXT, *Context.__annotations__}) + r")\b[^{}]*\}\}"
+    r"|\{%-?\s*(?:if|for|set|raw|macro)\b[^{}]*%\}"
+)
 
 Joined = TypeVar("Joined", bound="Joinable")
 
@@ -79,7 +87,8 @@ class BaseOperator(Arrows):
 
     start_trigger_args: StartTriggerArgs | None = None
     start_from_trigger: bool = False
-    operator_name: ClassVar[str | None] = None  # what is shown; None: the name of the class
+    operator_name: ClassVar[str | None] = None  # the name shown; None: that of the class
+    template_fields: ClassVar[Sequence[str]] = ()  # attributes in which Airflow renders templates, refused here
 
     def __init__(self, *, task_id: str, dag: DAG | None = None, **options: Unpack[TaskOptions]) -> None:
         self.task_id = task_id
@@ -174,7 +183,14 @@ class BaseOperator(Arrows):
         return XComArg(self)
 
     def to_spec(self) -> TaskSpec:
-        """Return what the supervisor knows of the task. Raises `DagMalformed`."""
+        """Return what the supervisor knows of the task. Raises `DagMalformed`, also for a template of Airflow's."""
+        for name in self.template_fields:
+            if (template := _template_in(getattr(self, name, None))) is not None:
+                raise self._malformed(
+                    f"{name} has the template {template!r:.100}, and there are no templates: a @task function gets "
+                    f"logical_date, params (the run's conf) and the rest of the context, and can pass them on to a "
+                    f"command as environment variables"
+                )
         return self._spec(self._start_trigger() if self.start_from_trigger else None)
 
     def _operator(self) -> BaseOperator:
@@ -235,13 +251,22 @@ class XComArg(Arrows):
     def __repr__(self) -> str:
         return f"<XComArg {self.key!r} of {self.operator.task_id!r}>"
 
+    def __getitem__(self, key: object) -> NoReturn:
+        # Also for `for x in output`, and unpacking.
+        raise TypeError(
+            f"what {self.operator.task_id!r} returns is not known while the file is parsed: take it apart in a task, "
+            f"or push each part with ti.xcom_push(key, value) and take XComArg(task, key)"
+        )
+
     def resolve(self, context: Context) -> Any:
-        """Return the value. Raises `XComMissing` if the task has left none, which includes having returned None."""
+        """Return the value; None if the task returned None. Raises `XComMissing` if there is none under another key."""
         missing = object()
         value = context["ti"].xcom_pull(self.operator.task_id, self.key, default=missing)
-        if value is missing:
-            raise XComMissing(f"the task {self.operator.task_id!r} has left nothing under {self.key!r}")
-        return value
+        if value is not missing:
+            return value
+        if self.key == RETURN_VALUE:  # None is not stored
+            return None
+        raise XComMissing(f"the task {self.operator.task_id!r} has pushed no XCom {self.key!r}")
 
     def _operator(self) -> BaseOperator:
         return self.operator
@@ -272,3 +297,12 @@ def _join(above: BaseOperator, below: BaseOperator) -> None:
 
 def _encoded(kwargs: dict[str, Any], where: str) -> bytes:
     return encode_value(kwargs, where=where, bytes_max=KWARGS_BYTES_MAX)
+
+
+def _template_in(value: Any) -> str | None:
+    """Return the first template of Airflow's in a text, or in one within lists, tuples and dicts."""
+    if isinstance(value, str):
+        template = _TEMPLATE.search(value) if "{" in value else None
+        return None if template is None else template.group()
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return next((found for part in parts if (found := _template_in(part)) is not None), None)

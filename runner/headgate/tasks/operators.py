@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Unpack
 
 from headgate.tasks.context import Context
-from headgate.tasks.dag import DAG
+from headgate.tasks.graph import DAG
 from headgate.tasks.operator import BaseOperator, XComArg
 from headgate.tasks.options import TaskOptions
+from headgate.triggers.airflow_names import CONTEXT
 
 __all__ = ["BranchPythonOperator", "EmptyOperator", "PythonOperator", "ShortCircuitOperator"]
 
@@ -32,6 +33,8 @@ class PythonOperator(BaseOperator):
     the ``event`` and the deferral's kwargs as it gets the context. ``event`` is None the first time.
     """
 
+    template_fields = ("op_args", "op_kwargs")
+
     def __init__(
         self,
         *,
@@ -52,6 +55,7 @@ class PythonOperator(BaseOperator):
         self.python_callable = python_callable
         self.op_args = tuple(op_args)
         self.op_kwargs = dict(op_kwargs or {})
+        self._check_arguments()
         for argument in outputs_in([self.op_args, self.op_kwargs]):
             self.set_upstream(argument)
 
@@ -61,6 +65,23 @@ class PythonOperator(BaseOperator):
         kwargs = resolved(self.op_kwargs, context)
         offered = {**context, "event": event, **resumed_with}
         return self.python_callable(*args, **{**self._wanted(offered, len(args)), **kwargs})
+
+    def _check_arguments(self) -> None:
+        """Raise `DagMalformed` if the function cannot be called with its arguments and the context."""
+        try:
+            signature = inspect.signature(self.python_callable)
+        except (TypeError, ValueError):  # written in C, it may have no signature
+            return
+        offered = dict.fromkeys((*Context.__annotations__, "event"))
+        try:
+            signature.bind(*self.op_args, **{**self._wanted(offered, len(self.op_args)), **self.op_kwargs})
+        except TypeError as error:
+            missing = str(error).rpartition("missing a required ")[2].rpartition("argument: ")[2].strip("'")
+            instead = f": {CONTEXT[missing]}" if missing in CONTEXT else ""
+            has = f"; the context has no {missing!r}{instead}; it has {', '.join(sorted(offered))}"
+            name = getattr(self.python_callable, "__qualname__", self.python_callable)
+            problem = f"{name} cannot be called with its arguments and the context: {error}"
+            raise self._malformed(problem + (has if missing in signature.parameters else "")) from None
 
     def _wanted(self, offered: Mapping[str, Any], positional: int) -> dict[str, Any]:
         """Return what of ``offered`` the function has a parameter for that no positional argument takes."""

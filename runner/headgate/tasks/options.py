@@ -1,20 +1,21 @@
-"""What every task can be told beside what its operator needs, and the check of it."""
+"""Options that every task takes, whatever its operator, and their check."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final, TypedDict
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, TRIGGER_RULES, TriggerRule
+from headgate.triggers import airflow_names
 from headgate.triggers.base import StartTriggerArgs
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a task; those that are not given come from the DAG's ``default_args``.
+    """The options of a task; the DAG's ``default_args`` are their defaults.
 
-    ``execution_timeout`` counts over the whole task, deferrals included. ``start_trigger_args`` with
-    ``start_from_trigger`` lets the task start in the trigger runner, with no worker at all.
+    ``execution_timeout`` limits a whole try, deferrals included. A task with ``start_from_trigger`` starts in the
+    trigger runner, without a worker, with the trigger that ``start_trigger_args`` names.
     """
 
     retries: int
@@ -43,7 +44,7 @@ DEFAULTS: Final = TaskOptions(
     pool_slots=1,
     trigger_rule="all_success",
 )
-# The last two have their defaults on the operator's class, where its author may set them.
+# The defaults of the last two are attributes of the operator's class, where its author may set them.
 NAMES: Final = frozenset({*DEFAULTS, "start_trigger_args", "start_from_trigger"})
 
 _NONE: Final = type(None)
@@ -65,10 +66,10 @@ assert _TYPES.keys() == NAMES
 
 
 def options_problem(options: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the names and types of options, None for nothing. Their limits are the protocol's."""
+    """Return the problem with the name or type of an option, None if there is none. The protocol checks the limits."""
     for name, value in options.items():
         if name not in NAMES:
-            return f"there is no option {name!r:.100}; there are {', '.join(sorted(NAMES))}"
+            return unknown_option(name, NAMES)
         kinds = _TYPES[name]
         # A bool is an int to Python, and never meant as one here.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -77,3 +78,10 @@ def options_problem(options: Mapping[str, Any]) -> str | None:
         if name == "trigger_rule" and value not in TRIGGER_RULES:
             return f"trigger_rule must be one of {', '.join(TRIGGER_RULES)}, not {value!r:.100}"
     return None
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """Return the sentence for an option that does not exist; for one of Airflow's, with what to use instead."""
+    if (instead := airflow_names.OPTIONS.get(name)) is not None:
+        return f"there is no option {name!r}: {instead}"
+    return f"there is no option {name!r:.100}; there are {', '.join(sorted(known))}"

@@ -19,7 +19,7 @@ import msgspec
 from headgate.child.error_text import describe_error
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import DagSpec, encode_dag
-from headgate.tasks.dag import DAG, collecting
+from headgate.tasks.graph import DAG, collecting
 from headgate.triggers.encoding import DAG_MODULES
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # what is longer is data, and belongs in a file beside
@@ -76,7 +76,9 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
     try:
         with collecting() as made:
             exec(code, module.__dict__)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError):
+            _add_hint(error, path)
         del sys.modules[module.__name__]
         if previous is not None:
             sys.modules[module.__name__] = previous
@@ -89,6 +91,19 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
             raise DagMalformed(dag.dag_id, None, "is made twice by this file: each DAG needs an id of its own")
         dags[dag.dag_id] = dag
     return dags
+
+
+def _add_hint(error: ModuleNotFoundError, path: str) -> None:
+    """Add to the message that a module beside the DAG file is not found there, as it is in Airflow."""
+    name = (error.name or "").partition(".")[0]
+    beside = os.path.join(os.path.dirname(path), name)
+    for found in (f"{beside}.py", beside):
+        if name and os.path.exists(found):
+            error.msg += (
+                f"; {found} is beside the DAG file, and modules are imported from import_paths (headgate config show): "
+                f"move it there, or add its folder"
+            )
+            return
 
 
 def module_name(path: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
@@ -36,6 +36,12 @@ class Asset:
             raise TypeError(f"the uri of an asset must be a str, not {type(self.uri).__name__}")
         if (problem := asset_problem(self.uri)) is not None:
             raise ValueError(f"the uri {problem}")
+
+    def __or__(self, other: object) -> NoReturn:
+        raise TypeError("assets are not joined with |: Each([a, b]) is a run for each event of either")
+
+    def __and__(self, other: object) -> NoReturn:
+        raise TypeError("assets are not joined with &: [a, b] is a run when each of them has had an event")
 
 
 Assets: TypeAlias = Asset | Sequence[Asset]

@@ -8,13 +8,15 @@ from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
 from typing import Any, ClassVar, Literal, NoReturn, Required, Unpack
 
+import msgspec
 import trio
 
 from headgate.child import queries
+from headgate.protocol.messages.dags import StartTrigger
 from headgate.protocol.messages.queries import QueryResult, TriggerQuery
 from headgate.tasks.context import Context
-from headgate.tasks.dag import DAG
 from headgate.tasks.errors import SensorTimeout, TaskFailed, TaskSkipped, TriggerTimeout
+from headgate.tasks.graph import DAG
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.options import TaskOptions
 from headgate.tasks.schedule import read_zone
@@ -108,6 +110,13 @@ class BaseSensorOperator(BaseOperator):
                     kwargs={"waiting_since": since},
                 )
             self._pause(pause.total_seconds())
+
+    def _start_trigger(self) -> StartTrigger:
+        start = super()._start_trigger()
+        timeout_s = self.timeout.total_seconds()
+        if start.timeout_s is not None:
+            timeout_s = min(timeout_s, start.timeout_s)
+        return msgspec.structs.replace(start, timeout_s=timeout_s)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
         """Go on as every task does, but take the deferral's timeout for the sensor's."""
@@ -214,6 +223,7 @@ class FileSensor(TriggerSensor):
     """Waits for a file or a folder at ``filepath``, which may be a pattern. Returns the payload of `FileTrigger`."""
 
     poke_interval_default = timedelta(seconds=POKE_INTERVAL_S)
+    template_fields = ("filepath",)
 
     def __init__(self, *, filepath: str | os.PathLike[str], **options: Unpack[SensorOptions]) -> None:
         super().__init__(**options)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn, Unpack
 
 from headgate.child import queries
 from headgate.protocol.messages.queries import GetConnection, GetVariable, QueryResult, SecretText
 from headgate.protocol.uris import parse_uri
+from headgate.triggers.airflow_names import VARIABLES, NoOptions
 
 __all__ = ["Connection", "ConnectionMissing", "Variable", "VariableMissing"]
 
@@ -48,16 +49,25 @@ class ConnectionMissing(LookupError):
         self.name = name
 
 
-class Variable:
+class _NamesOfAirflow(type):
+    def __getattr__(cls, name: str) -> NoReturn:
+        instead = f": {VARIABLES[name]}" if name in VARIABLES else ""
+        raise AttributeError(f"Variable has no attribute {name!r}{instead}", name=name, obj=cls)
+
+
+class Variable(metaclass=_NamesOfAirflow):
     """Texts stored under names. Read where a step of a task runs, not where the DAG's file is parsed."""
 
     @staticmethod
-    def get(name: str, default: Any = REQUIRED) -> Any:
-        """Return the text of a variable, ``default`` where there is none.
+    def get(name: str, default: Any = REQUIRED, **unknown: Unpack[NoOptions]) -> Any:
+        """Return the text of a variable, or ``default`` if there is none.
 
         Raises `VariableMissing` if there is no default either; from `headgate.child.queries`, `NoQueryHandler` and
         `QueryFailed`.
         """
+        for option in unknown:
+            instead = f": {VARIABLES[option]}" if option in VARIABLES else ""
+            raise TypeError(f"Variable.get has no argument {option!r}{instead}")
         return variable_text(name, queries.send_query(GetVariable(name)), default)
 
     @staticmethod

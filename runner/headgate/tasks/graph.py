@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 from zoneinfo import ZoneInfo
 
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import DEFAULT_MAX_ACTIVE_RUNS, DagSpec, check_dag, id_problem
-from headgate.tasks.options import TaskOptions, options_problem
+from headgate.tasks.options import TaskOptions, options_problem, unknown_option
 from headgate.tasks.schedule import Schedule, read_schedule, read_zone
+from headgate.triggers.airflow_names import NoOptions
 
 if TYPE_CHECKING:
     from headgate.tasks.operator import BaseOperator
@@ -49,7 +52,11 @@ class DAG:
         description: str = "",
         tags: Sequence[str] = (),
         is_paused_upon_creation: bool = False,
+        **unknown: Unpack[NoOptions],
     ) -> None:
+        for name in unknown:
+            options = inspect.signature(DAG).parameters.keys() - {"dag_id", "unknown"}
+            raise DagMalformed(str(dag_id), None, unknown_option(name, options))
         self.dag_id = dag_id
         self._tasks: dict[str, BaseOperator] = {}
         self._check_types(
@@ -139,6 +146,43 @@ class DAG:
             for name, value in values.items():
                 if not isinstance(value, kind):
                     raise DagMalformed(str(self.dag_id), None, f"{name} must be a {kind.__name__}, not {value!r:.100}")
+
+
+P = ParamSpec("P")
+
+
+@overload
+def dag(function: Callable[P, object], /) -> Callable[P, DAG]: ...
+
+
+@overload
+def dag(dag_id: str | None = None, **options: Any) -> Callable[[Callable[P, object]], Callable[P, DAG]]: ...
+
+
+def dag(dag_id: Any = None, **options: Any) -> Any:
+    """Decorate a function that makes the tasks of a DAG: each call returns a new `DAG` with them.
+
+    The function's name is the dag_id unless one is given; the options are those of `DAG`. Also without parentheses:
+
+        @dag(schedule="@daily")
+        def orders():
+            load(extract())
+
+        orders()
+    """
+    if callable(dag_id):
+        return dag()(dag_id)
+
+    def decorate(function: Callable[P, object]) -> Callable[P, DAG]:
+        @functools.wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> DAG:
+            with DAG(dag_id or function.__name__, **options) as made:
+                function(*args, **kwargs)
+            return made
+
+        return make
+
+    return decorate
 
 
 def open_dag() -> DAG | None:
