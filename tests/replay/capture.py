@@ -10,22 +10,17 @@ kill that hit nothing, too many frames) is refused, and the old one stays.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sqlite3
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headgate.cli.demo.command import environment_of_demo
-from headgate.cli.demo.processes import Supervisor, Writer
+from headgate.brokers.filelog import FileLogTrigger
 from headgate.protocol.framelog.log import Record, read_frames, verify
-from headgate.store.db import schema
-from headgate.store.db.engine import open_engine
-from headgate.store.db.secrets import Secrets
-from headgate.store.store import Store
+from headgate.testing import Pair
+from headgate.testing.demo import Writer
 
 CAPTURED = Path(__file__).parent / "captured"
 SUBSCRIBERS = 2
@@ -33,123 +28,105 @@ PARTITIONS = 2
 RATE = 40.0  # events a second: slow enough that a round carries few of them, and that kills come in between
 IMPORT_PATHS = ""  # they travel in the handshake: no path of whoever makes the captures may be among them
 WITHIN_S = 60.0  # the longest anything may take on a busy machine
-LOOK_INTERVAL_S = 0.01
 FRAMES_MAX = 900  # of one capture: it has to be read by people when it fails
 BYTES_MAX = 200_000  # of one capture: it stands in the repository
 
 
-class Pair:
+class CapturedPair:
     """A pair under capture, with a writer outside."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.captured = folder / "captured"
         self._written = 0
-        url = f"sqlite:///{folder}/demo.db"
-        environment = environment_of_demo(dict(os.environ), folder, url)
-        environment |= {
-            "HEADGATE_CAPTURE": str(self.captured),
-            "HEADGATE_HEARTBEAT_S": "1",
-            "HEADGATE_IMPORT_PATHS": IMPORT_PATHS,
-        }
-        self.supervisor = Supervisor(folder, environment)
-        self._environment = environment
+        settings = {"capture": str(self.captured), "heartbeat_s": "1", "import_paths": IMPORT_PATHS}
+        self.pair = Pair(folder, settings=settings)
         self._writers = contextlib.ExitStack()
-        (folder / "log").mkdir()
-        engine = open_engine(url)
-        schema.upgrade(engine)
-        with Store(engine, secrets=Secrets.open(folder, None)) as store:
-            for number in range(SUBSCRIBERS):
-                kwargs = {"path": str(folder / "log"), "group": "captured"}
-                store.add_watcher(f"subscriber-{number}", "headgate.brokers.filelog.FileLogTrigger", kwargs)
-        engine.dispose()
+        for number in range(SUBSCRIBERS):
+            self.pair.add(FileLogTrigger(str(folder / "log"), "captured"), f"subscriber-{number}")
 
     def write(self, events: int, *, until: float = 1.0) -> None:
         """Write events and wait until this share of their rows is stored; the writer goes on meanwhile."""
-        writer = Writer(self._folder / "log", self._environment)
-        self._writers.callback(writer.end)
-        writer.start(events=events, partitions=PARTITIONS, rate=RATE)
+        writer = Writer(self._folder / "log", events=events, partitions=PARTITIONS, rate=RATE)
+        self._writers.enter_context(writer)
         wanted = int((self._written + events * until) * SUBSCRIBERS)
         self._written += events
-        self._wait(lambda: self._rows() >= wanted, f"{wanted} rows")
+        self.pair.wait_until(lambda: self._rows() >= wanted, f"{wanted} rows")
         writer.check()
 
     def wait_ready(self, runners: int) -> None:
         """Wait until so many runners have been ready, over all supervisors."""
-        log = self.supervisor.log_path
-        self._wait(lambda: log.read_text().count("the runner is ready") >= runners, f"{runners} runners")
-
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WITHIN_S
-        while not condition():
-            self.supervisor.check()
-            if time.monotonic() > deadline:
-                raise SystemExit(f"no {what} after {WITHIN_S:g} s:\n{self.supervisor.log_tail()}")
-            time.sleep(LOOK_INTERVAL_S)
+        log = self.pair.log_path
+        self.pair.wait_until(lambda: log.read_text().count("the runner is ready") >= runners, f"{runners} runners")
 
     def _rows(self) -> int:
         # A connection that stayed open would spare a killed supervisor's successor its recovery.
-        with contextlib.closing(sqlite3.connect(self._folder / "demo.db", timeout=WITHIN_S)) as connection:
+        with contextlib.closing(sqlite3.connect(self._folder / "headgate.db", timeout=WITHIN_S)) as connection:
             return int(connection.execute("SELECT count(*) FROM trigger_event").fetchone()[0])
+
+    def restart_supervisor(self) -> None:
+        """SIGKILL to the supervisor, and the next one."""
+        self.pair.kill_supervisor()
+        self.pair.start()
 
     def stop(self) -> None:
         """Have the supervisor drain."""
-        if self.supervisor.stop() != 0:
-            raise SystemExit(f"the drain failed:\n{self.supervisor.log_tail()}")
+        if self.pair.stop() != 0:
+            raise self.pair.failure("the drain failed")
 
     def end(self) -> None:
         """Leave nothing behind."""
         self._writers.close()
-        self.supervisor.end()
+        self.pair.close()
 
 
-def plain(pair: Pair) -> None:
+def plain(pair: CapturedPair) -> None:
     """From the first event to the drain, with nothing in between."""
-    pair.supervisor.start()
+    pair.pair.start()
     pair.wait_ready(1)
     pair.write(150)
 
 
-def runner_killed(pair: Pair) -> None:
+def runner_killed(pair: CapturedPair) -> None:
     """The runner dies three times; the supervisor hands its triggers over."""
-    pair.supervisor.start()
+    pair.pair.start()
     for number in range(1, 4):
         pair.wait_ready(number)
         pair.write(70, until=0.6)
-        pair.supervisor.kill_runner()
+        pair.pair.kill_runner()
     pair.wait_ready(4)
     pair.write(30)
 
 
-def supervisor_killed(pair: Pair) -> None:
+def supervisor_killed(pair: CapturedPair) -> None:
     """The supervisor dies twice, and its runner with it."""
-    pair.supervisor.start()
+    pair.pair.start()
     for number in range(1, 3):
         pair.wait_ready(number)
         pair.write(80, until=0.6)
-        pair.supervisor.kill_and_restart()
+        pair.restart_supervisor()
     pair.wait_ready(3)
     pair.write(40)
 
 
-def both_and_drain(pair: Pair) -> None:
+def both_and_drain(pair: CapturedPair) -> None:
     """A runner dies, then its supervisor; the next one drains in the middle of the events, the last at their end."""
-    pair.supervisor.start()
+    pair.pair.start()
     pair.wait_ready(1)
     pair.write(70, until=0.6)
-    pair.supervisor.kill_runner()
+    pair.pair.kill_runner()
     pair.wait_ready(2)
     pair.write(70, until=0.6)
-    pair.supervisor.kill_and_restart()
+    pair.restart_supervisor()
     pair.wait_ready(3)
     pair.write(70, until=0.6)
     pair.stop()
-    pair.supervisor.start()
+    pair.pair.start()
     pair.wait_ready(4)
     pair.write(30)
 
 
-COURSES: dict[str, Callable[[Pair], None]] = {
+COURSES: dict[str, Callable[[CapturedPair], None]] = {
     "plain": plain,
     "runner-killed": runner_killed,
     "supervisor-killed": supervisor_killed,
@@ -160,7 +137,7 @@ COURSES: dict[str, Callable[[Pair], None]] = {
 def make(name: str) -> None:
     """Make one capture and put it in the place of the old one."""
     with tempfile.TemporaryDirectory(prefix="headgate-capture-") as temporary, contextlib.ExitStack() as stack:
-        pair = Pair(Path(temporary))
+        pair = CapturedPair(Path(temporary))
         stack.callback(pair.end)
         COURSES[name](pair)
         pair.stop()

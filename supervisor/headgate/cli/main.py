@@ -20,6 +20,7 @@ from headgate.cli import configuration
 from headgate.cli.commands import (
     dags,
     database,
+    demo,
     examples,
     frames,
     runs,
@@ -33,7 +34,6 @@ from headgate.cli.commands import (
     why,
 )
 from headgate.cli.commands import events as reading
-from headgate.cli.demo import command as demo
 from headgate.cli.invocation import CommandError, Invocation
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.version import VERSION

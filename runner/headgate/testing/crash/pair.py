@@ -25,6 +25,8 @@ from headgate.triggers.base import BaseTrigger
 
 WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
 LOOK_INTERVAL_S = 0.01  # between two looks at a condition in another process that tells nobody when it comes true
+# `Pair` runs these with this Python; without -P the folder it runs in would be searched for modules.
+SUPERVISOR_ARGUMENTS = ("-P", "-m", "headgate.cli", "triggerer")
 LOG_TAIL_LINES = 30  # of the supervisor's log, shown when something fails
 # Waits are short, so that many deaths take little time; what makes events durable stays as it is by default.
 SETTINGS = {
@@ -52,7 +54,8 @@ class Pair:
     """``headgate triggerer`` on a new SQLite database in ``folder``; a context manager that leaves nothing behind.
 
     ``import_paths``: folders of the modules of the triggers, beside those that `add` finds out by itself.
-    ``settings``: headgate's settings by name, such as ``ack_timeout_s="5"``.
+    ``settings``: headgate's settings by name, such as ``ack_timeout_s="5"``. With ``database_url`` the pair runs on
+    that database instead, for example an empty one on PostgreSQL; its tables are made, and nobody removes it.
     """
 
     def __init__(
@@ -72,7 +75,8 @@ class Pair:
         self._database = folder / "headgate.db"
         self._events: tuple[object, list[dict[str, Any]]] | None = None  # the newest list of all, and what it is of
         folder.mkdir(parents=True, exist_ok=True)
-        is_new = "database_url" not in self._settings and not self._database.exists()
+        self._has_own_database = "database_url" not in self._settings
+        is_new = self._has_own_database and not self._database.exists()
         if is_new and _migrated:
             self._database.write_bytes(_migrated[0])
         else:
@@ -109,7 +113,7 @@ class Pair:
         assert self._process is None or self._process.poll() is not None, "it runs already"
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "headgate.cli", "triggerer"],
+                [sys.executable, *SUPERVISOR_ARGUMENTS],
                 cwd=self.folder,
                 env=self._environment(os.pathsep.join(self._python_path)),
                 stdin=subprocess.DEVNULL,
@@ -142,7 +146,8 @@ class Pair:
             return self._listed("--watcher", name)
         # A command takes the better part of a second. Nobody has stored anything while the files are as they were.
         files = [_stat(self._database), _stat(Path(f"{self._database}-wal"))]
-        if self._events is None or self._events[0] != files or not self.is_running:
+        is_as_before = self._has_own_database and self.is_running and self._events and self._events[0] == files
+        if self._events is None or not is_as_before:
             self._events = (files, self._listed())
         return list(self._events[1])
 
@@ -179,6 +184,11 @@ class Pair:
         """Whether the supervisor runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of a supervisor that has left; negative if a signal ended it."""
+        return None if self._process is None else self._process.poll()
+
     def runners(self) -> list[psutil.Process]:
         """Return the runner, or nothing while there is none."""
         assert self._process is not None, "it was not started"
@@ -202,7 +212,7 @@ class Pair:
     # --- deaths -----------------------------------------------------------------------------------
 
     def kill_runner(self) -> None:
-        """SIGKILL to the runner; the supervisor starts the next one by itself."""
+        """SIGKILL to the runner; returns when it is dead. The supervisor starts the next one by itself."""
         victims: list[psutil.Process] = []
 
         def found() -> bool:
@@ -214,6 +224,7 @@ class Pair:
         self.wait_until(found, "there is a runner to kill")
         with contextlib.suppress(psutil.NoSuchProcess):
             victims[0].kill()
+        self.wait_until(lambda: not _is_alive(victims[0]), "the runner is dead")
 
     def kill_supervisor(self) -> None:
         """SIGKILL to the supervisor; returns when its runner is gone too (I7). `start` starts the next one."""

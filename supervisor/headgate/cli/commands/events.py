@@ -27,6 +27,7 @@ EVENT_COLUMNS = (
     "payload",
     "is_last",
     "stored_at",
+    "redelivered",
 )
 
 

@@ -1,0 +1,126 @@
+"""``headgate demo``: the main job as proof, with real processes, real kills, and an audit of the stored events."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headgate.cli.invocation import CommandError, invocation
+
+MODULE = "headgate.testing.demo"  # started and never imported: it runs triggers
+DATABASE_VARIABLE = "HEADGATE_DEMO_DATABASE"  # by which it takes the URL of its database
+EVENTS_MAX = 1_000_000  # the audit holds all of them in memory, for each subscriber
+KILLS_MAX = 1000
+SUBSCRIBERS_MAX = 100  # each is a trigger of its own
+PARTITIONS_MAX = 64  # files the writer appends to; more show nothing more
+
+
+def demo(
+    ctx: typer.Context,
+    events: Annotated[int, typer.Option(min=1, max=EVENTS_MAX, metavar="N", help="Events to write.")] = 10_000,
+    kills: Annotated[
+        int, typer.Option(min=0, max=KILLS_MAX, metavar="K", help="SIGKILLs for the runner; the supervisor gets one.")
+    ] = 5,
+    subscribers: Annotated[
+        int, typer.Option(min=1, max=SUBSCRIBERS_MAX, metavar="S", help="Watchers that share the stream.")
+    ] = 3,
+    partitions: Annotated[
+        int, typer.Option(min=1, max=PARTITIONS_MAX, metavar="P", help="Files the log consists of.")
+    ] = 4,
+    db: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A PostgreSQL database; the demo makes one of its own beside it."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Kill at the same moments as an earlier run.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder and the database.")] = False,
+) -> None:
+    """Write events, kill the processes while the events flow, and show that none is lost and none stored twice.
+
+    The exit code is 0 only if that is so. The folder of a failed demo is kept.
+    """
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    # The URL of `headgate --db URL demo`; one from a file of settings or the environment may hold real data.
+    beside = db or invocation(ctx).flags.get("database_url")
+    with _database(beside, keep=keep) as (url, shown):
+        folder = Path(tempfile.mkdtemp(prefix="headgate-demo-"))
+        print(f"demo in {folder}, on {shown}, seed {seed}", flush=True)
+        plan = {"events": events, "kills": kills, "subscribers": subscribers, "partitions": partitions, "seed": seed}
+        code = 1
+        try:
+            code = _run([str(folder), *(f"--{name}={number}" for name, number in plan.items())], url)
+        finally:
+            if code == 0 and not keep:
+                shutil.rmtree(folder)
+            else:
+                print(f"kept: {folder}")
+    raise typer.Exit(code)
+
+
+def _run(arguments: list[str], url: str | None) -> int:
+    """Run the demo in a process of its own; return its exit code. It cleans up before it ends, whatever ends it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    if url is not None:
+        environment[DATABASE_VARIABLE] = url
+    # Ctrl-C reaches every process of the terminal; this one is asked to end once, with SIGTERM.
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    try:
+        process = subprocess.Popen([sys.executable, "-P", "-m", MODULE, *arguments], env=environment)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.signal(number, lambda *_: process.terminate())
+            before.setdefault(number, handler)
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _database(beside: str | None, *, keep: bool) -> Generator[tuple[str | None, str]]:
+    """Make a database for the demo; give its URL, and the text that names it. Without ``beside`` it makes its own.
+
+    ``beside`` is the URL of a PostgreSQL database; a second one is created on its server, and dropped at the end
+    unless ``keep`` is set. Raises `CommandError`.
+    """
+    if beside is None:
+        yield None, "SQLite"
+        return
+    from sqlalchemy import create_engine, make_url, text
+    from sqlalchemy.exc import ArgumentError, DBAPIError
+
+    try:
+        url = make_url(beside)
+    except ArgumentError:
+        raise CommandError("--db: this is not a URL; use postgresql://user@host/database", exit_code=2) from None
+    if url.get_backend_name() not in ("postgresql", "postgres"):
+        raise CommandError("--db takes a PostgreSQL URL; without it the demo makes its own SQLite file", exit_code=2)
+    name = f"headgate_demo_{secrets.token_hex(4)}"
+    # Creating and dropping a database cannot be part of a transaction.
+    server = create_engine(url.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    try:
+        with server.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+    except DBAPIError as exc:
+        shown = url.render_as_string(hide_password=True)
+        raise CommandError(f"no database can be created beside {shown}: {exc.orig}") from exc
+    made = url.set(drivername="postgresql", database=name)
+    try:
+        yield made.render_as_string(hide_password=False), made.render_as_string(hide_password=True)
+    finally:
+        if not keep:
+            with server.connect() as connection:
+                # A backend of a killed supervisor may still be there.
+                connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+        server.dispose()

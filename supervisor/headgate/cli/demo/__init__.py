@@ -1,1 +1,0 @@
-"""``headgate demo``: the main job with kills."""
