@@ -22,8 +22,8 @@ from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.backoff import DatabaseOutage
-from headgate.supervisor.children.child import Child, scrub
 from headgate.supervisor.children.link import Link
+from headgate.supervisor.children.process import scrub, start_runner
 from headgate.supervisor.config import Settings
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.core_settings import CoreSettings
@@ -160,6 +160,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         passed=settings.pass_env,
         secrets=(settings.database_url, engine.url.password or "", *(settings.fernet_keys or "").split(",")),
     )
+    hide = answers.secrets.hide_in_bytes
     selector = selectors.DefaultSelector()
     outage = DatabaseOutage()
     tasks = None
@@ -187,9 +188,8 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         with logs.in_background():
             return Arbiter(
                 core,
-                lambda incarnation: Child(
-                    incarnation, environment=environment, link_of=link_of, hide=answers.secrets.hide_in_bytes
-                ),
+                lambda incarnation: start_runner(incarnation, environment=environment, hide=hide),
+                link_of,
                 task_logs=task_logs,
                 selector=selector,
             ).run()

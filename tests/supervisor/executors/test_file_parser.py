@@ -66,7 +66,7 @@ def test_what_a_file_prints_says_which_file(author: Author, parser: Parser) -> N
     assert parser.parse(file).dags
     ((owner, record),) = parser.records
     assert (owner, record["event"], record["dag_file"]) == (str(file), "printed", str(file))
-    assert parser.output == [(str(file), b"past Python")]
+    assert parser.output == [(str(file), "past Python")]
 
 
 def test_dags_that_fill_more_than_a_frame_come_whole(author: Author, parser: Parser) -> None:

@@ -19,8 +19,8 @@ from headgate.protocol.messages.queries import EncodedValue, GetXCom
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.messages.worker import AssetEvent, Response
 from headgate.protocol.values import decode_value, encode_value
-from headgate.supervisor.children.child import scrub
-from headgate.supervisor.children.worker import WorkerChild
+from headgate.supervisor.children import worker as worker_module
+from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
 from headgate.supervisor.executors import local
 from headgate.supervisor.executors.base import StepLost
 from headgate.testing.crash.killing import MarkedDeaths
@@ -199,7 +199,7 @@ def test_every_record_of_a_step_says_whose_it_is(author: Author, pool: Pool) -> 
         (record,) = pool.logged(event)
         assert record.items() >= names.items()
     assert {owner for owner, _ in pool.records} == {step}
-    assert pool.output == [(step, b"past Python"), (step, b"of a child")]
+    assert pool.output == [(step, "past Python"), (step, "of a child")]
 
 
 def test_bytes_that_are_no_text_are_kept_as_escapes(author: Author, pool: Pool) -> None:
@@ -235,7 +235,7 @@ def test_what_fills_every_buffer_is_not_lost(author: Author, pool: Pool) -> None
     )
     assert pool.run(step) == StepSucceeded()
     assert pool.lines() == [str(n) for n in range(50_000)]
-    assert [line for _, line in pool.output] == [b"%d" % n for n in range(5000)]
+    assert [line for _, line in pool.output] == [str(n) for n in range(5000)]
 
 
 def test_a_step_may_close_its_streams_and_the_next_one_prints(author: Author, pool: Pool) -> None:
@@ -376,17 +376,17 @@ def test_a_worker_that_has_grown_is_replaced_before_the_next_step_pays_for_it(
 def test_workers_that_cannot_start_lose_what_waits_instead_of_keeping_it_for_ever(
     author: Author, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "RESPAWN_WAIT_S", 0.01)
+    monkeypatch.setattr(worker_module, "RESPAWN_WAIT_S", 0.01)
 
-    spawned: list[WorkerChild] = []
+    spawned: list[ChildProcess] = []
 
-    def spawn() -> WorkerChild:
+    def spawn() -> ChildProcess:
         if len(spawned) == 3:
             raise OSError("no memory")
-        spawned.append(WorkerChild(environment={"PYTHONHOME": "/nowhere"}))
+        spawned.append(start_worker(environment={"PYTHONHOME": "/nowhere"}))
         return spawned[-1]
 
-    monkeypatch.setattr(local, "RESPAWN_WAIT_MAX_S", 0.02)
+    monkeypatch.setattr(worker_module, "RESPAWN_WAIT_MAX_S", 0.02)
     pool = make_pool(spawn=spawn, workers=2)
     step = author.step("def f(context): pass")
     pool.executor.submit(step)
@@ -437,7 +437,7 @@ def test_a_worker_killed_at_any_mark_costs_its_step_or_has_told_its_outcome(
 ) -> None:
     deaths = MarkedDeaths(tmp_path / "deaths")
     environment = {**scrub(os.environ, passed=(), secrets=()), "PYTHONPATH": str(deaths.folder)}
-    pool = make_pool(spawn=lambda: WorkerChild(environment=environment))
+    pool = make_pool(spawn=lambda: start_worker(environment=environment))
     (pid,) = pool.executor.pids()
     deaths.ask(mark)
     step = author.step("def f(context): print('printed'); return 1")
@@ -518,7 +518,7 @@ def test_a_step_that_does_not_end_is_killed_after_a_grace_with_all_it_started(
     pool.until(lambda: deaf.exists() and pid_file.exists() and pid_file.read_text().strip(), "the step's begin")
     pool.executor.end(step.token, "timeout", "too long")
     assert pool.wait_end(step) == StepLost(step.token, "too long")
-    assert any(b"most recent call first" in line for _, line in pool.output), "where it was is told"
+    assert any("most recent call first" in line for _, line in pool.output), "where it was is told"
     assert is_gone(int(pid_file.read_text()))
 
 
@@ -725,7 +725,7 @@ def test_workers_that_die_before_their_first_step_come_ever_more_slowly(
     waits: list[float] = []
     monkeypatch.setattr(local.log, "warning", lambda event, **fields: waits.append(fields["next_in_s"]))
     environment = {**scrub(os.environ, passed=(), secrets=()), "PYTHONPATH": str(tmp_path)}
-    pool = make_pool(spawn=lambda: WorkerChild(environment=environment), workers=4)
+    pool = make_pool(spawn=lambda: start_worker(environment=environment), workers=4)
     pool.until(lambda: len(waits) == 3, "three deaths")
     assert local.RESPAWN_WAIT_S <= waits[0] < waits[1] < waits[2]
     assert pool.executor.room() == 0

@@ -14,8 +14,7 @@ from typing import Any
 
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.worker import FileParsed, Step, StepEnded, WorkerSettings
-from headgate.supervisor.children.child import scrub
-from headgate.supervisor.children.worker import WorkerChild
+from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
 from headgate.supervisor.executors.base import ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
@@ -91,7 +90,7 @@ class Loop:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         self.records: list[tuple[Any, dict[str, Any]]] = []
-        self.output: list[tuple[Any, bytes]] = []
+        self.output: list[tuple[Any, str]] = []
         self.parts: list[LocalExecutor | FileParser] = []
         self.events: list[Any] = []
         self.spawned = 0
@@ -112,9 +111,9 @@ class Loop:
             # Not all that is waited for wakes the loop: a file does not.
             self.turn(0.05)
 
-    def spawn(self) -> WorkerChild:
+    def spawn(self) -> ChildProcess:
         self.spawned += 1
-        return WorkerChild(environment=scrub(os.environ, passed=(), secrets=()), frame_bytes_max=FRAME_BYTES_MAX)
+        return start_worker(environment=scrub(os.environ, passed=(), secrets=()))
 
     def lines(self) -> list[str]:
         """What was printed by way of Python's streams."""

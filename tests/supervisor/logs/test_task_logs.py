@@ -59,7 +59,7 @@ def test_each_try_has_a_log_of_its_own_and_a_record_keeps_its_fields(open_logs: 
     logs.write(A, at(1, "begun") | {"logger": "author", "rows": [1, {"x": None}], "dag_id": "etl", "try_number": 1})
     logs.write(B, at(2, "other"), source="trigger")
     logs.say(A, "warning", "the worker is lost", reason="SIGKILL", pid=12)
-    logs.output(A, b"from C: \xff\x00")
+    logs.output(A, "from C: \\xff\x00")
     assert logs.flush(WAIT_S)
     begun, lost, raw = records(tmp_path)
     assert begun == {**at(1, "begun"), "logger": "author", "source": "task", "rows": [1, {"x": None}], "try_number": 1}

@@ -1,44 +1,40 @@
 """DAG files are parsed by a worker of their own, one at a time, each within a limit of time.
 
-A file that takes longer, or brings its worker down, is an import error that says so, and where the file was; the next
-one gets a new worker.
+A file that takes longer, or that brings its worker down, is an import error with the place where it was; the next file
+gets a new worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import structlog
-
+from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
-from headgate.protocol.messages.worker import FileParsed, ParseFile, Request, StepEnded, WorkerSettings
-from headgate.supervisor.backoff import Backoff
-from headgate.supervisor.children.worker import Work, Worker
-from headgate.supervisor.executors.local import RESPAWN_WAIT_MAX_S, RESPAWN_WAIT_S, START_FAILURES_MAX, Spawn
-
-log = structlog.get_logger(__name__)
+from headgate.protocol.messages.worker import FileParsed, FromWorker, ParseFile, WorkerSettings
+from headgate.supervisor.children.worker import START_FAILURES_MAX, SpawnWorker, Worker, WorkerStarter
 
 PARSER_FILES_MAX: Final = 1000  # then the worker is replaced, as one that runs steps is
-LINES_KEPT_MAX: Final = 200  # of what a file's worker printed: its stacks are among them
+LINES_KEPT_MAX: Final = 200  # of the output of a file's worker, with its stacks
 
 OnFileRecord = Callable[[str | None, dict[str, Any]], object]
-OnFileOutput = Callable[[str | None, bytes], object]
+OnFileOutput = Callable[[str | None, str], object]
 
 
 class FileParser:
     """Parses one file at a time. ``timeout_s`` is for one file, from when its worker begins with it.
 
-    ``on_record`` and ``on_output`` get what a file logs and prints when it is run, and its path.
+    ``on_record`` and ``on_output`` get the records and the output of a file, and its path.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        spawn: Spawn,
+        spawn: SpawnWorker,
         *,
         timeout_s: float,
         settings: WorkerSettings,
@@ -46,10 +42,8 @@ class FileParser:
         on_output: OnFileOutput,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._selector = selector
-        self._spawn = spawn
+        self._starter = WorkerStarter(selector, spawn, self, settings, clock)
         self._timeout_s = timeout_s
-        self._settings = settings
         self._on_record = on_record
         self._on_output = on_output
         self._clock = clock
@@ -62,8 +56,6 @@ class FileParser:
         self._pieces: list[FileParsed] = []
         self._lines: deque[str] = deque(maxlen=LINES_KEPT_MAX)
         self._events: list[FileParsed] = []
-        self._backoff = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)
-        self._spawn_at = 0.0
 
     # --- what the supervisor calls ----------------------------------------------------------------
 
@@ -97,7 +89,7 @@ class FileParser:
             return 0.0
         if self._worker is not None:
             return self._worker.kill_at
-        return float("inf") if self._file is None else self._spawn_at
+        return float("inf") if self._file is None else self._starter.start_at
 
     def close(self) -> None:
         """Leave no process behind."""
@@ -106,48 +98,52 @@ class FileParser:
             self._worker.destroy()
             self._worker = None
 
-    # --- what the worker says (`worker.Owner`) ----------------------------------------------------
+    # --- what the worker says (`WorkerOwner`) -----------------------------------------------------
 
-    def worker_ready(self, worker: Worker) -> None:
+    def worker_ready(self, pid: int) -> None:
         """The worker has started."""
-        self._backoff.succeed()
+        self._starter.succeeded()
         self._go_on()
 
-    def worker_said(self, worker: Worker, message: Work) -> None:
-        """Take what a file holds, piece by piece."""
-        match message:
-            case FileParsed():
-                self._pieces.append(message)
-                if not message.more:
-                    dags = tuple(dag for piece in self._pieces for dag in piece.dags)
-                    self._done(FileParsed(message.file, dags, message.error, message.traceback))
-                    worker.kill_at = float("inf")
-                    self._files += 1
-                    if self._files >= PARSER_FILES_MAX:
-                        self._files = 0
-                        self._is_retiring = True
-                        worker.retire()
-            case Request() | StepEnded():
-                raise AssertionError("the session lets nothing of it through but in a step")
+    def child_said(self, pid: int, message: FromWorker) -> None:
+        """Take the content of a file, piece by piece."""
+        assert isinstance(message, FileParsed), "the session refuses all else"
+        assert self._worker is not None
+        self._pieces.append(message)
+        if message.more:
+            return
+        dags = tuple(dag for piece in self._pieces for dag in piece.dags)
+        self._done(FileParsed(message.file, dags, message.error, message.traceback))
+        self._worker.kill_at = float("inf")
+        self._files += 1
+        if self._files >= PARSER_FILES_MAX:
+            self._files = 0
+            self._is_retiring = True
+            self._worker.retire()
 
-    def worker_logged(self, worker: Worker, record: dict[str, Any]) -> None:
+    def child_logged(self, pid: int, record: dict[str, Any]) -> None:
         """Pass a record on."""
         self._on_record(self._file, record)
 
-    def worker_printed(self, worker: Worker, line: bytes) -> None:
+    def child_printed(self, pid: int, line: str) -> None:
         """Pass a line of output on."""
-        self._lines.append(line.decode("utf-8", "backslashreplace"))
+        self._lines.append(line)
         self._on_output(self._file, line)
 
-    def worker_ended(self, worker: Worker, explanation: str) -> None:
-        """The worker is gone, and the file it was at is at fault, if it was at one."""
+    def child_broke_protocol(self, pid: int, error: RemoteProtocolError) -> None:
+        """Kill the worker."""
+        if self._worker is not None:
+            self._worker.process.kill(f"it broke the protocol: {error}")
+
+    def child_ended(self, pid: int, explanation: str) -> None:
+        """The worker is gone. If it was parsing a file, that file is at fault."""
+        assert self._worker is not None
+        is_ready = self._worker.is_ready
         self._worker = None
         self._is_retiring = False
-        if not worker.is_ready:
-            wait_s = self._backoff.fail()
-            self._spawn_at = self._clock() + wait_s
-            log.error("a worker died before it was ready", pid=worker.pid, how=explanation, next_in_s=round(wait_s, 1))
-            if self._backoff.failures >= START_FAILURES_MAX and self._file is not None:
+        if not is_ready:
+            self._starter.failed(pid, explanation)
+            if self._starter.failures >= START_FAILURES_MAX and self._file is not None:
                 self._done(FileParsed(self._file, error=f"no worker can be started to parse it: {explanation}"))
         elif self._file is not None and self._is_sent:
             if self._is_late:
@@ -165,22 +161,13 @@ class FileParser:
         if self._file is None or self._is_sent:
             return
         if self._worker is None:
-            if self._clock() >= self._spawn_at:
-                self._start()
+            if self._clock() >= self._starter.start_at:
+                with contextlib.suppress(OSError):  # logged, and tried again
+                    self._worker = self._starter.start()
         elif self._worker.is_free and not self._is_retiring:
             self._is_sent = True
             self._worker.send(ParseFile(self._file))
             self._worker.kill_by(self._clock() + self._timeout_s, "a DAG file takes too long")
-
-    def _start(self) -> None:
-        try:
-            child = self._spawn()
-        except OSError as error:
-            wait_s = self._backoff.fail()
-            self._spawn_at = self._clock() + wait_s
-            log.error("no worker can be started", error=str(error), next_in_s=round(wait_s, 1))
-            return
-        self._worker = Worker(child, self._selector, self, self._settings, self._clock)
 
     def _done(self, parsed: FileParsed) -> None:
         self._events.append(parsed)

@@ -1,8 +1,8 @@
 """Steps on this machine: a warm pool of worker processes, each running one step at a time.
 
-Everything is event driven: the workers' descriptors are on the supervisor's selector, and what they come to is picked
-up by `LocalExecutor.events`. That a worker lives is asked of the kernel, not of the worker: its end is signalled by a
-pidfd, and what it does meanwhile is seen in /proc.
+Everything is event driven: the workers' descriptors are on the supervisor's selector, and the outcomes are returned by
+`LocalExecutor.events`. Whether a worker lives is asked of the kernel, not of the worker: its end is signalled by a
+pidfd, and its use of memory is read from /proc.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from typing import Any, Final
 import structlog
 
 from headgate.protocol import marks
-from headgate.protocol.errors import LocalProtocolError
-from headgate.protocol.messages.worker import FileParsed, Request, Response, RunStep, Step, StepEnded, WorkerSettings
+from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
+from headgate.protocol.messages.worker import FromWorker, Request, Response, RunStep, Step, StepEnded, WorkerSettings
 from headgate.supervisor.backoff import Backoff
-from headgate.supervisor.children.worker import Work, Worker, WorkerChild
+from headgate.supervisor.children.worker import (
+    RESPAWN_WAIT_MAX_S,
+    RESPAWN_WAIT_S,
+    START_FAILURES_MAX,
+    SpawnWorker,
+    Worker,
+    WorkerStarter,
+)
 from headgate.supervisor.executors import processes
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 
 log = structlog.get_logger(__name__)
 
-WORKER_STEPS_MAX: Final = 1000  # then the worker is replaced: whatever users' code leaks is bounded
+WORKER_STEPS_MAX: Final = 1000  # then the worker is replaced, which bounds what users' code can leak
 END_GRACE_S: Final = 10.0  # for a step's `finally` blocks, once it is told to end
 LOOK_INTERVAL_S: Final = 2.0  # between two looks at the memory of workers that run a step
-STOPPED_S: Final = 10.0  # a worker stopped for longer is told in the log
-START_FAILURES_MAX: Final = 5  # in a row; then steps that wait for a worker are lost rather than kept
-RESPAWN_WAIT_S: Final = 0.5  # after the first worker that died before it was ready
-RESPAWN_WAIT_MAX_S: Final = 30.0
-RETIRE_SHARE: Final = (
-    0.5  # of the memory limit: an idle worker that holds more is replaced, so that no step pays for it
-)
+STOPPED_S: Final = 10.0  # a worker stopped for longer is reported in the log
+RETIRE_SHARE: Final = 0.5  # of the memory limit: an idle worker that holds more is replaced, before a step pays for it
 
-Spawn = Callable[[], WorkerChild]
 OnRecord = Callable[[Step | None, dict[str, Any]], object]
-OnOutput = Callable[[Step | None, bytes], object]
+OnOutput = Callable[[Step | None, str], object]
 
 
 class _Member:
@@ -49,25 +50,25 @@ class _Member:
         self.worker = worker
         self.step: Step | None = None
         self.steps = 0
-        self.is_leaving = False  # it is given nothing more
+        self.is_leaving = False  # it gets no more steps
         self.end_text: str | None = None  # why its step is to end
         self.end_why: EndReason | None = None
-        self.limit_text = ""  # the limit of ours that killed it
+        self.limit_text = ""  # the limit for which we killed it
         self.stopped_since: float | None = None
-        self.oom_kills = 0  # of the kernel, when the step began
+        self.oom_kills = 0  # of the kernel until the step began
 
 
 class LocalExecutor:
     """A pool of ``workers`` processes. Implements `headgate.supervisor.executors.base.Executor`.
 
     ``memory_max_bytes`` is for one worker and all that it has started; None is no limit. ``on_record`` and
-    ``on_output`` get what a worker logs and prints, and the step it does so for. ``clock`` is that of ``now``.
+    ``on_output`` get the records and the output of a worker, and the step it runs. ``clock`` is that of ``now``.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        spawn: Spawn,
+        spawn: SpawnWorker,
         *,
         workers: int,
         settings: WorkerSettings,
@@ -77,8 +78,7 @@ class LocalExecutor:
         end_grace_s: float = END_GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._selector = selector
-        self._spawn = spawn
+        self._starter = WorkerStarter(selector, spawn, self, settings, clock)
         self._workers_max = workers
         self._settings = settings
         self._on_record = on_record
@@ -90,9 +90,7 @@ class LocalExecutor:
         self._running: dict[str, _Member] = {}
         self._waiting: deque[Step] = deque()
         self._events: list[ExecutorEvent] = []
-        self._backoff = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)
-        self._early_deaths = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)  # of workers that were ready, and never ran
-        self._spawn_at = 0.0
+        self._early_deaths = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)  # of workers that were ready and ran no step
         self._look_at = float("inf")
         self._is_draining = False
         self._start_workers()  # the first one, so that the first step finds it warm
@@ -103,8 +101,8 @@ class LocalExecutor:
         """Return how many steps may be submitted now and would begin at once, or as soon as a worker has started."""
         if self._is_draining:
             return 0
-        if self._backoff.failures or self._early_deaths.failures:
-            # Whether a worker comes nobody knows: only those that are there count.
+        if self._starter.failures or self._early_deaths.failures:
+            # It is not certain that another worker can be started: only those that exist count.
             there = sum(self._is_free(member) for member in self._members.values())
             return max(0, there - len(self._waiting))
         leaving = sum(member.is_leaving and member.step is None for member in self._members.values())
@@ -120,7 +118,7 @@ class LocalExecutor:
     def end(self, token: str, why: EndReason, text: str) -> None:
         """End a step that still runs: ``text`` becomes the reason of its `StepLost`, unless its outcome comes first.
 
-        A step that has ended is left alone, and so is one that is being ended already, but that a user's wish is added.
+        A step that has ended is left alone. So is one that is being ended already, unless now a user ends it.
         """
         for step in self._waiting:
             if step.token == token:
@@ -135,13 +133,13 @@ class LocalExecutor:
             member.end_text = text
         member.end_why = why
         member.is_leaving = True
-        member.worker.child.send_signal(signal.SIGUSR2 if why == "user" else signal.SIGTERM)
+        member.worker.process.send_signal(signal.SIGUSR2 if why == "user" else signal.SIGTERM)
         member.worker.kill_by(self._clock() + grace_s, f"its step did not end within {grace_s:g} s: {text}")
 
     def answer(self, token: str, answer: Response) -> None:
-        """Answer a query of a step; dropped if the step is gone."""
+        """Answer a query of a step. If the step is gone, nothing happens."""
         member = self._running.get(token)
-        if member is None or not member.worker.child.link.is_open(answer.id):
+        if member is None or not member.worker.link.is_open(answer.id):
             return
         try:
             member.worker.send(answer)
@@ -160,13 +158,13 @@ class LocalExecutor:
         return events
 
     def wake_at(self) -> float:
-        """Return when `events` has something to do even if nothing happens: a limit to be looked at."""
+        """Return when `events` has something to do even if nothing happens, for example when a limit is reached."""
         if self._events:
             return 0.0
         times = [member.worker.kill_at for member in self._members.values()]
         times.append(self._look_at)
         if self._wanted() > 0:
-            times.append(self._spawn_at)
+            times.append(self._starter.start_at)
         return min(times)
 
     def drain(self, now: float) -> bool:
@@ -187,59 +185,60 @@ class LocalExecutor:
         """Return the pids of the workers."""
         return [member.worker.pid for member in self._members.values()]
 
-    # --- what the workers say (`worker.Owner`) ----------------------------------------------------
+    # --- what the workers say (`WorkerOwner`) -----------------------------------------------------
 
-    def worker_ready(self, worker: Worker) -> None:
+    def worker_ready(self, pid: int) -> None:
         """A worker has started: it can be given a step."""
-        self._backoff.succeed()
+        self._starter.succeeded()
         self._assign()
 
-    def worker_said(self, worker: Worker, message: Work) -> None:
-        """Take an outcome or a query."""
-        member = self._members[worker.pid]
+    def child_said(self, pid: int, message: FromWorker) -> None:
+        """Handle an outcome or a query."""
+        member = self._members[pid]
         step = member.step
-        match message:
-            case StepEnded():
-                marks.reach("executor.outcome_read")
-                self._early_deaths.succeed()
-                self._events.append(message)
-                self._free(member)
-                self._retire_if_old(member)
-                self._assign()
-            case Request() if step is not None:
-                self._events.append(StepQuery(step.token, message.id, message.query))
-            case Request() | FileParsed():
-                raise AssertionError("the session lets nothing of it through outside of a step")
+        if isinstance(message, StepEnded):
+            marks.reach("executor.outcome_read")
+            self._early_deaths.succeed()
+            self._events.append(message)
+            self._free(member)
+            self._retire_if_old(member)
+            self._assign()
+        else:
+            assert isinstance(message, Request), "the session refuses all else"
+            assert step is not None, "only a step can ask"
+            self._events.append(StepQuery(step.token, message.id, message.query))
 
-    def worker_logged(self, worker: Worker, record: dict[str, Any]) -> None:
+    def child_logged(self, pid: int, record: dict[str, Any]) -> None:
         """Pass a record on."""
-        self._on_record(self._members[worker.pid].step, record)
+        self._on_record(self._members[pid].step, record)
 
-    def worker_printed(self, worker: Worker, line: bytes) -> None:
+    def child_printed(self, pid: int, line: str) -> None:
         """Pass a line of output on."""
-        self._on_output(self._members[worker.pid].step, line)
+        self._on_output(self._members[pid].step, line)
 
-    def worker_ended(self, worker: Worker, explanation: str) -> None:
+    def child_broke_protocol(self, pid: int, error: RemoteProtocolError) -> None:
+        """Kill the worker."""
+        self._members[pid].worker.process.kill(f"it broke the protocol: {error}")
+
+    def child_ended(self, pid: int, explanation: str) -> None:
         """A worker is gone: its step is lost, and only that."""
-        member = self._members.pop(worker.pid)
-        if not worker.is_ready:
-            wait_s = self._backoff.fail()
-            self._spawn_at = self._clock() + wait_s
-            log.error("a worker died before it was ready", pid=worker.pid, how=explanation, next_in_s=round(wait_s, 1))
-            self._give_up_waiting(explanation)
+        member = self._members.pop(pid)
+        if not member.worker.is_ready:
+            self._starter.failed(pid, explanation)
+            self._fail_waiting(explanation)
         elif member.step is not None:
             self._events.append(StepLost(member.step.token, self._reason(member, explanation)))
         elif not member.is_leaving:
             wait_s = 0.0 if member.steps else self._early_deaths.fail()
-            self._spawn_at = self._clock() + wait_s
-            log.warning("an idle worker has ended", pid=worker.pid, how=explanation, next_in_s=round(wait_s, 1))
+            self._starter.start_at = self._clock() + wait_s
+            log.warning("an idle worker has ended", pid=pid, how=explanation, next_in_s=round(wait_s, 1))
         self._free(member)
         self._start_workers()
 
     # --- steps ------------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        """Give steps that wait to workers that are free."""
+        """Give waiting steps to free workers."""
         for member in self._members.values():
             if not self._waiting:
                 break
@@ -270,7 +269,7 @@ class LocalExecutor:
 
     def _retire_if_old(self, member: _Member) -> None:
         if member.is_leaving:
-            return  # told to end: it does so by itself
+            return  # it was told to end
         limit = self._memory_max_bytes
         is_fat = limit is not None and processes.rss_bytes(member.worker.pid) > limit * RETIRE_SHARE
         if is_fat or member.steps >= WORKER_STEPS_MAX:
@@ -283,7 +282,7 @@ class LocalExecutor:
         if member.end_text is not None:
             return member.end_text
         reason = f"the worker process {explanation}"
-        if member.worker.child.returncode == -signal.SIGKILL and processes.oom_kills() > member.oom_kills:
+        if member.worker.process.returncode == -signal.SIGKILL and processes.oom_kills() > member.oom_kills:
             reason += "; meanwhile the kernel has killed a process for want of memory, which is likely to be this one"
         return reason
 
@@ -293,7 +292,7 @@ class LocalExecutor:
         return member.worker.is_free and not member.is_leaving and member.step is None
 
     def _wanted(self) -> int:
-        """Return how many workers are missing: those that steps wait for, and one more, which warms up meanwhile."""
+        """Return how many workers are missing: one for each waiting step, and one more, which warms up meanwhile."""
         if self._is_draining and not self._waiting:
             return 0
         idle = sum(member.step is None and not member.is_leaving for member in self._members.values())
@@ -301,28 +300,24 @@ class LocalExecutor:
         return min(len(self._waiting) + spare - idle, self._workers_max - len(self._members))
 
     def _start_workers(self) -> None:
-        while self._wanted() > 0 and self._clock() >= self._spawn_at:
+        while self._wanted() > 0 and self._clock() >= self._starter.start_at:
             try:
-                child = self._spawn()
+                worker = self._starter.start()
             except OSError as error:
-                # No memory, no descriptors: what killed the last worker may be what keeps the next one from coming.
-                wait_s = self._backoff.fail()
-                self._spawn_at = self._clock() + wait_s
-                log.error("no worker can be started", error=str(error), next_in_s=round(wait_s, 1))
-                self._give_up_waiting(str(error))
+                self._fail_waiting(str(error))
                 return
-            worker = Worker(child, self._selector, self, self._settings, self._clock)
-            self._members[child.pid] = _Member(worker)
-            log.info("started a worker", pid=child.pid)
+            self._members[worker.pid] = _Member(worker)
+            log.info("started a worker", pid=worker.pid)
 
-    def _give_up_waiting(self, why: str) -> None:
-        if self._backoff.failures >= START_FAILURES_MAX:
+    def _fail_waiting(self, why: str) -> None:
+        """After too many starts that failed: report the waiting steps as lost."""
+        if self._starter.failures >= START_FAILURES_MAX:
             for step in self._waiting:
                 self._events.append(StepLost(step.token, f"no worker can be started: {why}"))
             self._waiting.clear()
 
     def _look(self, now: float) -> None:
-        """Look at what busy workers use, and whether they run at all."""
+        """Check the memory of busy workers, and whether one is stopped."""
         self._look_at = now + LOOK_INTERVAL_S
         busy = {member.worker.pid: member for member in self._running.values()}
         for pid, use in processes.uses(busy.keys()).items():
@@ -334,14 +329,14 @@ class LocalExecutor:
                     f"the limit is {limit / 2**20:,.0f} MiB (worker_memory_max_mib)"
                 )
                 member.is_leaving = True
-                member.worker.child.kill(member.limit_text)
+                member.worker.process.kill(member.limit_text)
             if not use.is_stopped:
                 member.stopped_since = None
             elif member.stopped_since is None:
                 member.stopped_since = now
             elif now - member.stopped_since >= STOPPED_S:
                 log.warning("a worker is stopped (SIGSTOP), and its step with it", pid=pid, **_names(member.step))
-                member.stopped_since = float("inf")  # told once
+                member.stopped_since = float("inf")  # it is reported once
 
 
 def _names(step: Step | None) -> dict[str, object]:

@@ -82,9 +82,9 @@ class TaskLogs:
             },
         )
 
-    def output(self, name: TryName, line: bytes) -> None:
-        """Add a line that came by the pipe of a worker: from C code, or from a process that the task started."""
-        self.write(name, {"event": line.decode("utf-8", "backslashreplace"), "logger": "pipe"}, source="output")
+    def output(self, name: TryName, line: str) -> None:
+        """Add a line from the pipe of a worker: output of C code, or of a process that the task started."""
+        self.write(name, {"event": line, "logger": "pipe"}, source="output")
 
     def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
         """Add what the supervisor itself has to say about a task."""

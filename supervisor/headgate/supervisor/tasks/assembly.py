@@ -12,7 +12,7 @@ from headgate.protocol.messages.worker import Step, WorkerSettings
 from headgate.scheduling.names import TryName
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry
-from headgate.supervisor.children.worker import WorkerChild
+from headgate.supervisor.children.process import ChildProcess, start_worker
 from headgate.supervisor.config import Settings
 from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
@@ -37,13 +37,12 @@ def task_part(
     outage: DatabaseOutage,
 ) -> TaskCore:
     """Return the part for tasks; its workers' descriptors are on ``selector``. To be closed by the caller."""
-    hide = answers.secrets.hide_in_bytes
 
     def retry_of(duty: str) -> DatabaseRetry:
         return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s, outage)
 
-    def spawn() -> WorkerChild:
-        return WorkerChild(environment=environment, frame_bytes_max=settings.frame_bytes_max, hide=hide)
+    def spawn() -> ChildProcess:
+        return start_worker(environment=environment, hide=answers.secrets.hide_in_bytes)
 
     def on_record(step: Step | None, record: dict[str, Any]) -> None:
         if step is not None:
@@ -51,14 +50,14 @@ def task_part(
         if step is None or record.get("level") in LEVELS_FOR_ALL:
             relay(record)
 
-    def on_output(step: Step | None, line: bytes) -> None:
+    def on_output(step: Step | None, line: str) -> None:
         if step is not None:
-            task_logs.output(name_of(step), hide(line))
+            task_logs.output(name_of(step), line)
         else:
-            log.warning("output of a worker", line=hide(line).decode("utf-8", "backslashreplace"))
+            log.warning("output of a worker", line=line)
 
-    def on_file_output(file: str | None, line: bytes) -> None:
-        log.info("output of a DAG file", line=hide(line).decode("utf-8", "backslashreplace"), file=file)
+    def on_file_output(file: str | None, line: str) -> None:
+        log.info("output of a DAG file", line=line, file=file)
 
     of_workers = WorkerSettings(
         frame_bytes_max=settings.frame_bytes_max,

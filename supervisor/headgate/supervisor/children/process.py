@@ -1,8 +1,8 @@
-"""Children that run users' code: spawned with three descriptors and a scrubbed environment, watched, reaped.
+"""Processes that run users' code: started with three descriptors and a scrubbed environment, and reaped.
 
-What each inherits: one end of the socket for frames, one end of the socket for log records, and a pipe as
-standard output and error. Nothing else: no database descriptor, and of the environment only the variables
-on an allow-list, less any that holds the database's URL or a key (I12).
+Each inherits one end of the socket for frames, one end of the socket for log records, and a pipe as standard output
+and error. Nothing else: no database descriptor, and of the environment only the variables on an allow-list, less any
+that holds the database's URL or a key (I12).
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import psutil
 
-from headgate.supervisor.children.link import Link
-
-# What a program needs of its surroundings to find files, speak the user's language and trust certificates.
+# Variables that a program needs to find files, speak the user's language and trust certificates.
 ENVIRONMENT_ALLOWED = (
     "PATH",
     "HOME",
@@ -47,20 +45,20 @@ ENVIRONMENT_ALLOWED = (
     "no_proxy",
 )
 
-SECRET_CHARS_MIN = 6  # a shorter one is found by chance in any PATH
+SECRET_CHARS_MIN = 6  # a shorter secret would be found by chance in any PATH
 
 LINE_BYTES_MAX = 64 * 1024  # a longer line of output or log is cut into several
 READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop, so that frames never wait for logs
-EMPTY_READS_MAX = 16  # reads to find a pipe empty: what it held before is among them, and nobody writes without end
+EMPTY_READS_MAX = 16  # reads to empty a pipe: they cover all that it held before, even if somebody keeps writing
 LAST_LINES_MAX = 40  # of standard error, kept to explain a death
-SESSION_LOOKS_MAX = 10  # at who is left of a session: who forks as fast as we kill is not followed for ever
+SESSION_LOOKS_MAX = 10  # for processes left in a session: one that forks as fast as we kill must not hold us up
 REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
 
 
 def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterable[str]) -> dict[str, str]:
-    """Return the environment of a runner: what is allowed or asked to be ``passed``, less what holds a secret.
+    """Return the environment of a child: the variables on the allow-list or in ``passed``, less those with a secret.
 
-    ``passed`` are names or patterns of the user's (``AWS_*``); ``secrets`` are values that must not leave.
+    ``passed`` are names or patterns from the user (for example ``AWS_*``), ``secrets`` values that must not leave.
     ``HEADGATE_*`` never passes.
     """
     patterns = (*ENVIRONMENT_ALLOWED, *passed)
@@ -75,13 +73,13 @@ def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterabl
 
 
 class LineReader:
-    """Lines out of a descriptor that must never block; a long line is cut, the last one may lack its end."""
+    """Reads lines from a descriptor without blocking; cuts a long line, and returns a last one that has no end."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._partial = b""
-        self._reads = 0  # that gave something
+        self._reads = 0  # that returned data
         self.is_ended = False
 
     def fileno(self) -> int:
@@ -108,7 +106,7 @@ class LineReader:
         return lines
 
     def read_empty(self) -> list[bytes]:
-        """Return all that can be read now, in `EMPTY_READS_MAX` reads at most, the beginning of a line included."""
+        """Return all that can be read now, in `EMPTY_READS_MAX` reads at most, and an incomplete last line with it."""
         lines: list[bytes] = []
         for _ in range(EMPTY_READS_MAX):
             held = self._reads
@@ -127,14 +125,14 @@ class LineReader:
 
 
 class ChildStatistics(msgspec.Struct, frozen=True):
-    """What the operating system says of a runner: resident memory in bytes, CPU time in seconds."""
+    """Use of resources by a child: resident memory in bytes, CPU time in seconds."""
 
     rss_bytes: int
     cpu_s: float
 
 
 class ChildProcess:
-    """One process of ``module``, with its sockets, the pipe of its output, and the kernel's word of its end."""
+    """A process that runs ``module``, with its two sockets, the pipe of its output, and its pidfd."""
 
     def __init__(
         self,
@@ -144,7 +142,7 @@ class ChildProcess:
         *,
         hide: Callable[[bytes], bytes] = bytes,
     ) -> None:
-        """Start it. ``hide`` takes out of a line of its output what must not be shown."""
+        """Start it. ``hide`` removes secrets from a line of its output."""
         frames, frames_of_child = socket.socketpair()
         logs, logs_of_child = socket.socketpair()
         read_end, write_end = os.pipe()
@@ -161,7 +159,7 @@ class ChildProcess:
                     stdout=write_end,
                     stderr=write_end,
                     # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which drains, and
-                    # whatever users' code has started can be ended together with it.
+                    # processes that users' code has started can be ended together with the child.
                     start_new_session=True,
                 )
             self.pid = self._process.pid
@@ -183,13 +181,13 @@ class ChildProcess:
         self._hide = hide
 
     def note_output(self, line: bytes) -> str:
-        """Remember a line of output, without secrets, in case it explains a death; return it as text."""
+        """Return a line of output as text without secrets, and remember it in case it explains a death."""
         text = self._hide(line).decode("utf-8", "backslashreplace")
         self._last_lines.append(text)
         return text
 
     def has_died(self) -> bool:
-        """Whether the process has ended, by the kernel's word of now; it is still to be reaped."""
+        """Ask the kernel whether the process has ended; it must still be reaped."""
         return os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def send_signal(self, number: int) -> None:
@@ -202,13 +200,13 @@ class ChildProcess:
         self.send_signal(signal.SIGUSR1)
 
     def kill(self, reason: str) -> None:
-        """SIGKILL to the process and to what it has started; ``reason`` becomes part of the explanation."""
+        """Send SIGKILL to the process and its group; ``reason`` becomes part of the explanation of its death."""
         self._killed_because = reason
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def statistics(self) -> ChildStatistics | None:
-        """What it uses; None when it is gone."""
+        """Return what it uses; None if it is gone."""
         try:
             process = psutil.Process(self.pid)
             with process.oneshot():
@@ -219,8 +217,8 @@ class ChildProcess:
 
     def reap(self) -> str:
         """Collect the process, whose end has been signalled; return how it died, in one sentence."""
-        # What it had started dies with it: nothing of an earlier incarnation may go on beside the next. Before it is
-        # collected, as its number is the session's, and could be another's afterwards.
+        # Processes that it had started die with it: none may go on beside its successor. They are killed before it is
+        # collected: its pid is the id of the session, and could be another's afterwards.
         kill_rest_of_session(self.pid)
         self.returncode = self._process.wait(REAP_WAIT_S)
         return explain_death(self.returncode, self._killed_because, self._last_lines)
@@ -233,25 +231,16 @@ class ChildProcess:
         os.close(self.pidfd)
 
 
-class Child(ChildProcess):
-    """One incarnation of the runner."""
+def start_runner(
+    incarnation: int, *, environment: Mapping[str, str], hide: Callable[[bytes], bytes] = bytes
+) -> ChildProcess:
+    """Start one incarnation of the runner. Raises `OSError`."""
+    return ChildProcess("headgate.runner", ("--incarnation", str(incarnation)), environment, hide=hide)
 
-    def __init__(
-        self,
-        incarnation: int,
-        *,
-        environment: Mapping[str, str],
-        link_of: Callable[[socket.socket, int], Link],
-        hide: Callable[[bytes], bytes] = bytes,
-    ) -> None:
-        super().__init__("headgate.runner", ("--incarnation", str(incarnation)), environment, hide=hide)
-        self.incarnation = incarnation
-        self.link = link_of(self.frames, incarnation)
 
-    def close(self) -> None:
-        """Close all descriptors."""
-        self.link.close()
-        super().close()
+def start_worker(*, environment: Mapping[str, str], hide: Callable[[bytes], bytes] = bytes) -> ChildProcess:
+    """Start a worker. Raises `OSError`."""
+    return ChildProcess("headgate.worker", (), environment, hide=hide)
 
 
 def processes_of(session: int) -> list[int]:
@@ -265,7 +254,7 @@ def processes_of(session: int) -> list[int]:
 
 
 def kill_rest_of_session(leader: int) -> None:
-    """SIGKILL to all processes of a session but its leader, which is dead and not yet collected."""
+    """Send SIGKILL to all processes of a session but its leader, which is dead and not yet collected."""
     for _ in range(SESSION_LOOKS_MAX):
         left = [pid for pid in processes_of(leader) if pid != leader]
         if not left:
@@ -283,7 +272,7 @@ def _signal_name(number: int) -> str:
 
 
 def explain_death(code: int, killed_because: str, last_lines: Iterable[str]) -> str:
-    """Say how a process died: by exit code or signal, why we killed it, and its last words."""
+    """Say how a process died: its exit code or signal, our reason if we killed it, and its last output."""
     if code < 0:
         how = f"killed by {_signal_name(-code)}"
     else:
