@@ -608,9 +608,9 @@ async def test_all_triggers_of_one_assignment_get_the_very_first_message(autojum
 
     async with hosting() as rig:
         rig.broker.publish.send_nowait(1)
-        rig.streams.hold()
+        rig.streams.pause_starts()
         await rig.start(Trigger, *range(1, 251))
-        rig.streams.release()
+        rig.streams.resume_starts()
         await rig.settle()
         assert len(rig.events) == 250
         assert len({event.trigger_id for event in rig.events}) == 250

@@ -18,7 +18,7 @@ def fired(index: int, payload: bytes = b"1") -> FiredEvent:
 def test_a_round_takes_what_was_put_in_its_order_and_leaves_the_rest_for_the_next() -> None:
     outbox = Outbox(events_max=10, round_events_max=3)
     for index in range(5):
-        outbox.put(fired(index))
+        outbox.enqueue(fired(index))
     assert [event.sequence_index for event in outbox.take_round(1).events] == [0, 1, 2]
     assert len(outbox) == 2
     assert [event.sequence_index for event in outbox.take_round(2).events] == [3, 4]
@@ -27,10 +27,10 @@ def test_a_round_takes_what_was_put_in_its_order_and_leaves_the_rest_for_the_nex
 
 def test_the_end_of_a_run_is_in_no_round_before_the_last_of_its_events() -> None:
     outbox = Outbox(events_max=10, round_events_max=2)
-    outbox.put(fired(0))
-    outbox.put(RefusedEvent(1, "run", 1, 0, "too big", 9, b"x"))
-    outbox.put(fired(2))
-    outbox.put(FinishedTrigger(1, "run", "returned", 3))
+    outbox.enqueue(fired(0))
+    outbox.enqueue(RefusedEvent(1, "run", 1, 0, "too big", 9, b"x"))
+    outbox.enqueue(fired(2))
+    outbox.enqueue(FinishedTrigger(1, "run", "returned", 3))
     first, second = outbox.take_round(1), outbox.take_round(2)
     assert (len(first.events), len(first.refused), len(first.finished)) == (1, 1, 0)
     assert (len(second.events), len(second.refused), len(second.finished)) == (1, 0, 1)
@@ -40,9 +40,9 @@ def test_a_round_ends_with_the_item_that_reaches_its_limit_of_bytes(monkeypatch:
     monkeypatch.setattr(outbox_module, "ROUND_BYTES_MAX", 100)
     outbox = Outbox(events_max=10, round_events_max=10)
     for index in range(3):
-        outbox.put(fired(index, b"x" * 60))
-    outbox.put(FinishedTrigger(1, "run", "failed", 3, "e" * 50, "t" * 50))
-    outbox.put(fired(3))
+        outbox.enqueue(fired(index, b"x" * 60))
+    outbox.enqueue(FinishedTrigger(1, "run", "failed", 3, "e" * 50, "t" * 50))
+    outbox.enqueue(fired(3))
     rounds = [outbox.take_round(number) for number in (1, 2, 3)]
     assert [(len(one.events), len(one.finished)) for one in rounds] == [(2, 0), (1, 1), (1, 0)]
 
@@ -65,14 +65,14 @@ def test_it_is_full_by_events_or_by_bytes_and_has_room_again_when_a_round_is_tak
 ) -> None:
     monkeypatch.setattr(outbox_module, "OUTBOX_BYTES_MAX", 100)
     outbox = Outbox(events_max=2, round_events_max=1)
-    outbox.put(fired(0))
+    outbox.enqueue(fired(0))
     assert not outbox.is_full
-    outbox.put(fired(1))
+    outbox.enqueue(fired(1))
     assert outbox.is_full
     outbox.take_round(1)
     assert not outbox.is_full
     outbox.take_round(2)
-    outbox.put(fired(2, b"x" * 100))
+    outbox.enqueue(fired(2, b"x" * 100))
     assert outbox.is_full
     outbox.take_round(3)
     assert not outbox.is_full
@@ -92,7 +92,7 @@ async def test_waiting_for_something_to_send_ends_with_an_item_or_a_stuck_trigge
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
         assert woken == []
-        outbox.put(fired(0))
+        outbox.enqueue(fired(0))
         await wait_all_tasks_blocked()
         assert woken == [0]
         outbox.report_stuck(1)
@@ -103,7 +103,7 @@ async def test_whoever_waits_for_room_waits_until_there_is_some(autojump_clock: 
     outbox = Outbox(events_max=2, round_events_max=2)
     rounds_seen: list[int] = []
     for index in range(5):
-        outbox.put(fired(index))
+        outbox.enqueue(fired(index))
 
     async def wait() -> None:
         while outbox.is_full:
@@ -122,7 +122,7 @@ async def test_whoever_waits_for_room_waits_until_there_is_some(autojump_clock: 
 
 async def test_wake_lets_everyone_look_again_once_and_nobody_spins(autojump_clock: MockClock) -> None:
     outbox = Outbox(events_max=1, round_events_max=1)
-    outbox.put(fired(0))
+    outbox.enqueue(fired(0))
     looks = 0
 
     async def wait() -> None:

@@ -103,7 +103,7 @@ async def test_waiting_until_all_is_told_ends_with_the_answer_and_does_not_spin(
     told: list[float] = []
     async with linked() as (link, peer, nursery):
         for index in range(2):
-            outbox.put(FiredEvent(1, "run", index, 0, b"1"))
+            outbox.enqueue(FiredEvent(1, "run", index, 0, b"1"))
 
         async def obey() -> None:
             while True:
@@ -116,7 +116,7 @@ async def test_waiting_until_all_is_told_ends_with_the_answer_and_does_not_spin(
             told.append(trio.current_time())
 
         nursery.start_soon(obey)
-        nursery.start_soon(link.send_rounds, outbox, SETTINGS, Lease(ask=outbox.call_for_round))
+        nursery.start_soon(link.send_rounds, outbox, SETTINGS, Lease(request_round=outbox.request_round))
         nursery.start_soon(wait)
         for number in (1, 2):
             await wait_all_tasks_blocked()

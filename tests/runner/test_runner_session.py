@@ -450,7 +450,7 @@ async def test_i10_nothing_is_advanced_after_the_lease_was_lost(autojump_clock: 
 
 async def test_a_round_for_the_lease_goes_before_the_events_that_wait_and_not_twice(autojump_clock: MockClock) -> None:
     outbox = Outbox(events_max=10, round_events_max=10)
-    lease = Lease(ask=outbox.call_for_round)
+    lease = Lease(request_round=outbox.request_round)
     ours, theirs = memory_stream_pair()
     link = Link(theirs, Connection(Role.RUNNER, incarnation=INCARNATION))
     supervisor = Supervisor(ours, SETTINGS)
@@ -460,7 +460,7 @@ async def test_a_round_for_the_lease_goes_before_the_events_that_wait_and_not_tw
         async def runner() -> None:
             await shake_hands(link, INCARNATION)
             nursery.start_soon(lease.wait)
-            outbox.put(FiredEvent(1, "run", 0, 0, b"1"))
+            outbox.enqueue(FiredEvent(1, "run", 0, 0, b"1"))
             await wait_all_tasks_blocked()
             nursery.start_soon(link.send_rounds, outbox, SETTINGS, lease)
             while True:
@@ -475,7 +475,7 @@ async def test_a_round_for_the_lease_goes_before_the_events_that_wait_and_not_tw
         for _ in range(3):
             rounds.append(await supervisor.hear_round())
             await supervisor.answer(rounds[-1])
-            outbox.call_for_round()
+            outbox.request_round()
         nursery.cancel_scope.cancel()
     assert [len(one.events) for one in rounds] == [0, 1, 0]
 

@@ -249,21 +249,21 @@ async def test_while_held_new_streams_do_not_begin_so_that_a_whole_cohort_gets_t
     async with SharedStreamManager() as streams:
         before = subscribe(streams, running, key="running")
         await wait_all_tasks_blocked()
-        streams.hold()
-        streams.hold()
+        streams.pause_starts()
+        streams.pause_starts()
         held.send("first")
         subscriptions = [subscribe(streams, held, 1)]
         await wait_all_tasks_blocked()
-        streams.release()
+        streams.resume_starts()
         await wait_all_tasks_blocked()
         assert held.pulls == 0
         running.send("a")
         assert await anext(before) == "a"
         subscriptions.append(subscribe(streams, held, 2))
-        streams.release()
+        streams.resume_starts()
         assert [await anext(subscription) for subscription in subscriptions] == ["first", "first"]
-        with pytest.raises(RuntimeError, match="without hold"):
-            streams.release()
+        with pytest.raises(RuntimeError, match="without pause_starts"):
+            streams.resume_starts()
 
 
 async def test_the_cohort_grace_period_begins_with_the_first_subscriber(autojump_clock: object) -> None:
@@ -281,10 +281,10 @@ async def test_the_cohort_grace_period_begins_with_the_first_subscriber(autojump
 async def test_a_stream_left_while_it_was_held_never_begins() -> None:
     broker = Broker()
     async with SharedStreamManager() as streams:
-        streams.hold()
+        streams.pause_starts()
         subscribe(streams, broker)
         await streams.unsubscribe(1, "k")
-        streams.release()
+        streams.resume_starts()
         await wait_all_tasks_blocked()
         assert broker.pulls == 0
 
@@ -478,7 +478,7 @@ async def test_subscribing_twice_outside_the_manager_or_without_a_key_is_refused
         subscribe(streams, broker)
         with pytest.raises(ValueError, match="trigger 1 is already subscribed"):
             subscribe(streams, broker)
-        with pytest.raises(ValueError, match="None is no key"):
+        with pytest.raises(ValueError, match="cannot be None"):
             streams.subscribe(trigger_id=1, trigger=Acking(broker), key=None)
     with pytest.raises(RuntimeError, match="closed"):
         subscribe(streams, broker)

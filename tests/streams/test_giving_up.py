@@ -12,7 +12,7 @@ from tests.brokers.fake_broker import ACKED, Broker, Watcher, ask, bind, subscri
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.streams import Binding
-from headgate.streams.holds import HOLD_REPORT_AGAIN_S, HOLD_REPORT_S, Hold
+from headgate.streams.stalls import STALL_REPORT_AGAIN_S, STALL_REPORT_S, Stall
 from headgate.triggers.shared_stream import (
     AckTimeout,
     AdvanceOutcome,
@@ -196,20 +196,20 @@ async def test_the_statistics_and_the_log_say_who_holds_whom(autojump_clock: obj
     with capture_logs() as logs:
         async with SharedStreamManager(max_subscriber_queue=1, overflow="pause", ack_timeout=1000) as streams:
             slow, quick = subscribe(streams, broker, 1), subscribe(streams, broker, 2)
-            assert streams.statistics().holds == ()
+            assert streams.statistics().stalls == ()
             broker.send("a1", "a2")
             assert await anext(quick) == "A1"
-            await trio.sleep(HOLD_REPORT_S - 2)
-            assert streams.statistics().holds == (Hold("'k'", "full queue", (1,)),)
+            await trio.sleep(STALL_REPORT_S - 2)
+            assert streams.statistics().stalls == (Stall("'k'", "full queue", (1,)),)
             assert logs == []
-            await trio.sleep(HOLD_REPORT_AGAIN_S + 5)
+            await trio.sleep(STALL_REPORT_AGAIN_S + 5)
             assert [await anext(slow) for _ in range(2)] == ["A1", "A2"]
             assert await anext(quick) == "A2"
             await trio.sleep(2)
-            assert streams.statistics().holds == ()
+            assert streams.statistics().stalls == ()
     waits = [entry for entry in logs if entry["event"] == "a shared stream waits for its subscribers"]
     assert [(entry["reason"], entry["trigger_ids"]) for entry in waits] == [("full queue", [1])] * 2
-    assert [entry["event"] for entry in logs if entry not in waits] == ["a shared stream goes on"]
+    assert [entry["event"] for entry in logs if entry not in waits] == ["a shared stream continues"]
 
 
 async def test_who_is_slow_but_alive_is_not_reported(autojump_clock: object) -> None:
@@ -237,11 +237,11 @@ async def test_a_key_whose_hash_fails_by_now_ends_no_other_stream(autojump_clock
     async with SharedStreamManager(ack_timeout=10) as streams:
         streams.subscribe(trigger_id=1, trigger=Watcher(Broker()), key=key)
         subscription = subscribe(streams, broker, 2)
-        streams.keep_seat(trigger_id=3, key="elsewhere")
+        streams.expect_rejoin(trigger_id=3, key="elsewhere")
         await trio.sleep(1.5)
         key.is_broken = True
         await trio.sleep(3)
-        assert len(streams.statistics().holds) == 0
+        assert len(streams.statistics().stalls) == 0
         key.is_broken = False
         broker.send("a1")
         assert await anext(subscription) == "A1"

@@ -34,7 +34,7 @@ async def skip_one(streams: SharedStreamManager, broker: Broker) -> None:
 
 async def test_what_fired_nothing_is_advanced_while_the_lease_is_held(autojump_clock: MockClock) -> None:
     broker, asked = Broker(), Asked()
-    lease = Lease(ask=asked)
+    lease = Lease(request_round=asked)
     async with SharedStreamManager(lease=lease) as streams:
         lease.renew(trio.current_time(), 5.0)
         await trio.sleep(4.9)
@@ -48,7 +48,7 @@ async def test_and_waits_for_an_answer_to_a_round_that_was_sent_since(
     autojump_clock: MockClock, renewed_before_s: float
 ) -> None:
     broker, asked = Broker(), Asked()
-    lease = Lease(ask=asked)
+    lease = Lease(request_round=asked)
     async with SharedStreamManager(lease=lease) as streams:
         lease.renew(trio.current_time(), 5.0)
         await trio.sleep(renewed_before_s)
@@ -70,7 +70,7 @@ async def test_and_waits_for_an_answer_to_a_round_that_was_sent_since(
 
 async def test_what_was_confirmed_waits_as_well(autojump_clock: MockClock) -> None:
     broker, asked = Broker(), Asked()
-    lease = Lease(ask=asked)
+    lease = Lease(request_round=asked)
     async with SharedStreamManager(lease=lease) as streams:
         broker.send("a")
         subscription = subscribe(streams, broker)
@@ -87,7 +87,7 @@ async def test_what_was_confirmed_waits_as_well(autojump_clock: MockClock) -> No
 
 async def test_what_gathers_meanwhile_is_advanced_together(autojump_clock: MockClock) -> None:
     broker = Broker()
-    lease = Lease(ask=Asked())
+    lease = Lease(request_round=Asked())
     async with SharedStreamManager(lease=lease) as streams:
         broker.send("a1", "a2", "a3")
         subscription = subscribe(streams, broker)
@@ -102,7 +102,7 @@ async def test_what_gathers_meanwhile_is_advanced_together(autojump_clock: MockC
 
 async def test_a_lease_that_is_given_up_comes_never_back(autojump_clock: MockClock) -> None:
     broker, asked = Broker(), Asked()
-    lease = Lease(ask=asked)
+    lease = Lease(request_round=asked)
     async with SharedStreamManager(lease=lease) as streams:
         lease.renew(trio.current_time(), 5.0)
         lease.give_up()
@@ -118,7 +118,7 @@ async def test_a_lease_that_is_given_up_comes_never_back(autojump_clock: MockClo
 
 async def test_who_waits_for_a_lease_that_is_given_up_waits_no_longer(autojump_clock: MockClock) -> None:
     broker = Broker()
-    lease = Lease(ask=Asked())
+    lease = Lease(request_round=Asked())
     async with SharedStreamManager(lease=lease) as streams:
         await skip_one(streams, broker)
         assert lease.is_wanted
@@ -130,7 +130,7 @@ async def test_who_waits_for_a_lease_that_is_given_up_waits_no_longer(autojump_c
 
 
 async def test_an_answer_that_grants_less_takes_nothing_away(autojump_clock: MockClock) -> None:
-    lease = Lease(ask=Asked())
+    lease = Lease(request_round=Asked())
     lease.renew(trio.current_time(), 5.0)
     await trio.sleep(1.0)
     lease.renew(trio.current_time(), 0.0)
@@ -158,7 +158,7 @@ def test_what_says_that_the_lease_is_lost(sync: StateSync, tells: bool) -> None:
 
 
 async def test_a_supervisor_that_tells_nothing_sets_no_limit_until_it_does(autojump_clock: MockClock) -> None:
-    lease = Lease(ask=Asked())
+    lease = Lease(request_round=Asked())
     lease.renew(trio.current_time(), None)
     await trio.sleep(10_000.0)
     assert lease.is_held
@@ -170,7 +170,7 @@ async def test_a_supervisor_that_tells_nothing_sets_no_limit_until_it_does(autoj
 
 async def test_a_stream_that_has_ended_waits_for_the_lease_a_moment(autojump_clock: MockClock) -> None:
     broker = Broker()
-    lease = Lease(ask=Asked())
+    lease = Lease(request_round=Asked())
     async with SharedStreamManager(lease=lease) as streams:
         await skip_one(streams, broker)
         await trio.sleep(100.0)

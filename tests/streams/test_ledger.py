@@ -26,7 +26,7 @@ class Books:
         self.ledger = Ledger(self.seqs, on_ready=no_wake)
 
     def add(self, payload: str, *accounts: Account, lane: str = "", deadline: float = 0.0) -> list[Share]:
-        return self.ledger.add(payload, lane, None, deadline, accounts)
+        return self.ledger.add_event(payload, lane, None, deadline, accounts)
 
     def take(self) -> list[AdvanceItem]:
         return self.ledger.take_batch(100)
@@ -186,7 +186,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now += 1
         online = sorted(self.online)
         event = len(self.events)
-        shares = self.books.ledger.add(event, lane, None, self.now, [self.joined[number] for number in online])
+        shares = self.books.ledger.add_event(event, lane, None, self.now, [self.joined[number] for number in online])
         models = [ModelShare(share, number) for share, number in zip(shares, online, strict=True)]
         self.events.append((event, lane, models))
         for model in models:

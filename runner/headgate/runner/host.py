@@ -179,7 +179,7 @@ class Host:
 
     def cancel(self, cancel: CancelTrigger) -> None:
         """Cancel one trigger. It need not run: a shared stream may be waiting for it to come back."""
-        self._streams.give_up_seat(cancel.trigger_id)
+        self._streams.cancel_rejoin(cancel.trigger_id)
         run = self._runs.get(cancel.trigger_id)
         if run is not None:
             self._cancel(run, cancel.reason)
@@ -243,7 +243,7 @@ class Host:
         """
         run.forced = error
         if run.cancel_reason is None:
-            self._streams.keep_seat(trigger_id=run.spec.trigger_id, key=run.key)
+            self._streams.expect_rejoin(trigger_id=run.spec.trigger_id, key=run.key)
         if not isinstance(error, PollTerminated):
             self._interrupt(run)
 
@@ -293,11 +293,11 @@ class Host:
         run.reach(Stage.ENDED)
         self._waiting_for_end.unpark_all()
         if ending.outcome == "failed" and run.subscription is not None and self._settings.rejoin_wait_s > 0:
-            self._nursery.start_soon(self._start_seat_clock, run.spec.trigger_id)
+            self._nursery.start_soon(self._start_rejoin_wait, run.spec.trigger_id)
 
-    async def _start_seat_clock(self, trigger_id: int) -> None:
+    async def _start_rejoin_wait(self, trigger_id: int) -> None:
         await self._outbox.wait_stored()
-        self._streams.start_seat_clock(trigger_id)
+        self._streams.start_rejoin_wait(trigger_id)
 
     async def _drive(self, run: TriggerRun) -> None:
         """Iterate the trigger. One task does all of it, and awaits nothing between two events but room."""
@@ -368,12 +368,12 @@ class Host:
         if problem:
             problem = storable(problem)[:ERROR_CHARS_MAX]
             log.error("an event is refused", reason=problem, sequence_index=index, **SpecNames(spec))
-            self._outbox.put(
+            self._outbox.enqueue(
                 RefusedEvent(*envelope, problem, payload_bytes, payload, None if key is None else _shown(key), position)
             )
         else:
             marks.reach("host.event_bound")
-            self._outbox.put(FiredEvent(*envelope, payload, key, position, kind, kind != "event"))
+            self._outbox.enqueue(FiredEvent(*envelope, payload, key, position, kind, kind != "event"))
             marks.reach("host.event_queued")
         return kind
 
@@ -384,7 +384,7 @@ class Host:
             return
         if ending.outcome == "failed":
             # It is started again in a moment; until then the others wait, or it would miss what they get.
-            self._streams.keep_seat(trigger_id=run.spec.trigger_id, key=run.key)
+            self._streams.expect_rejoin(trigger_id=run.spec.trigger_id, key=run.key)
         self._watch_rest(run, STREAM_END_S)
         try:
             await self._streams.unsubscribe(run.spec.trigger_id, run.key, cut_short=not ending.is_done)
@@ -429,7 +429,7 @@ class Host:
                 text = f"{text}: triggers are trio code, not asyncio; use trio.sleep and other libraries of trio"
             level = log.error if ending.outcome == "failed" else log.warning
             level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **SpecNames(spec))
-        self._outbox.put(
+        self._outbox.enqueue(
             FinishedTrigger(spec.trigger_id, spec.trigger_run_id, ending.outcome, events, text, trace, ending.reason)
         )
 

@@ -41,7 +41,7 @@ class Outbox:
         """Whether whoever fires should wait with `wait_room`."""
         return len(self._items) >= self._events_max or self._bytes >= OUTBOX_BYTES_MAX
 
-    def put(self, item: Item) -> None:
+    def enqueue(self, item: Item) -> None:
         """Append. Synchronous, so that nothing comes between the binding of an event and its place here."""
         self._items.append(item)
         self._put_total += 1
@@ -66,7 +66,7 @@ class Outbox:
         """Wait until there is something for a round."""
         await self._not_empty.wait()
 
-    def call_for_round(self) -> None:
+    def request_round(self) -> None:
         """Have a round sent even if there is nothing for it."""
         self._not_empty.set()
 

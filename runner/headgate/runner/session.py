@@ -102,7 +102,7 @@ class Session:
         self._settings = settings
         self._exit_process = exit_process
         self._outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
-        self._lease = Lease(ask=self._outbox.call_for_round)
+        self._lease = Lease(request_round=self._outbox.request_round)
         self._is_assembling = False
         self._exit_code = EXIT_DRAINED
         self._streams: SharedStreamManager
@@ -135,7 +135,7 @@ class Session:
                 nursery=nursery,
                 ask_last_event=self._link.ask_last_event,
             )
-            self._outbox.call_for_round()  # for the lease: the first message may have no event to be confirmed
+            self._outbox.request_round()  # for the lease: the first message may have no event to be confirmed
             nursery.start_soon(self._send, name="rounds and requests")
             try:
                 await self._obey(nursery)
@@ -183,12 +183,12 @@ class Session:
         if sync.to_create and not self._is_assembling:
             # Shared streams begin only when all their subscribers of this assignment are there: the first
             # message after a restart must find the same audience as before.
-            self._streams.hold()
+            self._streams.pause_starts()
             self._is_assembling = True
         await self._host.start(sync.to_create)
         if self._is_assembling and not sync.more:
             marks.reach("session.started")
-            self._streams.release()
+            self._streams.resume_starts()
             self._is_assembling = False
 
     def _confirm(self, sync: StateSync) -> None:

@@ -1,4 +1,4 @@
-"""What authors' stream code returns and raises, judged: it may be anything at all."""
+"""Checks of the values and exceptions that come out of authors' stream code: they may be anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def has_producer(trigger_class: type[BaseEventTrigger]) -> bool:
 
 
 def iterator(stream: Any, name: str) -> AsyncIterator[Any]:
-    """Return the async iterator of ``stream``; raises `TypeError`, with the name it was called by, if it has none."""
+    """Return the async iterator of ``stream``; raises `TypeError`, with the method's ``name``, if it has none."""
     if not hasattr(stream, "__aiter__"):
         discard_coroutine(stream)
         raise TypeError(f"{name} must be an async generator (async def with yield), it returned {stream!r}")
@@ -30,7 +30,7 @@ def iterator(stream: Any, name: str) -> AsyncIterator[Any]:
 
 
 def pair(item: Any, producer: object) -> tuple[Any, Any]:
-    """Return the raw event and the broker payload that ``open_stream`` yielded; raises `TypeError` for all else."""
+    """Return the raw event and the broker payload that ``open_stream`` yielded; raises `TypeError` if it did not."""
     if not isinstance(item, tuple) or len(item) != 2:
         name = type(producer).__name__
         raise TypeError(f"{name}.open_stream must yield (raw_event, broker_payload), not {shape(item)}")
@@ -38,18 +38,18 @@ def pair(item: Any, producer: object) -> tuple[Any, Any]:
 
 
 def hashable(lane: Any, producer: object) -> Hashable:
-    """Return what ``get_advance_lane`` returned; raises `TypeError` where that has no hash."""
+    """Return the lane that ``get_advance_lane`` returned; raises `TypeError` if it is not hashable."""
     try:
         hash(lane)
     except TypeError as error:
         name = type(producer).__name__
-        raise TypeError(f"{name}.get_advance_lane must return something with a hash: {error}") from error
+        raise TypeError(f"{name}.get_advance_lane must return a hashable value: {error}") from error
     found: Hashable = lane
     return found
 
 
 def check_key(key: object, producer: object) -> None:
-    """Raise `TypeError` or `ValueError` where an ``event_key`` returned something that is no key."""
+    """Raise `TypeError` or `ValueError` if ``event_key`` returned something that is not a key."""
     if not isinstance(key, str):
         raise TypeError(f"{type(producer).__name__}.event_key must return a str or None, not {shape(key)}")
     if len(key) > KEY_CHARS_MAX:
@@ -59,18 +59,18 @@ def check_key(key: object, producer: object) -> None:
 
 
 def shape(value: Any) -> str:
-    """Say what a value is, without showing it: it may be long, and it may be secret."""
+    """Describe a value without showing it: it may be long, and it may be secret."""
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a value of type {type(value).__name__}"
 
 
 def discard_coroutine(value: Any) -> None:
-    """Close what will not be awaited: the error that follows says what is wrong, a warning beside it would not."""
+    """Close a coroutine that will not be awaited, so that only the error that follows is reported, not a warning."""
     if inspect.iscoroutine(value):
         value.close()
 
 
 def split_cancelled(raised: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """Part what a producer raised into its own failure and trio's cancellation, which must go on."""
+    """Split an exception of a producer into its own failure and trio's cancellation, which has to propagate."""
     if isinstance(raised, trio.Cancelled):
         return None, raised
     if isinstance(raised, BaseExceptionGroup):

@@ -1,6 +1,6 @@
-"""What a shared stream's producer implements, what it is handed, and how a stream fails its subscribers.
+"""The contract of producers: the methods they implement, the values they get, and the errors that subscribers see.
 
-Everything here is public through `headgate.triggers.shared_stream`. The rules are those of seed 000.
+Everything here is public through `headgate.triggers.shared_stream`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 class AdvanceOutcome:
     """How the subscribers that were online when an event was broadcast resolved it; each counts once.
 
-    ``acked``: moved past it, with every event derived from it confirmed persisted. ``failed``: the manager
-    gave up on the subscriber (ack timeout, overflow) or it was cut short (I13); the broker should redeliver.
-    ``rejected``: the subscriber refused the event for good; the broker should dead-letter it.
+    ``acked``: moved past it, with every event derived from it confirmed persisted. ``failed``: the subscriber was
+    failed (ack timeout, overflow) or cut short (I13); the broker should redeliver. ``rejected``: the subscriber
+    rejected the event for good; the broker should dead-letter it.
     """
 
     acked: int = 0
@@ -26,9 +26,9 @@ class AdvanceOutcome:
 
     @property
     def is_clean(self) -> bool:
-        """Whether somebody accepted the event and nobody failed or rejected it.
+        """Whether at least one subscriber accepted the event, and none failed or rejected it.
 
-        All zeros (broadcast while nobody was online) is not clean: nothing was accepted.
+        All zeros (broadcast without subscribers) is not clean: nothing was accepted.
         """
         return self.acked > 0 and self.failed == 0 and self.rejected == 0
 
@@ -54,7 +54,7 @@ class SharedStreamProducer(abc.ABC):
         """Connect and yield ``(raw_event, broker_payload)`` for ever; written as ``async def`` with ``yield``.
 
         Called once. ``broker_payload`` is what `advance` needs later (an offset, a receipt handle).
-        Returning is an error, as is raising: either ends the stream for every subscriber.
+        Returning is an error, like raising: either ends the stream for every subscriber.
         """
 
     @abc.abstractmethod
@@ -76,10 +76,10 @@ class SharedStreamProducer(abc.ABC):
         return None
 
     def event_key(self, broker_payload: Any) -> str | None:
-        """Return the broker's own name for the message, the same at every redelivery; None where it has none.
+        """Return the broker's own name for the message, the same at every redelivery; None if it has none.
 
         It makes redelivered events recognisable, so that none is stored twice (I2). Called once per event
-        before it is broadcast, as `get_advance_lane`; at most `headgate.protocol.messages.runner.KEY_CHARS_MAX`
+        before it is broadcast, like `get_advance_lane`; at most `headgate.protocol.messages.runner.KEY_CHARS_MAX`
         characters. Raising, or anything but a str or None, ends the stream.
         """
         return None
@@ -89,9 +89,9 @@ class SharedStreamProducer(abc.ABC):
 
 
 class AckTimeout(Exception):
-    """The subscriber did not finish an event within the ack timeout: still on it, or not confirmed persisted.
+    """The subscriber did not finish an event within the ack timeout: still working on it, or not confirmed persisted.
 
-    Or, ``after_end``, it did not come to its own end within that time after its stream's.
+    With ``after_end``: its stream failed, and it did not leave within that time.
     """
 
     def __init__(self, key: Hashable, ack_timeout_s: float, *, after_end: bool = False) -> None:
@@ -104,17 +104,17 @@ class AckTimeout(Exception):
 
 
 class SubscriberOverflow(Exception):
-    """The subscriber did not keep up: its queue of raw events was full when the next one came.
+    """The subscriber did not keep up: its queue of raw events was full at the next broadcast.
 
-    Where a full queue pauses the stream instead (``overflow="pause"``): it stayed full for ``held_s`` seconds, and
-    nothing was pulled from it meanwhile.
+    If a full queue pauses the stream instead (``overflow="pause"``): the queue was full for ``held_s`` seconds, and
+    nothing was pulled from it in that time.
     """
 
     def __init__(self, key: Hashable, queue_events_max: int, *, held_s: float | None = None) -> None:
         if held_s is None:
             text = f"more than {queue_events_max:,} raw events of shared stream {key!r} were waiting"
         else:
-            text = f"nothing was pulled for {held_s:g} s while shared stream {key!r} waited, its queue being full"
+            text = f"nothing was pulled for {held_s:g} s from a full queue, for which shared stream {key!r} waited"
         super().__init__(text)
         self.key = key
         self.queue_events_max = queue_events_max
@@ -122,7 +122,7 @@ class SubscriberOverflow(Exception):
 
 
 class PollTerminated(Exception):
-    """The stream's poll ended; ``__cause__`` says why, and is None where the stream was stopped."""
+    """The stream's poll ended; ``__cause__`` is the reason, and None if the stream was stopped."""
 
     def __init__(self, key: Hashable) -> None:
         super().__init__(f"the poll of shared stream {key!r} ended")

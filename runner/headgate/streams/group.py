@@ -2,11 +2,11 @@
 
 Two tasks. The *poll* pulls from the producer and broadcasts; the *pump* hands resolved events to
 ``producer.advance``, one call at a time (I4). The group ends in one synchronous step, `Group._end`: its key
-leaves the manager's table and its subscribers are told before any other task can run (I5). After that the
-poll is over, the pump drains what was already resolved within a time limit, and the producer is closed.
+leaves the manager's table and its subscribers get their failure before any other task can run (I5). Then the poll ends,
+the pump advances the events that were already resolved, within a time limit, and the producer is closed.
 
-Both tasks run in a shielded scope. The group is ended by `Group.stop` alone, which the manager calls however
-it is left; so a cancellation from outside can never catch the group between two of its steps.
+Both tasks run in a shielded scope. Only `Group.stop` ends the group, and the manager calls it on every way out, so a
+cancellation from outside can never hit the group between two of its steps. The package's docstring has the theory.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ import trio
 from headgate.protocol import marks
 from headgate.streams import checks
 from headgate.streams.contract import AckTimeout, AdvanceItem, PollTerminated, SharedStreamProducer, SubscriberOverflow
-from headgate.streams.farewells import Farewells
+from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.flow import FlowControl
-from headgate.streams.holds import Hold, find_hold
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import Account, Ledger, SeqTable, Share
-from headgate.streams.seats import Seats
+from headgate.streams.rejoin import RejoinWaits
+from headgate.streams.stalls import Stall, find_stall
 from headgate.streams.subscription import Subscription
 from headgate.triggers.base import BaseEventTrigger
 
-# Events of one call of advance: bounds the work that is lost and redelivered if that call fails.
+# Events in one call of advance: bounds the work that is redelivered if that call fails.
 ADVANCE_BATCH_EVENTS_MAX = 1000
-# Events broadcast and not yet advanced, over all subscribers. A lane whose head waits for the ack timeout
-# gathers everything behind it; without a limit a fast broker would fill the memory in those minutes. The poll
-# waits when it is reached, and the ack timeout guarantees that it goes on.
+# Events broadcast and not yet advanced, over all subscribers. If the first event of a lane waits for the ack timeout,
+# all later ones queue behind it; without a limit a fast broker would fill the memory in those minutes. The poll waits
+# at the limit, and the ack timeout guarantees that it continues.
 OUTSTANDING_EVENTS_MAX = 100_000
-# Broadcasts without a visit to the scheduler while open_stream does not really await. Low enough that filters
-# run long before a queue of usual length is full; one visit a broadcast would cost more than the broadcast.
+# Broadcasts without a visit to the scheduler if open_stream never really awaits. Low enough that filters run long
+# before a queue of the default length is full; a visit for each broadcast would cost more than the broadcast.
 BROADCASTS_PER_CHECKPOINT_MAX = 16
 # The least wait for an absent subscriber: a deadline may lie closer than the clock can tell.
-SEAT_WAIT_S_MIN = 0.001
-# How long an ended group may go on advancing what was resolved, the call in flight included. What is not
-# advanced by then is redelivered and recognised, so this only trades shutdown time for redeliveries.
+REJOIN_WAIT_S_MIN = 0.001
+# How long an ended group may continue to advance resolved events, including the call in flight. Events not advanced by
+# then are redelivered and recognised, so this only trades shutdown time for redeliveries.
 DRAIN_TIMEOUT_S = 10.0
-# And how long it waits for the lease to be renewed: an answer takes milliseconds, or does not come.
+# How long it waits for the lease to be renewed: an answer takes milliseconds, or never arrives.
 LEASE_WAIT_S = 1.0
 # How long an open_stream that failed may take to unwind, and how long aclose may take.
 STREAM_CLOSE_TIMEOUT_S = 5.0
@@ -53,7 +53,7 @@ PRODUCER_CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSettings:
-    """What all groups of one manager have in common; see `SharedStreamManager`. Times in seconds."""
+    """Settings and state shared by all groups of one manager; see `SharedStreamManager`. Times in seconds."""
 
     log: structlog.typing.FilteringBoundLogger
     queue_events_max: int
@@ -63,9 +63,9 @@ class GroupSettings:
     now: Callable[[], float]
     flow: FlowControl
     seqs: SeqTable
-    seats: Seats
+    rejoins: RejoinWaits
     lease: Lease | None
-    farewells: Farewells
+    end_deadlines: EndDeadlines
 
 
 class Group:
@@ -97,7 +97,7 @@ class Group:
         self._poll_is_over = False
         self._is_advancing = False
         self._broadcasts = 0
-        self._fullest = 0  # raw events in the fullest queue, as of the last broadcast; they only got fewer since
+        self._fullest = 0  # raw events in the fullest queue at the last broadcast; it can only have shrunk since
         self._poll_scope = trio.CancelScope()
         self._close_scope = trio.CancelScope()
         self._pump_scope = trio.CancelScope()
@@ -125,13 +125,13 @@ class Group:
 
     @property
     def has_work(self) -> bool:
-        """Whether something resolved is being advanced or waits for it, and not for the lease, which may never come."""
+        """Whether resolved events are being advanced, or could be now; a lease that is not held may stay so."""
         lease = self._settings.lease
         may_advance = lease is None or lease.is_held
         return self._is_advancing or (may_advance and self._ledger is not None and self._ledger.is_ready)
 
     def join(self, trigger_id: int) -> Subscription:
-        """Add a subscriber; it gets what is broadcast from now on. Raises `ValueError` if it is one already."""
+        """Add a subscriber, which gets the events broadcast from now on. Raises `ValueError` if it is one already."""
         assert not self._has_ended
         if trigger_id in self._online:
             raise ValueError(f"trigger {trigger_id} is already subscribed to shared stream {self.key!r}")
@@ -163,49 +163,51 @@ class Group:
             self.stop()
 
     def stop(self) -> None:
-        """End the group without a failure: cancel the poll; what is resolved is still advanced."""
+        """End the group without a failure: cancel the poll; resolved events are still advanced."""
         self._end(None)
         self._poll_scope.cancel()
 
     def wake_poll(self) -> None:
-        """Have the poll look again whether it may go on."""
+        """Let the poll check again whether it may continue."""
         self._room.unpark_all()
 
     def expire(self, now: float) -> float | None:
-        """Fail every subscriber whose oldest event is due at ``now``, or who has held the group up for as long.
+        """Fail every subscriber whose oldest event is due, or whose full queue stalled the group for as long.
 
-        Returns when the next one is due; None where nobody owes anything.
+        Returns the next deadline; None if there is none.
         """
         timeout_s = self._settings.ack_timeout_s
         deadlines = [] if self._ledger is None else [self._ledger.expire_departed(now)]
-        # A full queue harms nobody where all are full, and is nobody's fault while nothing is handed out.
-        holds = not self._settings.flow.is_stopped and not all(each.is_full for each in self._online.values())
+        # A full queue is harmless if all queues are full, and not the subscriber's fault while nothing is handed out.
+        stalls = not self._settings.flow.is_stopped and not all(each.is_full for each in self._online.values())
         for subscription in list(self._online.values()):
             if subscription.waits_for_store:
                 subscription.full_since = None
             elif subscription.full_since is None and subscription.is_full:
                 self._note_full([subscription])
-            owed_by = None if self._ledger is None else _account(subscription).earliest_deadline()
-            held_by = subscription.full_since + timeout_s if holds and subscription.full_since is not None else None
-            if owed_by is not None and owed_by <= now:
+            due_at = None if self._ledger is None else _account(subscription).earliest_deadline()
+            overflow_at = (
+                subscription.full_since + timeout_s if stalls and subscription.full_since is not None else None
+            )
+            if due_at is not None and due_at <= now:
                 self._fail(subscription, AckTimeout(self.key, timeout_s))
-            elif held_by is not None and held_by <= now:
-                # On the fast path nothing is owed; and yet one dead subscriber must not stop the others for ever.
+            elif overflow_at is not None and overflow_at <= now:
+                # On the fast path no event has a deadline, but one dead subscriber must not stall the others for ever.
                 overflow = SubscriberOverflow(self.key, self._settings.queue_events_max, held_s=timeout_s)
                 self._fail(subscription, overflow)
             else:
-                deadlines += [owed_by, held_by]
+                deadlines += [due_at, overflow_at]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def hold(self) -> Hold | None:
-        """Say why nothing is pulled at this moment; None where it is, or where the drain has stopped everything."""
+    def stall_reason(self) -> Stall | None:
+        """Return why nothing is pulled at this moment; None if it is, or if the drain has stopped everything."""
         if self._has_ended or self._settings.flow.is_stopped:
             return None
-        absent = self._settings.seats.absent(self.key)
-        return find_hold(self._name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
+        absent = self._settings.rejoins.absent(self.key)
+        return find_stall(self._name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
 
     async def run(self) -> None:
-        """The group's whole life. Raises nothing, whatever the producer does."""
+        """Run the group until it is closed. Raises nothing, whatever the producer does."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 if self._ledger is not None:
@@ -217,7 +219,7 @@ class Group:
     # --- the end ---------------------------------------------------------------------------------
 
     def _end(self, cause: BaseException | None) -> None:
-        """End in one step without an await; later calls do nothing. ``cause``: what the poll or an advance raised."""
+        """End in one step without an await; later calls do nothing. ``cause``: the exception of the poll or pump."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -231,17 +233,17 @@ class Group:
         if cause is not None:
             self._log.error("shared stream terminated", subscribers=len(subscriptions), exc_info=cause)
         for subscription in subscriptions:
-            # One exception for each: they are raised in different tasks, and each collects its own traceback.
+            # One exception object each: they are raised in different tasks, and each collects its own traceback.
             failure = PollTerminated(self.key)
             failure.__cause__ = cause
             if cause is None:
                 subscription.stop(failure)
             else:
                 subscription.terminate(failure)
-                self._settings.farewells.add(subscription, self.key)
+                self._settings.end_deadlines.start(subscription, self.key)
 
     def _fail(self, subscription: Subscription, failure: Exception) -> None:
-        """Give up on one subscriber; the others do not notice, except that nothing waits for it any more."""
+        """Fail one subscriber. The others do not notice, except that nothing waits for it any more."""
         if self._online.get(subscription.trigger_id) is not subscription:
             return
         del self._online[subscription.trigger_id]
@@ -255,11 +257,10 @@ class Group:
     # --- the poll --------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        """Pull until the group ends, wait for the pump, close the producer: all in one task and nesting.
+        """Pull until the group ends, wait for the pump, close the producer: all in one task and one nesting of scopes.
 
-        Trio binds a nursery that a producer opens in open_stream, and leaves there or in aclose, to the task
-        and to the scopes around it. So both scopes are entered here, before the producer runs, and no scope is
-        entered around a single call of it.
+        If a producer opens a nursery in open_stream and closes it there or in aclose, trio ties it to this task and to
+        the scopes around it. So both scopes are entered here, before the producer runs, and never around a single call.
         """
         with self._poll_scope, self._close_scope:
             try:
@@ -280,15 +281,15 @@ class Group:
         """Raises nothing but trio's cancellation, and that only after `stop`."""
         stream: AsyncIterator[Any] | None = None
         try:
-            await self._settings.flow.wait_released()
+            await self._settings.flow.wait_resumed()
             await trio.sleep(self._settings.cohort_grace_s)
             stream = self._open_stream()
             await self._pull_all(stream)
         except BaseException as raised:
             failure, cancelled = checks.split_cancelled(raised)
             if cancelled is not None and not self._poll_scope.cancel_called:
-                # Nobody cancelled us. A nursery inside open_stream did, because one of its tasks failed
-                # while the stream stood at a yield; its own error surfaces when the stream is closed.
+                # This scope was not cancelled. A nursery inside open_stream was, because one of its tasks failed while
+                # the stream was suspended at a yield; its error surfaces when the stream is closed.
                 failure, cancelled = failure or checks.leaked(cancelled), None
             if failure is not None and self._has_ended:
                 self._log.warning("the producer failed while its stream was being stopped", exc_info=failure)
@@ -299,7 +300,7 @@ class Group:
                 raise cancelled from None
 
     def _open_stream(self) -> AsyncIterator[Any]:
-        """Ask the first subscriber's class for the stream, in ack mode by way of its producer."""
+        """Get the stream from the first subscriber's class; in ack mode through its producer."""
         name = self._trigger_class.__name__
         if self._ledger is None:
             return checks.iterator(self._trigger_class.open_shared_stream(self._kwargs), f"{name}.open_shared_stream")
@@ -324,10 +325,10 @@ class Group:
             self._broadcast(item)
 
     async def _wait_for_absent(self) -> None:
-        """Wait for the subscribers that are expected back. The pull came first: it may have begun before they left."""
-        seats, now = self._settings.seats, self._settings.now
+        """Wait for absent subscribers to rejoin. This follows the pull, which may have begun before they left."""
+        seats, now = self._settings.rejoins, self._settings.now
         while (until := seats.wait_until(self.key)) is not None:
-            with trio.move_on_after(max(until - now(), SEAT_WAIT_S_MIN)):
+            with trio.move_on_after(max(until - now(), REJOIN_WAIT_S_MIN)):
                 await self._room.park()
 
     async def _wait_for_room(self) -> None:
@@ -336,8 +337,8 @@ class Group:
             self._fullest >= min(BROADCASTS_PER_CHECKPOINT_MAX, self._settings.queue_events_max)
             or self._broadcasts % BROADCASTS_PER_CHECKPOINT_MAX == 0
         ):
-            # Twice: trio runs the tasks of one round in random order, so after one checkpoint a subscriber that
-            # the last broadcast woke may still stand behind us.
+            # Twice: trio runs the tasks of one scheduler round in random order, so after one checkpoint a subscriber
+            # that the last broadcast woke may not have run yet.
             await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
         else:
@@ -353,7 +354,7 @@ class Group:
         return any(subscription.is_full for subscription in self._online.values())
 
     def _broadcast(self, item: Any) -> None:
-        """Freeze who is online and queue the event for each of them; who has no room left is given up."""
+        """Queue the event for each subscriber online at this moment; fail those that have no room left."""
         subscriptions = list(self._online.values())
         shares: Sequence[Share | None]
         if self._ledger is None:
@@ -362,7 +363,7 @@ class Group:
             raw_event, shares = self._enter(item, subscriptions)
         overflowing, fullest = [], 0
         for subscription, share in zip(subscriptions, shares, strict=True):
-            queued = subscription.put(raw_event, share)
+            queued = subscription.enqueue(raw_event, share)
             if not queued:
                 overflowing.append(subscription)
             elif queued > fullest:
@@ -370,19 +371,19 @@ class Group:
         self._fullest = fullest
         if fullest >= self._settings.queue_events_max:
             self._note_full(subscriptions)
-        # Only now, when everybody has the event: the last one to go ends the group.
+        # Only after all queues have the event, because failing the last subscriber ends the group.
         for subscription in overflowing:
             self._fail(subscription, SubscriberOverflow(self.key, self._settings.queue_events_max))
 
     def _note_full(self, subscriptions: list[Subscription]) -> None:
-        """From now on these hold the group up, where a full queue does."""
+        """Record that the full queues among these stall the group from now on, if a full queue does (``overflow``)."""
         if self._settings.overflow == "pause":
             for subscription in subscriptions:
                 if subscription.is_full and not subscription.waits_for_store:
                     subscription.full_since = self._settings.now()
 
     def _enter(self, item: Any, subscriptions: list[Subscription]) -> tuple[Any, list[Share]]:
-        """Enter an event of ack mode in the ledger. Raises what the producer raises about it."""
+        """Add an event of ack mode to the ledger. Raises whatever the producer raises for it."""
         assert self._ledger is not None
         producer = self._producer
         assert producer is not None
@@ -393,10 +394,10 @@ class Group:
             checks.check_key(key, producer)
         deadline = self._settings.now() + self._settings.ack_timeout_s
         accounts = [_account(subscription) for subscription in subscriptions]
-        return raw_event, self._ledger.add(broker_payload, lane, key, deadline, accounts)
+        return raw_event, self._ledger.add_event(broker_payload, lane, key, deadline, accounts)
 
     async def _close_stream(self, stream: AsyncIterator[Any] | None) -> None:
-        """Unwind open_stream, in the scope it was entered in: its nurseries can be left in no other."""
+        """Close open_stream in the scope in which it was entered: its nurseries can be closed in no other."""
         aclose = getattr(stream, "aclose", None)
         if aclose is None:
             return
@@ -419,15 +420,15 @@ class Group:
         with self._pump_scope:
             await self._advance_until_end(ledger)
         if self._pump_scope.cancelled_caught:
-            self._log.warning("gave up advancing what was resolved", timeout_s=DRAIN_TIMEOUT_S)
+            self._log.warning("advancing the resolved events took too long", timeout_s=DRAIN_TIMEOUT_S)
         self._pump_is_done.set()
 
     async def _advance_until_end(self, ledger: Ledger) -> None:
-        """Return after the poll is over and nothing resolved is left, or when nothing more may be advanced."""
+        """Return when the poll has ended and no resolved event is left, or when nothing more may be advanced."""
         lease = self._settings.lease
         while True:
             if lease is not None and ledger.is_ready and not await self._wait_for(lease):
-                return  # what is resolved is redelivered, to us or to whoever has the lease now
+                return  # resolved events are redelivered, to this supervisor or to the one that has the lease now
             # No await from here to the advance, so that it begins while the lease is held (I10).
             batch = ledger.take_batch(ADVANCE_BATCH_EVENTS_MAX)
             if batch:
@@ -445,7 +446,7 @@ class Group:
                 await self._pump_work.park()
 
     async def _wait_for(self, lease: Lease) -> bool:
-        """Wait until an advance may begin; False where none ever may. Once the group has ended, not for long."""
+        """Wait until an advance may begin; False if none ever may. After the end of the group: only `LEASE_WAIT_S`."""
         with trio.CancelScope() as self._lease_scope:
             if self._has_ended:
                 self._lease_scope.deadline = trio.current_time() + LEASE_WAIT_S
@@ -453,7 +454,7 @@ class Group:
         return False
 
     async def _advance(self, batch: list[AdvanceItem]) -> bool:
-        """Hand over one batch. Where that fails the group ends, and nothing more may be advanced."""
+        """Hand one batch to the producer. If that fails, the group ends and nothing more may be advanced."""
         assert self._producer is not None
         try:
             marks.reach("group.before_advance")

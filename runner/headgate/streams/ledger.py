@@ -1,19 +1,38 @@
-"""Who still owes what for which event: the bookkeeping of one stream in ack mode, without I/O, clock or tasks.
+"""Which subscriber still has to handle which event: the records of one stream in ack mode; no I/O, clock or tasks.
 
-An event is broadcast to the subscribers online at that moment, and each of them gets one *share* in it
-(snapshot at fan-out). A share moves so::
+The problem. One message of a broker is broadcast to many subscribers. Each may derive any number of events from it, and
+each of these is stored some time later, in another process. The broker may forget the message only when all of that has
+happened (I1), and, in a lane, only after every message before it (I3). Subscribers join, leave, hang and fail at any
+moment, and a confirmation may arrive for something that nothing waits for any more.
+
+The idea. Count, per message, instead of asking. When an event is broadcast, each subscriber online at that moment gets
+one *share* in it; later subscribers have none (snapshot at fan-out). Every share is resolved exactly once, and the
+event is resolved when its counter of pending shares reaches zero. A share moves like this::
 
                hand_out            move_past           last confirmation
-    QUEUED ------------->  OPEN  ------------> PASSED ------------------> ACKED | REJECTED (where refused)
-      |                     |  \\                |  (at once where nothing is unconfirmed)
+    QUEUED ------------->  OPEN  ------------> PASSED ------------------> ACKED | REJECTED (if refused)
+      |                     |  \\                |  (at once if nothing is unconfirmed)
       |                     |   `-- reject ------+----------------------> REJECTED
       `------- fail --------+------- fail -------+----------------------> FAILED
 
-OPEN is the *binding window*: events the subscriber fires now derive from this raw event and put a persist
-seq on the share. ACKED therefore means moved past *and* every seq confirmed (I1). When no share of an event
-is unresolved, the event is resolved; a lane's contiguous resolved prefix is what may be advanced (I3).
+OPEN is the *binding window*: an event that the subscriber fires now derives from this raw event, and puts a persist seq
+on the share. PASSED means that the subscriber asked for its next event, so it can derive nothing more from this one.
+ACKED therefore means moved past *and* every seq confirmed (I1). An event that was never fired needs no confirmation:
+most filters skip most events, and then the share goes from OPEN to ACKED in one step.
 
-Every operation is O(1) for one share.
+Who resolves a share: the subscriber by pulling on (PASSED) or by rejecting; a confirmation, through the `SeqTable`; the
+manager, by failing a subscriber that took too long; the subscriber's leaving, which fails what it never pulled, and the
+event it was working on too if it was cut short (I13). FAILED and REJECTED end the wait for confirmations: their seqs
+are dropped from the table, and late ones are ignored.
+
+What may be advanced. A *lane* keeps its events in fan-out order. Its contiguous resolved prefix is taken as one batch;
+lanes do not wait for one another, and take turns. The outcome of an event counts how its shares were resolved: a
+producer must not commit past one that has failed shares.
+
+The end. `Ledger.close` abandons everything unresolved: the broker redelivers it, and I2 recognises what was already
+stored. Resolved events can still be taken and advanced.
+
+Limits: the group bounds `outstanding`; every operation is O(1) for one share.
 """
 
 from __future__ import annotations
@@ -28,7 +47,7 @@ from headgate.streams.contract import AdvanceItem, AdvanceOutcome
 
 
 class ShareState(enum.Enum):
-    """Where a share stands; see the module's drawing."""
+    """The state of a share; see the drawing in the module's docstring."""
 
     QUEUED = "queued"
     OPEN = "open"
@@ -46,7 +65,7 @@ _UNRESOLVED = frozenset({QUEUED, OPEN, PASSED})
 
 @lru_cache(maxsize=64)
 def _outcome(acked: int, failed: int, rejected: int) -> AdvanceOutcome:
-    # Most outcomes of a stream are equal, and they cannot be changed: one object serves them all.
+    # Most outcomes of a stream are equal, and they are immutable: one object serves them all.
     return AdvanceOutcome(acked=acked, failed=failed, rejected=rejected)
 
 
@@ -58,11 +77,11 @@ class Lane:
     def __init__(self, value: Hashable) -> None:
         self.value = value
         self.events: deque[BroadcastEvent] = deque()
-        self.is_ready = False  # stands in the ledger's queue of lanes whose first event is resolved
+        self.is_ready = False  # is in the ledger's queue of lanes whose first event is resolved
 
 
 class BroadcastEvent:
-    """One event and how its shares were resolved so far. ``deadline`` is when its ack timeout runs out."""
+    """One event, and how many of its shares were resolved in which way. ``deadline``: the end of its ack timeout."""
 
     __slots__ = ("acked", "broker_payload", "deadline", "failed", "key", "lane", "pending", "rejected")
 
@@ -78,10 +97,10 @@ class BroadcastEvent:
 
 
 class Share:
-    """What one subscriber owes for one event.
+    """The part of one subscriber in one event.
 
-    ``derived`` counts the events fired within the binding window, on whatever state: it is the position by
-    which a redelivered event is recognised (I2), so it goes on after the share is resolved.
+    ``derived`` counts the events fired within the binding window, whatever the state: it is the position by which a
+    redelivered event is recognised (I2), so it continues to count after the share is resolved.
     """
 
     __slots__ = ("account", "derived", "event", "is_refused", "state", "unconfirmed")
@@ -92,7 +111,7 @@ class Share:
         self.state = QUEUED
         self.derived = 0
         self.is_refused = False
-        self.unconfirmed: set[int] | None = None  # made with the first seq: most filters skip most events
+        self.unconfirmed: set[int] | None = None  # created with the first seq, because most filters skip most events
 
 
 class Account:
@@ -103,12 +122,12 @@ class Account:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.is_online = True
-        # A dict for its order and its O(1) removal from anywhere. A deque would keep what is resolved behind
-        # an unresolved head, with its broker payload, for as long as an ack timeout.
+        # A dict for its order and its O(1) removal from anywhere. A deque would keep resolved shares behind an
+        # unresolved head, with their broker payloads, for as long as an ack timeout.
         self.shares: dict[Share, None] = {}
 
     def earliest_deadline(self) -> float | None:
-        """When the ack timeout of the oldest unresolved share runs out; None where nothing is owed."""
+        """The end of the ack timeout of the oldest unresolved share; None if there is none."""
         for share in self.shares:
             return share.event.deadline
         return None
@@ -117,9 +136,8 @@ class Account:
 class SeqTable:
     """Which share waits for which persist seq, over all streams of one manager.
 
-    One table for all, so that a confirmation costs one look-up, however many streams there are. Seqs begin
-    at 1 (0 is "nothing waits" on the wire) and are never used twice. ``on_empty`` is called when the last of
-    them is confirmed or dropped.
+    One table for all streams, so that a confirmation costs one look-up. Seqs begin at 1 (on the wire, 0 means that
+    nothing waits) and are never reused. ``on_empty`` is called when the last seq is confirmed or dropped.
     """
 
     def __init__(self, on_empty: Callable[[], object]) -> None:
@@ -131,13 +149,13 @@ class SeqTable:
         return len(self._shares)
 
     def assign(self, share: Share) -> int:
-        """Give the next seq and let ``share`` wait for it."""
+        """Return the next seq, which ``share`` waits for from now on."""
         self._last += 1
         self._shares[self._last] = share
         return self._last
 
     def drop(self, seqs: Iterable[int]) -> None:
-        """Forget seqs whose share no longer waits; confirmations of them are then late and ignored."""
+        """Forget seqs whose share no longer waits; late confirmations of them are ignored."""
         had_some = bool(self._shares)
         for seq in seqs:
             self._shares.pop(seq, None)
@@ -145,7 +163,7 @@ class SeqTable:
             self._on_empty()
 
     def confirm(self, seqs: Iterable[int], *, refused: bool = False) -> None:
-        """Resolve what ``seqs`` were the last obstacle of; seqs that nothing waits for are ignored."""
+        """Confirm ``seqs``, and resolve the shares that waited for nothing else. Unknown seqs are ignored."""
         had_some = bool(self._shares)
         for seq in seqs:
             share = self._shares.pop(seq, None)
@@ -156,7 +174,7 @@ class SeqTable:
 
 
 class Ledger:
-    """The books of one stream. ``on_ready`` is called when a lane has something to advance."""
+    """The records of one stream. ``on_ready`` is called when a lane has something to advance."""
 
     def __init__(self, seqs: SeqTable, on_ready: Callable[[], object]) -> None:
         self._seqs = seqs
@@ -164,7 +182,7 @@ class Ledger:
         self._lanes: dict[Hashable, Lane] = {}
         self._ready: deque[Lane] = deque()
         # Dicts for their order: a set's would differ from run to run, and with it the order of the advances.
-        self._departed: dict[Account, None] = {}  # gone, but something they fired is not confirmed yet
+        self._departed: dict[Account, None] = {}  # have left, but an event they fired is not confirmed yet
         self._online: dict[Account, None] = {}
         self._is_closed = False
         self.outstanding = 0  # events broadcast and not yet taken for an advance
@@ -183,10 +201,10 @@ class Ledger:
         return account
 
     def leave(self, account: Account, *, cut_short: bool) -> None:
-        """The subscriber unsubscribes.
+        """Settle the shares of a subscriber that unsubscribes.
 
-        What it moved past still waits for its confirmations, what it never pulled fails, and the event it
-        sits on counts as moved past, unless it was ``cut_short`` (I13): then that one fails too.
+        Events that it moved past still wait for their confirmations, and events that it never pulled fail. The event
+        that it is working on counts as moved past, unless it was ``cut_short`` (I13): then that one fails too.
         """
         self._online.pop(account, None)
         account.is_online = False
@@ -199,7 +217,7 @@ class Ledger:
             self._departed[account] = None
 
     def fail(self, account: Account) -> None:
-        """Give up on a subscriber: every share it still owes fails, and it gets no more."""
+        """Fail a subscriber: all its unresolved shares fail, and it gets no more."""
         self._online.pop(account, None)
         self._departed.pop(account, None)
         account.is_online = False
@@ -207,7 +225,7 @@ class Ledger:
             self._resolve(share, FAILED)
 
     def expire_departed(self, now: float) -> float | None:
-        """Fail what subscribers that have left still owe at ``now``; return when the next of it is due."""
+        """Fail the shares of departed subscribers that are due at ``now``; return the next deadline, None if none."""
         next_deadline: float | None = None
         for account in list(self._departed):
             for share in list(account.shares):
@@ -220,10 +238,10 @@ class Ledger:
 
     # --- one event -------------------------------------------------------------------------------
 
-    def add(
+    def add_event(
         self, broker_payload: Any, lane_value: Hashable, key: str | None, deadline: float, accounts: Sequence[Account]
     ) -> list[Share]:
-        """Enter an event that is being broadcast; return one share per account, in their order."""
+        """Add an event that is being broadcast; return one share per account, in their order."""
         lane = self._lanes.get(lane_value)
         if lane is None:
             lane = self._lanes[lane_value] = Lane(lane_value)
@@ -246,7 +264,7 @@ class Ledger:
         share.state = OPEN
 
     def bind(self, share: Share) -> int | None:
-        """Let the share wait for one more derived event; None where it is resolved already, or the stream gone."""
+        """Let the share wait for one more derived event; return its seq, None if the share or the stream has ended."""
         share.derived += 1
         if share.state is not OPEN or self._is_closed:
             return None
@@ -257,7 +275,7 @@ class Ledger:
         return seq
 
     def move_past(self, share: Share) -> None:
-        """The binding window closes: the share resolves as soon as nothing is unconfirmed, or at once."""
+        """Close the binding window: the share resolves as soon as nothing is unconfirmed, possibly at once."""
         if share.state is not OPEN:
             return  # rejected or failed within the window
         share.state = PASSED
@@ -265,7 +283,7 @@ class Ledger:
             self._resolve(share, REJECTED if share.is_refused else ACKED)
 
     def confirm(self, share: Share, seq: int, *, refused: bool) -> None:
-        """One derived event is stored, or ``refused`` for good; called by the `SeqTable` that held ``seq``."""
+        """Record that one derived event is stored, or ``refused`` for good; called by the `SeqTable` of ``seq``."""
         assert share.unconfirmed is not None
         share.unconfirmed.remove(seq)
         share.is_refused = share.is_refused or refused
@@ -273,7 +291,7 @@ class Ledger:
             self._resolve(share, REJECTED if share.is_refused else ACKED)
 
     def reject(self, share: Share) -> bool:
-        """Resolve as rejected, whatever was derived before; False where the share is no longer open."""
+        """Resolve as rejected, whatever was derived before; False if the share is no longer open."""
         if share.state is not OPEN or self._is_closed:
             return False
         self._resolve(share, REJECTED)
@@ -282,7 +300,7 @@ class Ledger:
     # --- advancing -------------------------------------------------------------------------------
 
     def take_batch(self, batch_events_max: int) -> list[AdvanceItem]:
-        """Take one lane's contiguous resolved prefix; empty where there is none. Ready lanes take turns."""
+        """Take the contiguous resolved prefix of one lane; empty if there is none. Ready lanes take turns."""
         if not self._ready:
             return []
         lane = self._ready.popleft()
@@ -293,14 +311,14 @@ class Ledger:
             batch.append(AdvanceItem(event.broker_payload, _outcome(event.acked, event.failed, event.rejected)))
         self.outstanding -= len(batch)
         if not lane.events:
-            # A lane may be as short-lived as one message; keeping the empty ones would never end.
+            # A lane may be as short-lived as one message: without this the table would grow without bound.
             del self._lanes[lane.value]
         elif lane.events[0].pending == 0:
             self._mark_ready(lane)
         return batch
 
     def close(self) -> None:
-        """Abandon what is unresolved (the broker redelivers it); what is resolved can still be taken."""
+        """Abandon unresolved events (the broker redelivers them); resolved ones can still be taken."""
         self._is_closed = True
         for account in self._online | self._departed:
             account.is_online = False

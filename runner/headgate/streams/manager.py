@@ -1,8 +1,7 @@
 """All shared streams of one runner, by key.
 
-The invariant (seed 000, I5): a key is in the table only while its poll is alive and accepting subscribers.
-Whatever ends a group takes its key out in the same step, so a subscriber that comes at that very moment gets
-a fresh group instead of a dead one.
+The invariant (I5): a key is in the table only while its poll is alive and accepts subscribers. Whatever ends a group
+removes its key in the same step, so a subscriber that arrives at that moment gets a new group and not a dead one.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from typing import Literal, Self
 import structlog
 import trio
 
-from headgate.streams.farewells import Farewells
+from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.flow import FlowControl
 from headgate.streams.group import Group, GroupSettings
-from headgate.streams.holds import Hold, HoldReports
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import SeqTable
-from headgate.streams.seats import Seats
+from headgate.streams.rejoin import RejoinWaits
+from headgate.streams.stalls import Stall, StallReports
 from headgate.streams.subscription import Subscription
 from headgate.triggers.base import BaseEventTrigger
 
-# The scan for ack timeouts looks at least this often, because the clock it goes by may be another one than
-# trio's; and at most this often, because a deadline may lie closer than the clock can tell.
+# The scan for ack timeouts runs at least this often, because its clock may be another one than trio's; and at most this
+# often, because a deadline may be closer than the resolution of the clock.
 ACK_SCAN_INTERVAL_S_MAX = 1.0
 ACK_SCAN_INTERVAL_S_MIN = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatistics:
-    """What a manager holds at one moment."""
+    """The contents of a manager at one moment."""
 
     groups: int  # streams that accept subscribers
     groups_ending: int  # streams that drain and close
@@ -43,20 +42,22 @@ class StreamStatistics:
     queued_events: int  # raw events waiting, over all subscribers
     outstanding_events: int  # broadcast and not yet advanced
     unconfirmed_seqs: int  # fired and not yet confirmed persisted
-    holds: tuple[Hold, ...] = ()  # who holds whom: the streams that pull nothing at this moment
+    stalls: tuple[Stall, ...] = ()  # the streams that pull nothing at this moment, and why
 
 
 class SharedStreamManager:
     """Coordinates the triggers that share an upstream; ``async with`` it, leaving it is `stop_all`.
 
-    ``max_subscriber_queue``: raw events a subscriber may have waiting. ``ack_timeout``: seconds by ``_now``
-    from broadcast until a subscriber that has not finished an event is failed, and, once a stream has failed, from its
-    end or a later pull until one that has not come to that end is, or from then until one that does not leave.
-    ``cohort_grace_period``: seconds from the first
-    subscriber until the poll begins, so that others can join before the first broadcast. ``rejoin_wait``: seconds a
-    stream waits for a subscriber for which a seat is kept (`keep_seat`).
-    ``overflow``: what a full queue does: ``"fail"`` its subscriber, or ``"pause"`` the poll for
-    all until there is room again (the ack timeout bounds how long). ``lease``: advances begin only while it is held.
+    - ``max_subscriber_queue``: raw events that may wait in the queue of one subscriber.
+    - ``ack_timeout``: seconds by ``_now``. A subscriber is failed if (a) it has not resolved an event within this time
+      after its broadcast, (b) its stream failed, and for that long it neither pulled nor saw the failure, or (c) it saw
+      the failure and has not unsubscribed within this time.
+    - ``cohort_grace_period``: seconds from the first subscriber to the start of the poll, so that others can join
+      before the first broadcast.
+    - ``rejoin_wait``: seconds that a stream waits for a subscriber that failed (`expect_rejoin`).
+    - ``overflow``: the effect of a full queue: ``"fail"`` its subscriber, or ``"pause"`` the poll for all until there
+      is room again (bounded by the ack timeout).
+    - ``lease``: advances begin only while it is held.
 
     Belongs to one trio run; not thread-safe. Raises `ValueError` for a limit that is not positive.
     """
@@ -86,12 +87,12 @@ class SharedStreamManager:
         self._flow = FlowControl()
         self._progress = trio.lowlevel.ParkingLot()
         self._log = structlog.get_logger("headgate.streams") if log is None else log
-        self._seats = Seats(rejoin_wait_s=rejoin_wait, now=_now, log=self._log)
-        self._farewells = Farewells(timeout_s=ack_timeout, now=_now, is_awaited=self._is_awaited)
+        self._rejoins = RejoinWaits(rejoin_wait_s=rejoin_wait, now=_now, log=self._log)
+        self._end_deadlines = EndDeadlines(timeout_s=ack_timeout, now=_now, is_awaited=self._is_awaited)
         self._seqs = SeqTable(on_empty=self._progress.unpark_all)
         self._settings = GroupSettings(
             log=self._log,
-            seats=self._seats,
+            rejoins=self._rejoins,
             queue_events_max=max_subscriber_queue,
             ack_timeout_s=ack_timeout,
             cohort_grace_s=cohort_grace_period,
@@ -100,7 +101,7 @@ class SharedStreamManager:
             flow=self._flow,
             seqs=self._seqs,
             lease=lease,
-            farewells=self._farewells,
+            end_deadlines=self._end_deadlines,
         )
         self._groups: dict[Hashable, Group] = {}
         self._running: dict[Group, None] = {}  # in order; the groups of the table and those that drain and close
@@ -121,18 +122,19 @@ class SharedStreamManager:
         assert self._nursery is not None
         self._is_closed = True
         self._stop_groups()
-        # This ends the scan; the groups are shielded and end by themselves, each within its time limits.
+        # This ends the scan; the groups are shielded, and end within their time limits.
         self._nursery.cancel_scope.cancel()
         try:
             return await self._nursery_manager.__aexit__(exc_type, exc, traceback)
         except BaseExceptionGroup as group:
-            # The nursery is our affair: what the body raised leaves us as it was, not in a group of one.
+            # The nursery is an implementation detail: the exception of the body leaves unchanged, not in a group of
+            # one.
             if group.exceptions == (exc,):
                 return False
             raise
 
     async def stop_all(self) -> None:
-        """End every stream: what is resolved is advanced, the rest abandoned to redelivery.
+        """End every stream: resolved events are advanced, the others are left to redelivery.
 
         The table is empty before the first await. A subscriber that pulls afterwards gets `PollTerminated`.
         Bounded by the time limits of `headgate.streams.group`.
@@ -147,14 +149,16 @@ class SharedStreamManager:
     def subscribe(self, *, trigger_id: int, trigger: BaseEventTrigger, key: Hashable) -> Subscription:
         """Subscribe a trigger to the stream of ``key``; the first one's class and kwargs open it.
 
-        Raises `RuntimeError` outside ``async with``, `ValueError` where ``key`` is None or the trigger is
-        subscribed to it already, and whatever ``trigger.serialize()`` raises; no stream is left behind then.
-        What the factory raises comes as `PollTerminated` at the first pull.
+        Raises `RuntimeError` outside ``async with``, `ValueError` if ``key`` is None or the trigger is subscribed to it
+        already, and whatever ``trigger.serialize()`` raises; no stream is left behind then. An exception of the factory
+        is raised as the cause of `PollTerminated` at the first pull.
         """
         if self._nursery is None or self._is_closed:
             raise RuntimeError("the SharedStreamManager is closed" if self._is_closed else "use `async with` first")
         if key is None:
-            raise ValueError("None is no key of a shared stream: the trigger wants its own run()")
+            raise ValueError(
+                "the key of a shared stream cannot be None, which means that the trigger has a run() of its own"
+            )
         group = self._groups.get(key)
         if group is None:
             _, kwargs = trigger.serialize()
@@ -170,17 +174,17 @@ class SharedStreamManager:
             self._running[group] = None
             self._nursery.start_soon(self._run_group, group, name=f"shared stream {key!r}")
         subscription = group.join(trigger_id)
-        self.give_up_seat(trigger_id)
+        self.cancel_rejoin(trigger_id)
         return subscription
 
     async def unsubscribe(self, trigger_id: int, key: Hashable, *, cut_short: bool = False) -> None:
-        """Remove a subscriber; nothing happens where it is not subscribed.
+        """Remove a subscriber; do nothing if it is not subscribed.
 
-        The event it sits on and those it moved past resolve through the persist gate; those it never pulled
-        fail, and with ``cut_short`` the one it sits on as well (I13). All of this is done before the first
+        The event it is working on and those it moved past resolve through the persist gate; those it never pulled
+        fail, and with ``cut_short`` the one it is working on as well (I13). All of this is done before the first
         await. With the last subscriber the stream ends, and this waits until it is closed.
         """
-        self._farewells.forget(trigger_id)
+        self._end_deadlines.cancel(trigger_id)
         group = self._groups.get(key)
         if group is not None:
             group.leave(trigger_id, cut_short=cut_short)
@@ -188,21 +192,21 @@ class SharedStreamManager:
                 await group.done.wait()
         await trio.lowlevel.checkpoint()
 
-    def keep_seat(self, *, trigger_id: int, key: Hashable) -> None:
-        """Expect a subscriber that failed to be back; until then nothing is broadcast (see `start_seat_clock`).
+    def expect_rejoin(self, *, trigger_id: int, key: Hashable) -> None:
+        """Wait for a subscriber that failed to rejoin; until then nothing is broadcast (see `start_rejoin_wait`).
 
-        Ours, not of seed 000: the audience of an event is frozen when it is broadcast, so without this a
-        subscriber that is restarted would miss, and the broker forget, what comes meanwhile.
+        The subscribers of an event are fixed when it is broadcast, so without this a restarted subscriber would miss,
+        and the broker forget, the events broadcast in the meantime.
         """
-        self._seats.keep(key, trigger_id)
+        self._rejoins.expect(key, trigger_id)
 
-    def start_seat_clock(self, trigger_id: int) -> None:
-        """From now on wait ``rejoin_wait`` seconds for this trigger: it can be started again."""
-        self._wake_polls(self._seats.start_clock(trigger_id))
+    def start_rejoin_wait(self, trigger_id: int) -> None:
+        """Wait ``rejoin_wait`` seconds from now on for this trigger: it can be started again."""
+        self._wake_polls(self._rejoins.start(trigger_id))
 
-    def give_up_seat(self, trigger_id: int) -> None:
-        """Wait for this trigger no longer: it is back, or will not come."""
-        self._wake_polls(self._seats.give_up(trigger_id))
+    def cancel_rejoin(self, trigger_id: int) -> None:
+        """Stop waiting for this trigger: it has rejoined, or never will."""
+        self._wake_polls(self._rejoins.cancel(trigger_id))
 
     def _wake_polls(self, keys: Iterable[Hashable]) -> None:
         for key in keys:
@@ -215,35 +219,35 @@ class SharedStreamManager:
     def bind_pending_event(self, *, trigger_id: int, key: Hashable) -> int | None:
         """Bind an event the subscriber just fired; return the seq to be confirmed once it is stored.
 
-        None where nothing is gated: the stream is gone or on the fast path, or no binding window is open.
-        `Subscription.bind` says more.
+        None if nothing is gated: the stream has ended or is on the fast path, or no binding window is open.
+        See `Subscription.bind`.
         """
         group = self._groups.get(key)
         subscription = None if group is None else group.find(trigger_id)
         return None if subscription is None else subscription.bind().seq
 
     def confirm_persisted(self, seqs: Iterable[int]) -> None:
-        """The events behind ``seqs`` are durable (I1). Unknown and late seqs are ignored."""
+        """Confirm that the events of ``seqs`` are durable (I1). Unknown and late seqs are ignored."""
         self._seqs.confirm(seqs)
 
     def confirm_refused(self, seqs: Iterable[int]) -> None:
-        """The events behind ``seqs`` will never be stored: their raw events resolve as rejected, not acked."""
+        """Confirm that the events of ``seqs`` will never be stored: their raw events resolve as rejected, not acked."""
         self._seqs.confirm(seqs, refused=True)
 
     # --- flow ------------------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Keep new streams from beginning until `release`; counted. Streams that have begun go on."""
-        self._flow.hold()
+    def pause_starts(self) -> None:
+        """Let no new stream begin until `resume_starts`; counted. Streams that have begun continue."""
+        self._flow.pause_starts()
 
-    def release(self) -> None:
-        """Undo one `hold`. Raises `RuntimeError` where there is none."""
-        self._flow.release()
+    def resume_starts(self) -> None:
+        """Undo one `pause_starts`. Raises `RuntimeError` if there is none."""
+        self._flow.resume_starts()
 
     def stop_pulling(self) -> None:
-        """For the drain, for good: pull no more from producers, hand no more to subscribers, go on advancing.
+        """For the drain, for good: pull no more from producers, hand no more to subscribers, continue to advance.
 
-        A subscriber that asks for its next event has moved past its last one, and waits.
+        A subscriber that pulls its next event has moved past its last one, and waits.
         """
         self._flow.stop()
 
@@ -257,7 +261,7 @@ class SharedStreamManager:
         await trio.lowlevel.checkpoint()
 
     def statistics(self) -> StreamStatistics:
-        """Return what the manager holds now."""
+        """Return the contents of the manager at this moment."""
         return StreamStatistics(
             groups=len(self._groups),
             groups_ending=len(self._running) - len(self._groups),
@@ -265,21 +269,21 @@ class SharedStreamManager:
             queued_events=sum(group.queued for group in self._running),
             outstanding_events=sum(group.outstanding for group in self._running),
             unconfirmed_seqs=len(self._seqs),
-            holds=tuple(self._holds()),
+            stalls=tuple(self._stalls()),
         )
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _holds(self) -> Iterator[Hold]:
+    def _stalls(self) -> Iterator[Stall]:
         for group in self._groups.values():
-            # The key is the author's object: where its hash fails by now, this must not end all other streams.
+            # The key is the author's object: if its hash has begun to fail, this must not end all other streams.
             with contextlib.suppress(Exception):
-                if (hold := group.hold()) is not None:
-                    yield hold
+                if (stall := group.stall_reason()) is not None:
+                    yield stall
 
     def _is_awaited(self, key: Hashable, trigger_id: int) -> bool:
-        with contextlib.suppress(Exception):  # see `_holds`
-            return key in self._groups and trigger_id in self._seats.absent(key)
+        with contextlib.suppress(Exception):  # see `_stalls`
+            return key in self._groups and trigger_id in self._rejoins.absent(key)
         return False
 
     def _evict(self, group: Group) -> None:
@@ -300,14 +304,14 @@ class SharedStreamManager:
             self._progress.unpark_all()
 
     async def _scan_ack_timeouts(self) -> None:
-        reports = HoldReports(self._log)
+        reports = StallReports(self._log)
         while True:
             now = self._settings.now()
-            # What is broadcast while we sleep is due later than we wake.
+            # Events broadcast during the sleep are due after its end.
             due = now + self._settings.ack_timeout_s
             next_dues = [group.expire(now) for group in list(self._groups.values())]
-            for next_due in (*next_dues, self._farewells.expire(now)):
+            for next_due in (*next_dues, self._end_deadlines.expire(now)):
                 if next_due is not None:
                     due = min(due, next_due)
-            reports.note(self._holds(), now)
+            reports.update(self._stalls(), now)
             await trio.sleep(min(max(due - now, ACK_SCAN_INTERVAL_S_MIN), ACK_SCAN_INTERVAL_S_MAX))

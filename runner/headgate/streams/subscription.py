@@ -1,7 +1,7 @@
-"""One trigger's end of a shared stream: its queue, its binding window, and the refusal of a raw event.
+"""One trigger's end of a shared stream: its queue, its binding window, and the rejection of a raw event.
 
-The binding window opens when a raw event is handed out and closes when the subscriber *asks* for the next
-one (or leaves). What the trigger fires meanwhile derives from that raw event.
+The binding window opens when a raw event is handed out and closes when the subscriber *pulls* the next one (or leaves).
+Every event that the trigger fires within the window derives from that raw event.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from headgate.streams.contract import PollTerminated
 from headgate.streams.flow import FlowControl
 from headgate.streams.ledger import Account, Share
 
-# A pull that finds an event waiting does not visit the scheduler, which would cost more than all the rest;
-# but this many in a row do, or one subscriber with a full queue would keep every other task waiting.
+# A pull that finds an event in the queue does not visit the scheduler, which would cost more than all the rest; but one
+# in this many does, because otherwise one subscriber with a full queue would keep every other task waiting.
 PULLS_PER_CHECKPOINT_MAX = 32
 
-# The subscription whose raw event the current task works on, or worked on last: whether its window is open, and
-# whether by this task, the subscription knows. Setting it anew for every event would cost more than the event.
+# The subscription whose raw event the current task is working on, or worked on last. Whether its window is open, and
+# whether this task opened it, is known to the subscription. Setting the variable for every event would cost more than
+# the event.
 _window_owner: ContextVar[Subscription | None] = ContextVar("headgate_window_owner", default=None)
 
 
 class Binding(NamedTuple):
-    """What an event about to be fired derives from.
+    """The raw event that an event about to be fired derives from.
 
-    ``seq`` is what must be confirmed once it is stored; None where nothing waits for it. ``key`` is the
+    ``seq`` has to be confirmed once the event is stored; None if nothing waits for it. ``key`` is the
     producer's name for the raw event and ``position`` counts the events derived from it (0, 1, 2, ...):
-    together they recognise the event after a redelivery (I2), so they are given even when ``seq`` is None
-    because the manager gave up on the subscriber meanwhile. No window open, or no producer: (None, None, 0).
+    together they identify the event after a redelivery (I2), so they are set even if ``seq`` is None because the
+    subscriber was failed in the meantime. If no window is open, or there is no producer: (None, None, 0).
     """
 
     seq: int | None
@@ -66,8 +67,8 @@ class Subscription:
         self.trigger_id = trigger_id
         self.account = account
         self.on_failed: Callable[[Exception], None] | None = None
-        # By the group's clock: when the queue was filled from which nothing was pulled since. None where there is room,
-        # and while the trigger waits for the store (`Host`), which is no fault of its own.
+        # By the group's clock: when the queue became full, if nothing was pulled from it since. None while there is
+        # room, and while the trigger waits for the store (`Host`), which is not its own fault.
         self.full_since: float | None = None
         self.waits_for_store = False
         self._flow = flow
@@ -81,7 +82,7 @@ class Subscription:
         self._failure: Exception | None = None
         self._has_left = False
         self._is_pulling = False
-        self.is_over = False  # whoever pulls has been told of the end
+        self.has_seen_end = False  # the end of the stream was raised at its pull
         self.pulls = 0
 
     # --- the trigger's side ----------------------------------------------------------------------
@@ -119,7 +120,7 @@ class Subscription:
         """Bind an event about to be fired to the raw event it derives from.
 
         Synchronous and O(1). Call it between taking the event off the trigger and queueing it outbound,
-        with no await in between (seed 000).
+        with no await in between (I1).
         """
         share = self._window
         if share is None:
@@ -131,7 +132,7 @@ class Subscription:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next raw event would be one too many."""
+        """Whether the queue has no room for another raw event."""
         return len(self._queue) >= self._queue_events_max
 
     @property
@@ -139,8 +140,8 @@ class Subscription:
         """Raw events waiting, without the one being worked on."""
         return len(self._queue)
 
-    def put(self, raw_event: Any, share: Share | None) -> int:
-        """Queue a raw event; return how many wait now. Where there is no room, nothing happens, and it is 0."""
+    def enqueue(self, raw_event: Any, share: Share | None) -> int:
+        """Queue a raw event; return the new length of the queue. If there is no room, do nothing and return 0."""
         if len(self._queue) >= self._queue_events_max:
             return 0
         self._queue.append((raw_event, share))
@@ -171,7 +172,7 @@ class Subscription:
         self._arrivals.unpark_all()
 
     def reject(self) -> bool:
-        """Refuse the raw event of the open window; False where there is none, or this is another task's."""
+        """Reject the raw event of the open window; False if no window is open, or if another task opened it."""
         share = self._window
         if share is None or self._window_task is not _current_task():
             return False
@@ -182,10 +183,10 @@ class Subscription:
     async def _wait_for_event(self) -> None:
         while True:
             if self._has_left:
-                self.is_over = True
+                self.has_seen_end = True
                 raise StopAsyncIteration
             if self._failure is not None and (not self._queue or self._flow.is_stopped):
-                self.is_over = True
+                self.has_seen_end = True
                 raise self._failure
             if self._queue and not self._flow.is_stopped:
                 return
@@ -213,12 +214,12 @@ class Subscription:
         try:
             self.on_failed(failure)
         except Exception:
-            # The other subscribers must still be told, and the poll that is failing this one must go on.
+            # The other subscribers must still get their failure, and the poll that is failing this one must continue.
             self._log.exception("on_failed raised", trigger_id=self.trigger_id)
 
 
 def reject_shared_stream_event() -> None:
-    """Refuse the raw event the calling filter is working on, for good: the broker should dead-letter it.
+    """Reject the raw event that the calling filter is working on: the broker should dead-letter it.
 
     It resolves at once as *rejected*; there is nothing to persist. Outside a binding window of an ack-mode
     stream (the fast path, a standalone ``run()``, between two raw events, another task than the one that

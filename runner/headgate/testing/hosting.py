@@ -77,9 +77,9 @@ class HostedTriggers:
 
     async def start(self, specs: tuple[TriggerSpec, ...]) -> None:
         """Start triggers as one assignment; those that share a stream begin together."""
-        self._streams.hold()
+        self._streams.pause_starts()
         await self._host.start(specs)
-        self._streams.release()
+        self._streams.resume_starts()
 
     def cancel(self, trigger_id: int, reason: CancelReason = "user") -> None:
         """Cancel a trigger."""

@@ -354,13 +354,13 @@ class SupervisorCore:
         if stored.answer is not None and self._is_listening(stored):
             # The round was sent before `now`: on this answer brokers are advanced while the lease lasts (I10).
             self._out.append(Send(msgspec.structs.replace(stored.answer, lease_s=self.leases.lasts_s(now))))
-        self._give_up_seats(stored)
+        self._cancel_rejoins(stored)
         for finished in stored.finished:
             self._end_run(finished, stored, now)
         if stored.moved_tasks and self._tasks is not None:
             self._tasks.notice()
 
-    def _give_up_seats(self, stored: Stored) -> None:
+    def _cancel_rejoins(self, stored: Stored) -> None:
         """Tell the runner who failed in a shared stream and will not be back, or the stream would wait for them."""
         failed = [each.trigger_id for each in stored.finished if each.outcome == "failed"]
         gone = tuple(CancelTrigger(number, "timeout") for number in failed if self._is_over(number, stored))

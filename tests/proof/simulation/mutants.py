@@ -25,7 +25,7 @@ from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.triggers import leases
 from headgate.store.triggers.events import StoredSlice
 from headgate.streams.contract import AckTimeout, SubscriberOverflow
-from headgate.streams.farewells import Farewells
+from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.group import Group
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import ACKED, FAILED, OPEN, PASSED, QUEUED, Account, BroadcastEvent, Ledger, Share
@@ -201,8 +201,8 @@ def _lease_ignored() -> Sequence[Patch]:
     return [(Lease, "is_held", property(lambda self: True))]
 
 
-def _nobody_waits_for_farewells() -> Sequence[Patch]:
-    return [(Farewells, "expire", lambda self, now: None)]
+def _no_end_has_a_deadline() -> Sequence[Patch]:
+    return [(EndDeadlines, "expire", lambda self, now: None)]
 
 
 def _events_dropped_on_bisect() -> Sequence[Patch]:
@@ -328,11 +328,11 @@ def _cut_short_counts_as_done() -> Sequence[Patch]:
     return [(Ending, "is_done", property(lambda self: True))]
 
 
-def _no_seat_is_kept() -> Sequence[Patch]:
-    def keep_seat(self: SharedStreamManager, *, trigger_id: int, key: Any) -> None:
+def _no_rejoin_is_awaited() -> Sequence[Patch]:
+    def expect_rejoin(self: SharedStreamManager, *, trigger_id: int, key: Any) -> None:
         pass
 
-    return [(SharedStreamManager, "keep_seat", keep_seat)]
+    return [(SharedStreamManager, "expect_rejoin", expect_rejoin)]
 
 
 def _drained_triggers_are_forgotten() -> Sequence[Patch]:
@@ -417,7 +417,7 @@ MUTANTS: dict[str, Mutant] = {
     "no-timeout-after-the-end": Mutant(
         "a filter that hangs hears of the end",
         "the filter was cancelled",
-        _nobody_waits_for_farewells,
+        _no_end_has_a_deadline,
         directed="hung at the end",
     ),
     "reject-waits-for-persistence": Mutant(
@@ -429,7 +429,7 @@ MUTANTS: dict[str, Mutant] = {
         "I9: one bad event alone", "confirmed before stored", _events_dropped_on_bisect, 200
     ),
     "cut-short-counts-as-done": Mutant("I13: cut short is not done", "lost", _cut_short_counts_as_done, 50),
-    "no-seat-is-kept": Mutant("a failure costs no event", "lost", _no_seat_is_kept, 100),
+    "no-rejoin-is-awaited": Mutant("a failure costs no event", "lost", _no_rejoin_is_awaited, 100),
     "drained-triggers-are-forgotten": Mutant(
         "a recycled runner costs no trigger", "stuck", _drained_triggers_are_forgotten, 400
     ),

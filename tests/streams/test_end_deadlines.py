@@ -152,7 +152,7 @@ async def test_on_the_fast_path_a_filter_is_failed_while_the_next_stream_waits_f
         subscription.on_failed = lambda error: failures.append(type(error).__name__)
         assert await anext(subscription) == "a"
         await trio.sleep(100.0)
-        streams.keep_seat(trigger_id=1, key="k")
+        streams.expect_rejoin(trigger_id=1, key="k")
         other = streams.subscribe(trigger_id=2, trigger=Fast(), key="k")
         with trio.move_on_after(5.0):
             await anext(other)
@@ -161,5 +161,5 @@ async def test_on_the_fast_path_a_filter_is_failed_while_the_next_stream_waits_f
         with trio.move_on_after(6.0):
             await anext(other)
         assert failures == ["PollTerminated", "AckTimeout"]
-        streams.give_up_seat(1)  # it has ended, and will not come back
+        streams.cancel_rejoin(1)  # it has ended, and will not come back
         assert await anext(other) == "a"

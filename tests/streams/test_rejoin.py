@@ -1,4 +1,4 @@
-"""Seats: a subscriber that failed and is started again misses nothing of what the others get."""
+"""RejoinWaits: a subscriber that failed and is started again misses nothing of what the others get."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def join(streams: SharedStreamManager, broker: Broker, trigger_id: int) -> Subsc
 
 async def fail(streams: SharedStreamManager, trigger_id: int) -> None:
     """What the host does when a filter raised, and the failure has been stored."""
-    streams.keep_seat(trigger_id=trigger_id, key="k")
+    streams.expect_rejoin(trigger_id=trigger_id, key="k")
     await streams.unsubscribe(trigger_id, "k", cut_short=True)
-    streams.start_seat_clock(trigger_id)
+    streams.start_rejoin_wait(trigger_id)
 
 
 async def test_nothing_is_broadcast_until_the_failed_subscriber_is_back(autojump_clock: object) -> None:
@@ -92,7 +92,7 @@ async def test_after_the_poll_died_nothing_is_broadcast_until_all_its_subscriber
     async with SharedStreamManager(rejoin_wait=60.0) as streams:
         for trigger_id in (1, 2, 3):
             subscription = join(streams, broker, trigger_id)
-            subscription.on_failed = lambda _, trigger_id=trigger_id: streams.keep_seat(  # type: ignore[misc]
+            subscription.on_failed = lambda _, trigger_id=trigger_id: streams.expect_rejoin(  # type: ignore[misc]
                 trigger_id=trigger_id, key="k"
             )
         broker.send(ConnectionError("gone"))
@@ -110,7 +110,7 @@ async def test_after_the_poll_died_nothing_is_broadcast_until_all_its_subscriber
             assert [await anext(subscription), await anext(subscription)] == [1, 2]
 
 
-async def test_a_seat_is_kept_for_a_time_only_and_the_loss_is_said_aloud(autojump_clock: object) -> None:
+async def test_a_rejoin_is_awaited_for_a_limited_time_only_and_the_loss_is_logged(autojump_clock: object) -> None:
     broker = Broker()
     with structlog.testing.capture_logs() as records:
         async with SharedStreamManager(rejoin_wait=60.0) as streams:
@@ -122,7 +122,7 @@ async def test_a_seat_is_kept_for_a_time_only_and_the_loss_is_said_aloud(autojum
             assert await anext(stays) == 1
             assert 60.0 <= trio.current_time() - began < 60.1
     (said,) = [record for record in records if record["log_level"] == "error"]
-    assert "goes on without it" in said["event"]
+    assert "continues without it" in said["event"]
     assert said["trigger_id"] == 2
 
 
@@ -134,7 +134,7 @@ async def test_a_trigger_that_will_not_come_back_is_not_waited_for(autojump_cloc
         await fail(streams, 2)
         broker.send(1)
         await trio.sleep(1.0)
-        streams.give_up_seat(2)
+        streams.cancel_rejoin(2)
         began = trio.current_time()
         assert await anext(stays) == 1
         assert trio.current_time() == began
@@ -181,12 +181,12 @@ async def test_the_time_of_a_seat_does_not_run_while_the_failure_is_not_stored(a
     async with SharedStreamManager(rejoin_wait=60.0) as streams:
         stays = join(streams, broker, 1)
         join(streams, broker, 2)
-        streams.keep_seat(trigger_id=2, key="k")
+        streams.expect_rejoin(trigger_id=2, key="k")
         await streams.unsubscribe(2, "k", cut_short=True)
         broker.send(1)
         await trio.sleep(3600.0)  # the database is away: nobody can start the trigger again
         assert streams.statistics().queued_events == 0
-        streams.start_seat_clock(2)
+        streams.start_rejoin_wait(2)
         began = trio.current_time()
         assert await anext(stays) == 1
         assert 60.0 <= trio.current_time() - began < 60.1
