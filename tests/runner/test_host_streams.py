@@ -660,5 +660,5 @@ async def test_nobody_waits_for_a_trigger_that_was_removed_after_it_failed(autoj
         await rig.publish(1)
         await rig.publish(2)
         assert len(rig.events) == 1
-        await rig.cancel("user", 1)  # it does not run, but its seat is kept
+        await rig.cancel("user", 1)  # it does not run, but its rejoin is awaited
         assert len(rig.events) == 2

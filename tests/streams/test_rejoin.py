@@ -152,7 +152,7 @@ async def test_other_streams_do_not_wait(autojump_clock: object) -> None:
         assert trio.current_time() == began
 
 
-async def test_a_wait_of_zero_keeps_no_seat(autojump_clock: object) -> None:
+async def test_a_wait_of_zero_awaits_nobody(autojump_clock: object) -> None:
     broker = Broker()
     async with SharedStreamManager() as streams:
         stays = join(streams, broker, 1)
@@ -176,7 +176,7 @@ async def test_a_manager_is_left_at_once_even_while_a_stream_waits_for_somebody(
     assert trio.current_time() - began < 1.0
 
 
-async def test_the_time_of_a_seat_does_not_run_while_the_failure_is_not_stored(autojump_clock: object) -> None:
+async def test_the_rejoin_wait_does_not_start_while_the_failure_is_not_stored(autojump_clock: object) -> None:
     broker = Broker()
     async with SharedStreamManager(rejoin_wait=60.0) as streams:
         stays = join(streams, broker, 1)
