@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import update
 from tests.store.triggers.test_leases import WAITED_MAX_S, register, wait_until_blocked
 from tests.supervisor.tasks_harness import QUEUES, WAIT, S, Tasks, clear, event_of, instance_of
 
@@ -21,7 +22,7 @@ from headgate.store.cleaning import KINDS, Kind
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import LeaseLost
 from headgate.store.store import Store
-from headgate.store.triggers import leases
+from headgate.store.tables import triggerer
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import Intake
 
@@ -325,11 +326,10 @@ def test_a_supervisor_that_writes_this_moment_is_waited_for(
     epoch, other = Tasks(old, query).epoch, open_store(clock=clock)
     clock.pass_days(1)
     with ThreadPoolExecutor(1) as pool:
-        with old._writing() as connection:
+        with old.database.writing() if returns == "beats" else old.database.leased(epoch) as tx:
             if returns == "beats":
-                leases.beat(connection, epoch, clock)
-            else:
-                leases.hold(connection, epoch, clock)
+                lease = update(triggerer).where(triggerer.c.id == epoch)
+                tx.connection.execute(lease.values(latest_heartbeat=tx.now))
             cleaning = pool.submit(fenced_by, other, HOUR_S)
             wait_until_blocked(open_engine(database_url))
         assert cleaning.result(WAITED_MAX_S) == ([] if returns == "beats" else [epoch])

@@ -6,26 +6,19 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from sqlalchemy import Connection
-
 from headgate.store import cleaning
 from headgate.store.cleaning import CLEAN_AGE_MIN_S, CLEAN_ROWS_MAX, IN_DOUBT_MAX_S, UNASKED, Cleaned, Kind
-from headgate.store.db import notices
-from headgate.store.task_verbs import Transaction
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs
 from headgate.store.triggers import leases
-from headgate.store.triggers.leases import Clock
 
 
 class _RollBack(Exception):
     """Ends a transaction that was only to be tried."""
 
 
-class CleaningVerbs:
+class CleaningVerbs(Verbs):
     """The verbs for what is old and needed by nobody any more."""
-
-    def __init__(self, writing: Transaction, clock: Clock | None) -> None:
-        self._writing = writing
-        self._clock = clock
 
     def clean(
         self,
@@ -44,27 +37,26 @@ class CleaningVerbs:
         ``is_tried_only``: every transaction is rolled back. What is freed by an earlier kind is not counted then.
         """
         silence_max_s = max(older_than_s, CLEAN_AGE_MIN_S) - IN_DOUBT_MAX_S
-        with self._trying(is_tried_only) as connection:
-            now = leases.read_clock(connection, self._clock)
-            fenced = leases.fence_silent(connection, now, silence_max_s)
+        with self._trying(is_tried_only) as tx:
+            fenced = leases.fence_silent(tx, silence_max_s)
             if fenced:
-                notices.tell(connection)
+                tx.notify()
         if fenced:
             yield "triggerers", Cleaned({}, 0, fenced=tuple(fenced))
-        before = now - timedelta(seconds=older_than_s)
+        before = tx.now - timedelta(seconds=older_than_s)
         for kind in kinds:
             after_id: int | None = 0
             while after_id is not None:
-                with self._trying(is_tried_only) as connection:
-                    cleaned = cleaning.clean(connection, kind, before, after_id=after_id, rows_max=rows_max)
+                with self._trying(is_tried_only) as tx:
+                    cleaned = cleaning.clean(tx.connection, kind, before, after_id=after_id, rows_max=rows_max)
                 yield kind, cleaned
                 after_id = cleaned.next_id
 
     @contextmanager
-    def _trying(self, is_tried_only: bool) -> Generator[Connection]:
+    def _trying(self, is_tried_only: bool) -> Generator[Tx]:
         try:
-            with self._writing() as connection:
-                yield connection
+            with self.database.writing() as tx:
+                yield tx
                 if is_tried_only:
                     raise _RollBack
         except _RollBack:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from headgate.store.db import notices
 from headgate.store.db.secrets import Secrets
+from headgate.store.ids import Epoch
 from headgate.store.scheduling import due_times, new_runs, planning
 from headgate.store.scheduling.due_times import Due
 from headgate.store.scheduling.new_runs import NewRuns
@@ -46,7 +47,7 @@ class SchedulingVerbs:
         self._clock = clock
         self._graphs = graphs
 
-    def plan(self, epoch: int, *, limit: int = RUNS_PER_LOOK_MAX) -> Planned:
+    def plan(self, epoch: Epoch, *, limit: int = RUNS_PER_LOOK_MAX) -> Planned:
         """Look at runs to which something has happened: begin tasks and runs, skip tasks, end runs."""
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
@@ -55,13 +56,13 @@ class SchedulingVerbs:
                 notices.tell(connection)
             return planned
 
-    def create_due_runs(self, epoch: int, *, limit: int = RUNS_PER_TRANSACTION_MAX) -> NewRuns:
+    def create_due_runs(self, epoch: Epoch, *, limit: int = RUNS_PER_TRANSACTION_MAX) -> NewRuns:
         """Make the runs that are due by the clock, one at most of each DAG."""
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
             return new_runs.by_clock(connection, now, self._graphs, limit=limit)
 
-    def create_asset_runs(self, epoch: int, *, limit: int = RUNS_PER_TRANSACTION_MAX) -> NewRuns:
+    def create_asset_runs(self, epoch: Epoch, *, limit: int = RUNS_PER_TRANSACTION_MAX) -> NewRuns:
         """Make up to ``limit`` runs that the events of assets ask for."""
         with self._reading() as connection:
             now = leases.read_clock(connection, self._clock)
@@ -72,7 +73,7 @@ class SchedulingVerbs:
             now = leases.hold(connection, epoch, self._clock)
             return new_runs.by_events(connection, now, self._graphs, ready, limit=limit)
 
-    def next_due(self, epoch: int) -> Due:
+    def next_due(self, epoch: Epoch) -> Due:
         """Say what there is to do, and when, by the database's clock. One statement."""
         with self._asking() as connection:
             return due_times.next_due(connection, epoch, self._clock, self._graphs.readable(connection))

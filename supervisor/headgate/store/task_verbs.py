@@ -17,10 +17,13 @@ from headgate.protocol import marks
 from headgate.protocol.messages.dags import DagSpec, TaskState
 from headgate.store.db import notices
 from headgate.store.db.secrets import Secrets
+from headgate.store.db.transaction import Database, LeasedTx
+from headgate.store.db.verbs import Verbs, leased
+from headgate.store.ids import Epoch, TaskInstanceId
 from headgate.store.scheduling import planning
 from headgate.store.tables import connection as connection_table
 from headgate.store.tables import variable
-from headgate.store.tasks import dags, deferral, task_actions, task_ends, task_values, tasks
+from headgate.store.tasks import dags, deferral, task_actions, task_ends, task_rows, task_values, tasks
 from headgate.store.tasks.graphs import Graphs
 from headgate.store.triggers import leases
 from headgate.store.triggers.leases import Clock
@@ -30,12 +33,19 @@ TASKS_A_TRANSACTION_MAX = 500  # of one kind of due tasks: some tens of millisec
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
-class TaskVerbs:
+class TaskVerbs(Verbs):
     """The verbs for DAGs, runs, tasks, and the values they read."""
 
     def __init__(
-        self, writing: Transaction, reading: Transaction, secrets: Secrets, clock: Clock | None, graphs: Graphs
+        self,
+        writing: Transaction,
+        reading: Transaction,
+        secrets: Secrets,
+        clock: Clock | None,
+        graphs: Graphs,
+        database: Database,
     ) -> None:
+        super().__init__(database)
         self._writing = writing
         self._reading = reading
         self._secrets = secrets
@@ -46,12 +56,12 @@ class TaskVerbs:
 
     # --- DAGs and runs ---------------------------------------------------------------------------
 
-    def save_file(self, epoch: int, file: str, specs: Sequence[DagSpec]) -> None:
+    def save_file(self, epoch: Epoch, file: str, specs: Sequence[DagSpec]) -> None:
         """Record the DAGs of a file that was parsed; those it holds no more are put away."""
         with self._writing() as connection:
             dags.save_file(connection, leases.hold(connection, epoch, self._clock), file, specs)
 
-    def save_import_error(self, epoch: int, file: str, error: str) -> None:
+    def save_import_error(self, epoch: Epoch, file: str, error: str) -> None:
         """Record why a file cannot be parsed, until it can be."""
         with self._writing() as connection:
             dags.save_import_error(connection, leases.hold(connection, epoch, self._clock), file, error)
@@ -96,7 +106,7 @@ class TaskVerbs:
 
     # --- to a worker -----------------------------------------------------------------------------
 
-    def retry_due(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
+    def retry_due(self, epoch: Epoch, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
         """Begin the next try of tasks whose retry delay is over; return their ids. Some begin in their trigger."""
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
@@ -105,7 +115,7 @@ class TaskVerbs:
                 notices.tell(connection)
             return [task.id for task in retried]
 
-    def dispatch(self, epoch: int, *, limit: int, queues: Sequence[str]) -> tasks.Dispatched:
+    def dispatch(self, epoch: Epoch, *, limit: int, queues: Sequence[str]) -> tasks.Dispatched:
         """Give up to ``limit`` scheduled tasks of these queues to idle workers, as priorities and pools allow.
 
         They are ``running`` from now on, with a new token each.
@@ -114,7 +124,7 @@ class TaskVerbs:
             now = leases.hold(connection, epoch, self._clock)
             return tasks.dispatch(connection, now, self._secrets, epoch, limit=limit, queues=queues)
 
-    def taken(self, epoch: int) -> list[tasks.TaskToRun]:
+    def taken(self, epoch: Epoch) -> list[tasks.TaskToRun]:
         """Return what this epoch's workers should be running: also what a `dispatch` gave whose answer was lost.
 
         No dispatch that was begun before can give anything after this: one that is still being committed is waited for.
@@ -132,7 +142,7 @@ class TaskVerbs:
 
     def defer(
         self,
-        epoch: int,
+        epoch: Epoch,
         task_id: int,
         token: str,
         wait: deferral.Deferral,
@@ -151,14 +161,14 @@ class TaskVerbs:
         marks.reach("defer.committed")
         return deferred
 
-    def time_out(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
+    def time_out(self, epoch: Epoch, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[int]:
         """Resume deferred tasks to fail that have waited for too long, by the database's clock; return their ids."""
         with self._writing() as connection:
             now = leases.hold(connection, epoch, self._clock)
             notices.tell(connection)
             return deferral.time_out(connection, now, self._secrets, limit=limit)
 
-    def remove_orphans(self, epoch: int | None = None) -> list[int]:
+    def remove_orphans(self, epoch: Epoch | None = None) -> list[int]:
         """Remove triggers that neither a watcher nor a task has; return their ids. A user has no epoch."""
         with self._writing() as connection:
             if epoch is None:
@@ -172,7 +182,7 @@ class TaskVerbs:
 
     def succeed(
         self,
-        epoch: int,
+        epoch: Epoch,
         task_id: int,
         token: str,
         *,
@@ -192,7 +202,7 @@ class TaskVerbs:
 
     def fail(
         self,
-        epoch: int,
+        epoch: Epoch,
         task_id: int,
         token: str,
         error: str,
@@ -208,18 +218,29 @@ class TaskVerbs:
             now = leases.hold(connection, epoch, self._clock)
             return task_ends.fail(connection, now, task_id, token, error, may_retry=may_retry, xcoms=xcoms or {})
 
-    def lose_worker(self, epoch: int, task_id: int, token: str, reason: str) -> TaskState | None:
-        """Say that the worker of a task is gone; return its new state, None where it had lost it before."""
-        with self._writing() as connection:
-            now = leases.hold(connection, epoch, self._clock)
-            return task_ends.lose_worker(connection, now, task_id, token, reason)
+    @leased
+    def lose_worker(self, tx: LeasedTx, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None:
+        """Record that the worker of a task is gone; return the task's new state, None if it is not this worker's.
 
-    def adopt(self, epoch: int, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[task_ends.Adopted]:
+        A running task has failed this try, with the reason. One that was cleared while it ran begins anew.
+        """
+        task = task_rows.locked(tx.connection, instance, token=token)
+        if task is None:
+            return None
+        match task.state:
+            case TaskState.RUNNING:
+                return task_rows.fail(tx.connection, tx.now, task, "worker_lost", "worker_lost_to_retry", reason)
+            case TaskState.RESTARTING:
+                return task_rows.apply(tx.connection, tx.now, task, "restarted")
+            case _:
+                return None  # deferred: the token is the trigger's
+
+    def adopt(self, epoch: Epoch, *, limit: int = TASKS_A_TRANSACTION_MAX) -> list[task_ends.Adopted]:
         """Take tasks from supervisors that are fenced or have ended; return them."""
         with self._writing() as connection:
             return task_ends.adopt(connection, leases.hold(connection, epoch, self._clock), limit=limit)
 
-    def owned(self, epoch: int) -> list[task_ends.OwnedTask]:
+    def owned(self, epoch: Epoch) -> list[task_ends.OwnedTask]:
         """Return the tasks that this epoch's workers have; a worker that has another is to be ended."""
         with self._reading() as connection:
             return task_ends.owned(connection, leases.read_clock(connection, self._clock), epoch)

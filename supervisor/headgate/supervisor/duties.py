@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headgate.scheduling.names import TryName
+from headgate.store.ids import Epoch
 
 
 class TaskDuty(Protocol):
@@ -14,7 +15,7 @@ class TaskDuty(Protocol):
         """Somebody has written to the database, an event may have resumed a task, or others lost their leases."""
         ...
 
-    def step(self, epoch: int, now: float) -> bool:
+    def step(self, epoch: Epoch, now: float) -> bool:
         """Do one bounded piece of each duty; return whether triggers may have come to be, or have ended."""
         ...
 

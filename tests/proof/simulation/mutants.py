@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import trio
-from sqlalchemy import Connection, update
+from sqlalchemy import update
 from tests.proof.simulation import database
 from tests.proof.simulation.directed import DIRECTED
 from tests.proof.simulation.families import FamilyName, family
@@ -21,9 +21,11 @@ from headgate.brokers.filelog_partition import Partition, Verdict
 from headgate.protocol.messages.runner import FinishedTrigger
 from headgate.runner.host import Ending
 from headgate.store import tables
+from headgate.store.db import transaction
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
-from headgate.store.triggers import leases
+from headgate.store.ids import Epoch
 from headgate.store.triggers.events import StoredSlice
+from headgate.store.triggers.leases import LeaseVerbs
 from headgate.streams.contract import AckTimeout, SubscriberOverflow
 from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.group import Group
@@ -191,10 +193,10 @@ def _dedup_dropped() -> Sequence[Patch]:
 
 
 def _fencing_check_removed() -> Sequence[Patch]:
-    def hold(connection: Any, epoch: int, clock: Any) -> Any:
-        return leases.read_clock(connection, clock)
+    def lock_lease(connection: Any, epoch: int, clock: Any) -> Any:
+        return transaction.read_clock(connection, clock)
 
-    return [(leases, "hold", hold)]
+    return [(transaction, "lock_lease", lock_lease)]
 
 
 def _lease_ignored() -> Sequence[Patch]:
@@ -348,14 +350,14 @@ def _drained_triggers_are_forgotten() -> Sequence[Patch]:
 
 
 def _signing_off_ends_the_triggers() -> Sequence[Patch]:
-    def end(connection: Connection, epoch: int, clock: Any) -> None:
-        mine = tables.trigger.c.triggerer_id == epoch
-        now = leases.read_clock(connection, clock)
-        connection.execute(update(tables.trigger).where(mine).values(finished_at=now))
-        original(connection, epoch, clock)
+    def release_triggerer(self: LeaseVerbs, epoch: Epoch) -> None:
+        with self.database.writing() as tx:
+            mine = tables.trigger.c.triggerer_id == epoch
+            tx.connection.execute(update(tables.trigger).where(mine).values(finished_at=tx.now))
+        original(self, epoch)
 
-    original = leases.end
-    return [(leases, "end", end)]
+    original = LeaseVerbs.release_triggerer
+    return [(LeaseVerbs, "release_triggerer", release_triggerer)]
 
 
 def _late_failure_postpones_a_start() -> Sequence[Patch]:

@@ -73,7 +73,7 @@ def forwarder(postgres_url: str) -> Iterator[Forwarder]:
 def test_a_server_that_falls_silent_is_given_up_in_time_and_asked_again_later(
     postgres_url: str, forwarder: Forwarder, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.store.store.ANSWER_MAX_S", 0.5)
+    monkeypatch.setattr("headgate.store.db.transaction.ANSWER_MAX_S", 0.5)
     url = make_url(postgres_url).set(host="127.0.0.1", port=forwarder.port)
     with Store(open_engine(url.render_as_string(hide_password=False)), secrets=secrets) as store:
         assert store.list_watchers() == []

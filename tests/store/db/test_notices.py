@@ -27,8 +27,8 @@ def hears(store: Store) -> bool:
     """Whether the store has news now; on PostgreSQL, as soon as the server has said what it has to say."""
     deadline = time.monotonic() + ARRIVES_WITHIN_S
     while not store.has_news():
-        assert store._connection is not None
-        driver = store._connection.connection.driver_connection
+        assert store.database._connection is not None
+        driver = store.database._connection.connection.driver_connection
         if driver is None or isinstance(driver, sqlite3.Connection):
             return False
         if not select.select([driver.fileno()], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -160,8 +160,8 @@ def test_questions_are_one_statement_each(sqlite_url: str, secrets: Secrets) -> 
     """An idle supervisor asks the same three things for ever. Counted where the driver counts."""
     with Store(open_engine(sqlite_url), secrets=secrets) as store:
         epoch = register(store)
-        assert store._connection is not None
-        driver = store._connection.connection.driver_connection
+        assert store.database._connection is not None
+        driver = store.database._connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
         said: list[str] = []
         driver.set_trace_callback(said.append)

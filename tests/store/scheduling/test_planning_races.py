@@ -45,7 +45,7 @@ class Planning(Race):
         self.first, self.token = task.id, task.token
 
     def look(self, connection: Connection, now: datetime) -> bool:
-        planning.plan(connection, now, self.one._secrets, Graphs(), limit=10)
+        planning.plan(connection, now, self.one.database.secrets, Graphs(), limit=10)
         return True
 
     def mark_run(self) -> None:

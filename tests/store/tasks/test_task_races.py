@@ -75,7 +75,7 @@ def clear_in(connection: Connection, now: datetime, run: int, task_id: str) -> b
 def take_event(race: Race, trigger_id: int) -> Callable[[Connection, datetime], bool]:
     def take(connection: Connection, now: datetime) -> bool:
         event = event_of(trigger_id)
-        insert_events(connection, now, [event])
+        insert_events(connection.info["tx"], [event], {})
         deferral.take_events(connection, now, [event], {trigger_id})
         return True
 
@@ -129,7 +129,7 @@ def test_an_event_that_comes_while_a_timeout_is_under_way_resumes_nothing(race: 
     trigger_id = wait_in(race, race.two)
     race.clock.advance(61)
     race.second_waits(
-        lambda connection, now: deferral.time_out(connection, now, race.one._secrets, limit=10),
+        lambda connection, now: deferral.time_out(connection, now, race.one.database.secrets, limit=10),
         lambda: store_event(race, race.two, trigger_id),
     )
     row = race.row()
@@ -189,7 +189,7 @@ def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behi
 def test_a_clear_that_comes_while_a_task_is_deferring_takes_its_trigger_with_it(race: Race) -> None:
     token = race.run_it()
     said = race.second_passes_over(
-        lambda connection, now: deferral.defer(connection, now, race.one._secrets, race.a, token, WAIT, {}),
+        lambda connection, now: deferral.defer(connection, now, race.one.database.secrets, race.a, token, WAIT, {}),
         lambda: race.two.tasks.clear_many(race.run, ["a"]),
     )
     assert (said.cleared, said.busy) == ({}, ("a",))
@@ -217,7 +217,7 @@ def test_two_that_dispatch_at_once_share_no_task_and_no_slot(race: Race) -> None
     other = race.register()
 
     def dispatch(connection: Connection, now: datetime) -> object:
-        return tasks.dispatch(connection, now, race.one._secrets, race.epoch, limit=10, queues=QUEUES).tasks
+        return tasks.dispatch(connection, now, race.one.database.secrets, race.epoch, limit=10, queues=QUEUES).tasks
 
     said = race.second_passes_over(dispatch, lambda: race.two.tasks.dispatch(other, limit=10, queues=QUEUES))
     assert (said.tasks, said.passed_over) == ([], ("default_pool",))
@@ -231,7 +231,9 @@ def test_a_dispatch_that_is_being_committed_is_waited_for_by_whoever_asks_what_i
     given: list[tasks.TaskToRun] = []
 
     def dispatch(connection: Connection, now: datetime) -> object:
-        given.extend(tasks.dispatch(connection, now, race.one._secrets, race.epoch, limit=10, queues=QUEUES).tasks)
+        given.extend(
+            tasks.dispatch(connection, now, race.one.database.secrets, race.epoch, limit=10, queues=QUEUES).tasks
+        )
         return given
 
     assert race.second_waits(dispatch, lambda: race.two.tasks.taken(race.epoch)) == given

@@ -67,7 +67,7 @@ class Below(Tasks):
 def start_in_trigger(tasks: Tasks) -> None:
     with tasks.store._writing() as connection:
         now = leases.read_clock(connection, tasks.store._clock)
-        deferral.start_in_trigger(connection, now, tasks.store._secrets, tasks.a, WAIT)
+        deferral.start_in_trigger(connection, now, tasks.store.database.secrets, tasks.a, WAIT)
 
 
 def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int) -> None:

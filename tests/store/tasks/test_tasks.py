@@ -220,7 +220,7 @@ def test_the_events_of_watchers_cost_no_statement_for_tasks(sqlite_url: str, sec
         tasks = Tasks(store, lambda *_: [])
         watched = store.add_watcher("w", "a.B", {})
         said: list[str] = []
-        store._connected().connection.driver_connection.set_trace_callback(said.append)  # type: ignore[union-attr]
+        store.database._connected().connection.driver_connection.set_trace_callback(said.append)  # type: ignore[union-attr]
 
         def slice_of(trigger_id: int) -> str:
             said.clear()

@@ -11,15 +11,16 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, insert, select
 
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import encode_value
 from headgate.store.db import engine
 from headgate.store.db.engine import open_engine
+from headgate.store.db.transaction import LeasedTx
 from headgate.store.errors import BadName, DatabaseAway, LeaseLost
 from headgate.store.store import Store
-from headgate.store.tables import trigger
+from headgate.store.tables import trigger, triggerer
 from headgate.store.triggers import leases
 from headgate.store.triggers.leases import Poll
 
@@ -218,15 +219,14 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_triggerer_is_not_fenced_in_the_middle_of_a_transaction(open_store: OpenStore) -> None:
     victim, other = open_store(), open_store()
     epoch, fencer = register(victim), register(other)
-    with victim._writing() as connection:
-        leases.hold(connection, epoch, None)
+    with victim.database.leased(epoch):
         try:
             assert other.fence_triggerers(fencer, silence_max_s=-1.0, dead=[epoch]) == []
         except DatabaseAway:  # SQLite has one writer at a time
             assert other._engine.dialect.name == "sqlite"
     assert other.fence_triggerers(fencer, dead=[epoch]) == [epoch]
-    with pytest.raises(LeaseLost), victim._writing() as connection:
-        leases.hold(connection, epoch, None)
+    with pytest.raises(LeaseLost), victim.database.leased(epoch):
+        pass
 
 
 def wait_until_blocked(opened: Engine) -> None:
@@ -252,8 +252,8 @@ def test_a_write_that_meets_a_fencing_half_done_waits_and_is_refused(
     epoch, fencer = register(victim), register(other)
     add(other, "a")
     with victim, other, ThreadPoolExecutor(1) as pool:
-        with other._writing() as connection:
-            assert leases.fence(connection, fencer, None, silence_max_s=30.0, dead=[epoch]) == [epoch]
+        with other.database.leased(fencer) as tx:
+            assert leases.fence(tx, silence_max_s=30.0, dead=[epoch]) == [epoch]
             write: Future[object] = pool.submit(writes(victim, epoch)[verb])
             wait_until_blocked(open_engine(postgres_url))
         with pytest.raises(LeaseLost):
@@ -264,11 +264,9 @@ def test_two_that_fence_each_other_at_once_do_not_wait_for_each_other(postgres_u
     one, two = (Store(open_engine(postgres_url), secrets=secrets) for _ in range(2))
     with one, two:
         first, second = register(one), register(two)
-        with one._writing() as of_one, two._writing() as of_two:
-            leases.hold(of_one, first, None)
-            leases.hold(of_two, second, None)
-            assert leases.fence(of_one, first, None, silence_max_s=30.0, dead=[second]) == []
-            assert leases.fence(of_two, second, None, silence_max_s=30.0, dead=[first]) == []
+        with one.database.leased(first) as of_one, two.database.leased(second) as of_two:
+            assert leases.fence(of_one, silence_max_s=30.0, dead=[second]) == []
+            assert leases.fence(of_two, silence_max_s=30.0, dead=[first]) == []
         assert one.fence_triggerers(first, dead=[second]) == [second]
         with pytest.raises(LeaseLost):
             two.fence_triggerers(second, dead=[first])
@@ -383,9 +381,9 @@ def test_a_claim_passes_over_what_another_is_claiming_this_moment(postgres_url: 
     with one, two:
         first, second = register(one), register(two)
         ids = add(one, "a", "b", "c")
-        with one._writing() as connection:
-            rows = leases.claim(connection, first, None, limit=2, queues=QUEUES)
-            assert [id_ for id_, *_ in rows] == ids[:2]
+        with one.database.leased(first) as tx:
+            rows = leases.claim(tx, limit=2, queues=QUEUES)
+            assert [row.id for row in rows] == ids[:2]
             assert claim_ids(two, second) == ids[2:]
         assert [claimed.id for claimed in one.claimed_triggers(first)] == ids[:2]
 
@@ -398,19 +396,21 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
         # The snapshot of the first one's statement is older than the second one's registration and claim. The
         # row it waits for has changed when it gets it, and is looked at again: with the old snapshot.
         with ThreadPoolExecutor(1) as pool:
-            with two._writing() as connection:
-                second = leases.register(
-                    connection,
-                    None,
+            with two.database.writing() as tx:
+                lease = insert(triggerer).values(
                     hostname="h",
                     pid=1,
                     machine="m",
                     process_started=0.0,
                     capacity=1,
-                    queues=QUEUES,
+                    queues="default",
                     workers=0,
+                    started_at=tx.now,
+                    latest_heartbeat=tx.now,
                 )
-                leases.claim(connection, second, None, limit=1, queues=QUEUES)
+                second = tx.connection.execute(lease.returning(triggerer.c.id)).scalar_one()
+                of_second = LeasedTx(tx.connection, tx.secrets, None, tx.now, second)
+                assert [row.id for row in leases.claim(of_second, limit=1, queues=QUEUES)] == [id_]
                 claim = pool.submit(claim_without_skipping, one, first)
                 wait_until_blocked(open_engine(postgres_url))
             assert claim.result(WAITED_MAX_S) == []
@@ -420,6 +420,5 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
 def claim_without_skipping(store: Store, epoch: int) -> list[int]:
     """Look for claimable rows as `leases.claim` does, but wait for locked ones, so that they are looked at again."""
     candidates = select(trigger.c.id).where(leases._claimable(QUEUES)).with_for_update(key_share=True, of=trigger)
-    with store._writing() as connection:
-        leases.hold(connection, epoch, None)
-        return list(connection.execute(candidates).scalars())
+    with store.database.leased(epoch) as tx:
+        return list(tx.connection.execute(candidates).scalars())

@@ -422,7 +422,7 @@ def test_until_stops_behind_a_frame_with_the_database_as_it_was_then(live: Live,
         result = replay(live.files(), store, until=7)  # the answer to the second round
         assert result.is_clean
         assert result.frames == 7
-    with Store(open_engine(url), secrets=live.store._secrets) as kept:
+    with Store(open_engine(url), secrets=live.store.database.secrets) as kept:
         assert [row.sequence_index for row in kept.list_events()] == [0, 1]
         assert [row.name for row in kept.list_watchers()] == ["one"]
     with pytest.raises(DatabaseNotFresh, match="is not empty"), open_replay_store(url):

@@ -340,7 +340,7 @@ def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
         connection.execute(text("SET lock_timeout = '10ms'"))
     with other._writing() as slow:
         now = leases.hold(slow, epoch, None)
-        given = dispatch(slow, now, other._secrets, epoch, limit=1, queues=QUEUES)
+        given = dispatch(slow, now, other.database.secrets, epoch, limit=1, queues=QUEUES)
         scene.store.fails = "dispatch"
         scene.step()
         scene.step(10.0)  # asks what it was given, and is not told yet

@@ -136,7 +136,7 @@ def test_a_deferral_times_out(driven: Driven) -> None:
 def test_while_nothing_happens_one_statement_is_asked_now_and_then(driven: Driven) -> None:
     driven.settle()
     statements: list[str] = []
-    connection = driven.run.store._connection
+    connection = driven.run.store.database._connection
     assert connection is not None
     driver = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, and_, func, select
 
+from headgate.store.db.transaction import Clock, read_clock
 from headgate.store.tables import (
     asset,
     asset_watcher,
@@ -18,7 +19,7 @@ from headgate.store.tables import (
     trigger_event,
     triggerer,
 )
-from headgate.store.triggers.leases import Clock, TriggererRow, read_clock, triggerer_row
+from headgate.store.triggers.leases import TriggererRow, triggerer_row
 
 EVENTS_PER_BATCH_MAX = 100  # each may hold a payload of 1 MiB, so this is about what a reader may need of memory
 LIST_ROWS_MAX = 100_000  # watchers and triggers in one list: a hundred supervisors at full capacity

@@ -19,6 +19,7 @@ from headgate.scheduling.names import TryName
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import read
+from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
 from headgate.store.tasks import task_rows, task_values
 
@@ -80,23 +81,6 @@ def fail(
     return task_rows.fail(connection, now, task, "failed", "failed_to_retry", error)
 
 
-def lose_worker(connection: Connection, now: datetime, task_id: int, token: str, reason: str) -> TaskState | None:
-    """The worker that had a task is gone; return the task's new state, None where it was not this worker's any more.
-
-    A task that ran has failed this try, with the reason. One that was cleared while it ran begins anew.
-    """
-    task = task_rows.locked(connection, task_id, token=token)
-    if task is None:
-        return None
-    match task.state:
-        case TaskState.RUNNING:
-            return task_rows.fail(connection, now, task, "worker_lost", "worker_lost_to_retry", reason)
-        case TaskState.RESTARTING:
-            return task_rows.apply(connection, now, task, "restarted")
-        case _:
-            return None  # deferred: the token is the trigger's
-
-
 # --- orphans -------------------------------------------------------------------------------------
 
 
@@ -149,7 +133,7 @@ class OwnedTask(msgspec.Struct, frozen=True):
     cleared or marked the task. ``is_overdue``: it has used up its execution_timeout, by the database's clock.
     """
 
-    id: int
+    id: TaskInstanceId
     token: str
     state: TaskState
     is_overdue: bool

@@ -31,7 +31,6 @@ from sqlalchemy import (
     null,
     or_,
     select,
-    true,
     update,
 )
 
@@ -43,11 +42,10 @@ from headgate.scheduling.states import FAIL_METHOD, OCCUPYING, TERMINAL, Transit
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound, read
-from headgate.store.tables import dag_run, task_instance, trigger
+from headgate.store.tables import task_instance, trigger
 from headgate.store.triggers.dead_letters import storable_text
 
 _C = task_instance.c
-_NOTED = "headgate: runs to look at"  # in the connection's info, for the length of a transaction
 _SEEN_BY_RUN = TERMINAL | {TaskState.NONE}  # a task that gets there may change what becomes of others
 Statement = TypeVar("Statement", bound=GenerativeSelect)
 
@@ -234,35 +232,20 @@ def fail(
 
 # --- the run's side ------------------------------------------------------------------------------
 
-_LOOK = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=true()))
-
 
 def note_run(connection: Connection, dag_run_id: int) -> None:
     """Have the scheduler look at this run, once the transaction is committed."""
-    connection.info.setdefault(_NOTED, set()).add(dag_run_id)
+    connection.info["tx"].mark_run_dirty(dag_run_id)
 
 
 def forget_run(connection: Connection, dag_run_id: int) -> None:
     """What this transaction did to the run was done by looking at it."""
-    connection.info.get(_NOTED, set()).discard(dag_run_id)
+    connection.info["tx"].unmark_run_dirty(dag_run_id)
 
 
-def forget_noted(connection: Connection) -> None:
-    """A transaction begins; what an earlier one noted was rolled back with it."""
-    connection.info.pop(_NOTED, None)
-
-
-def mark_noted(connection: Connection) -> bool:
-    """Mark the runs that were noted; the last thing a transaction does. Return whether there are any.
-
-    The mark is set whether it is there or not: where the scheduler looks at the run this moment, this waits until it
-    has done so, and has it look again. In order of their ids, so that two that mark the same runs do not wait for each
-    other, and with nothing waited for afterwards.
-    """
-    runs: set[int] = connection.info.pop(_NOTED, set())
-    for dag_run_id in sorted(runs):
-        _LOOK.run(connection, of_id=dag_run_id)
-    return bool(runs)
+def mark_noted(connection: Connection) -> None:
+    """Mark the runs that were noted; see `Tx.flush`."""
+    connection.info["tx"].flush()
 
 
 # --- the trigger's side --------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.errors import BadKey, ValueRefused
+from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
 from headgate.store.tasks import task_rows, task_values
 from headgate.store.tasks.graphs import Graphs
@@ -48,7 +49,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     were stored, without those that newer ones superseded.
     """
 
-    id: int
+    id: TaskInstanceId
     token: str
     dag_run_id: int
     dag: str
@@ -312,7 +313,7 @@ def _to_run(
         except BadKey as bad:
             error = str(bad)
     return TaskToRun(
-        id=task_id,
+        id=TaskInstanceId(task_id),
         token=token,
         dag_run_id=row.dag_run_id,
         dag=row.dag,

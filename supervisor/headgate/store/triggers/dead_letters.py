@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, Connection, and_, bindparam, or_, update
+from sqlalchemy import BindParameter, and_, bindparam, or_, update
 
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
@@ -25,23 +24,24 @@ from headgate.protocol.messages.runner import (
 from headgate.store.db.bulk import Kind, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
-from headgate.store.tables import dead_letter
+from headgate.store.db.transaction import Tx
+from headgate.store.tables import dead_letter as letters
 
 _NAMES = ("trigger_id", "trigger_run_id", "sequence_index", "key", "position")  # the fields of `Coordinates`
 _PAYLOAD = ("payload", "payload_head", "payload_bytes", "payload_kept", "reason")
-_LETTER = Kind(dead_letter, (*_NAMES, *_PAYLOAD, "stored_at"))
+_LETTER = Kind(letters, (*_NAMES, *_PAYLOAD, "stored_at"))
 
 _OF: dict[str, BindParameter[Any]] = {name: bindparam(f"of_{name}") for name in _NAMES}
-_TELL_PAYLOAD = Prepared(
-    update(dead_letter)
+_ADD_PAYLOAD = Prepared(
+    update(letters)
     .where(
         or_(
             *(
-                and_(*(dead_letter.c[name] == _OF[name] for name in rule))
+                and_(*(letters.c[name] == _OF[name] for name in rule))
                 for rule in (("trigger_run_id", "sequence_index"), ("trigger_id", "key", "position"))
             )
         ),
-        dead_letter.c.payload_kept.is_(False),
+        letters.c.payload_kept.is_(False),
     )
     .values({name: bindparam(name) for name in _PAYLOAD})
 )
@@ -89,7 +89,7 @@ def coordinates(event: FiredEvent | RefusedEvent) -> Coordinates:
     )
 
 
-def bury(connection: Connection, now: datetime, event: FiredEvent, reason: str) -> None:
+def dead_letter(tx: Tx, event: FiredEvent, reason: str) -> None:
     """Record an event with its whole payload. Doing it again changes nothing.
 
     A dead letter of the same event or the same message, of which only the head was known, gets the payload:
@@ -103,18 +103,18 @@ def bury(connection: Connection, now: datetime, event: FiredEvent, reason: str) 
         True,
         storable_text(reason, ERROR_CHARS_MAX),
     )
-    row = (*msgspec.structs.astuple(names), *payload, bound(connection, now))
-    if insert_new(connection, _LETTER, [row], returning=("id",)):
+    row = (*msgspec.structs.astuple(names), *payload, bound(tx.connection, tx.now))
+    if insert_new(tx.connection, _LETTER, [row], returning=("id",)):
         return
     told = dict(zip(_PAYLOAD, payload, strict=True))
-    _TELL_PAYLOAD.run(
-        connection, **told, **{f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
+    _ADD_PAYLOAD.run(
+        tx.connection, **told, **{f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
     )
 
 
-def bury_refused(connection: Connection, now: datetime, events: Sequence[RefusedEvent]) -> None:
+def dead_letter_refused(tx: Tx, events: Sequence[RefusedEvent]) -> None:
     """Record events that the runner refused, with the head of their payload. Doing it again changes nothing."""
-    stored_at = bound(connection, now)
+    stored_at = bound(tx.connection, tx.now)
     rows = [
         (
             *msgspec.structs.astuple(coordinates(event)),
@@ -127,4 +127,4 @@ def bury_refused(connection: Connection, now: datetime, events: Sequence[Refused
         )
         for event in events
     ]
-    insert_new(connection, _LETTER, rows, returning=("id",))
+    insert_new(tx.connection, _LETTER, rows, returning=("id",))

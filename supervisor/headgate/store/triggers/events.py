@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, or_, select, update
 
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent, StoredEvent
-from headgate.store.db import notices
 from headgate.store.db.bulk import Kind, find, insert_new, insert_or_add
 from headgate.store.db.engine import database_name
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.errors import DatabaseFault, RowsRefused
 from headgate.store.tables import redelivery, trigger, trigger_event
-from headgate.store.triggers import assets
+from headgate.store.triggers import assets, dead_letters
 from headgate.store.triggers.dead_letters import storable_text
 
 Identity = tuple[str, int]  # trigger_run_id, sequence_index
@@ -58,9 +58,7 @@ def _identity(event: FiredEvent) -> Identity:
     return event.trigger_run_id, event.sequence_index
 
 
-def insert_events(
-    connection: Connection, now: datetime, events: Sequence[FiredEvent], of_assets: Mapping[int, int] | None = None
-) -> tuple[int, int]:
+def insert_events(tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, int]) -> tuple[int, int]:
     """Store those events that are not stored yet; return how many were, and how many came again.
 
     A redelivery that is itself reported again, after a commit of which nobody knew, is counted again. An
@@ -73,7 +71,7 @@ def insert_events(
         # PostgreSQL refuses NUL. SQLite takes it, but then measures and shows the text only up to there.
         if "\0" in event.trigger_run_id or (event.key is not None and "\0" in event.key):
             raise RowsRefused(f"the key or the run id of an event of trigger {event.trigger_id} contains NUL")
-    stored_at = bound(connection, now)
+    stored_at = bound(tx.connection, tx.now)
     rows = [
         (
             event.trigger_id,
@@ -88,26 +86,26 @@ def insert_events(
         )
         for event in events
     ]
-    if of_assets and any(event.trigger_id in of_assets for event in events):
-        inserted = insert_new(connection, _EVENT, rows, returning=(*_IDENTITY.columns, "id", "trigger_id", "kind"))
-        _have_wait(connection, of_assets, inserted)
+    if any(event.trigger_id in of_assets for event in events):
+        inserted = insert_new(tx.connection, _EVENT, rows, returning=(*_IDENTITY.columns, "id", "trigger_id", "kind"))
+        _have_wait(tx, of_assets, inserted)
         stored = {row[:2] for row in inserted}
     else:
-        stored = set(insert_new(connection, _EVENT, rows, returning=_IDENTITY.columns))
+        stored = set(insert_new(tx.connection, _EVENT, rows, returning=_IDENTITY.columns))
     if len(stored) == len(events):
         return len(stored), 0
     left = {_identity(event): event for event in events if _identity(event) not in stored}
-    return len(stored), _count_redeliveries(connection, stored_at, left) if left else 0
+    return len(stored), _count_redeliveries(tx.connection, stored_at, left) if left else 0
 
 
-def _have_wait(connection: Connection, of_assets: Mapping[int, int], inserted: Sequence[tuple[Any, ...]]) -> None:
+def _have_wait(tx: Tx, of_assets: Mapping[int, int], inserted: Sequence[tuple[Any, ...]]) -> None:
     waits = {
         event_id: of_assets[trigger_id]
         for _, _, event_id, trigger_id, kind in inserted
         if trigger_id in of_assets and kind == "event"
     }
-    if waits and assets.wait(connection, waits):
-        notices.tell(connection)
+    if waits and assets.wait(tx.connection, waits):
+        tx.notify()
 
 
 def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Identity, FiredEvent]) -> int:
@@ -129,36 +127,45 @@ def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Ide
     return again.total()
 
 
-def last(connection: Connection, trigger_id: int) -> StoredEvent | None:
-    """Return the event of a trigger that was stored last; events that came again do not count."""
-    statement = (
-        select(
-            trigger_event.c.trigger_run_id,
-            trigger_event.c.sequence_index,
-            trigger_event.c.payload,
-            trigger_event.c.key,
+class EventVerbs(Verbs):
+    """The verbs of the event log but for `Store.store_slice`, which concerns tasks as well."""
+
+    @leased
+    def bury_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
+        """Record an event as a dead letter, with its whole payload. Doing it again changes nothing."""
+        dead_letters.dead_letter(tx, event, reason)
+
+    @reading
+    def last_event(self, tx: Tx, trigger_id: int) -> StoredEvent | None:
+        """Return the event of a trigger that was stored last, if there is one; redeliveries do not count."""
+        statement = (
+            select(
+                trigger_event.c.trigger_run_id,
+                trigger_event.c.sequence_index,
+                trigger_event.c.payload,
+                trigger_event.c.key,
+            )
+            .where(trigger_event.c.trigger_id == trigger_id)
+            .order_by(trigger_event.c.id.desc())
+            .limit(1)
         )
-        .where(trigger_event.c.trigger_id == trigger_id)
-        .order_by(trigger_event.c.id.desc())
-        .limit(1)
-    )
-    row = connection.execute(statement).first()
-    return None if row is None else StoredEvent(**row._mapping)
+        row = tx.connection.execute(statement).first()
+        return None if row is None else StoredEvent(**row._mapping)
 
 
 # --- runs that ended -----------------------------------------------------------------------------
 
 
-def finish(connection: Connection, epoch: int, now: datetime, finished: Sequence[FinishedTrigger]) -> dict[int, int]:
+def finish(tx: LeasedTx, finished: Sequence[FinishedTrigger]) -> dict[int, int]:
     """Record how trigger runs ended; return the failures so far of those that failed, by trigger id.
 
-    A trigger that ``epoch`` does not own is left alone. Doing it again changes nothing.
+    A trigger that the epoch does not own is left alone. Doing it again changes nothing.
     """
     returned = [run for run in finished if run.outcome == "returned"]
     failed = [run for run in finished if run.outcome == "failed"]
     if returned:
-        _record_returned(connection, epoch, now, returned)
-    return _record_failed(connection, epoch, now, failed) if failed else {}
+        _record_returned(tx, returned)
+    return _record_failed(tx, failed) if failed else {}
 
 
 _MARK_LAST = Prepared(
@@ -190,32 +197,30 @@ _FAILED = Prepared(
 _OWNED = Kind(trigger, ("id", "triggerer_id"))
 
 
-def _record_returned(connection: Connection, epoch: int, now: datetime, runs: Sequence[FinishedTrigger]) -> None:
+def _record_returned(tx: LeasedTx, runs: Sequence[FinishedTrigger]) -> None:
     _MARK_LAST.run_many(
-        connection,
+        tx.connection,
         [{"run_id": run.trigger_run_id, "last_index": run.events - 1, "id_": run.trigger_id} for run in runs],
     )
-    ended = bound(connection, now)
-    _RETURNED.run_many(connection, [{"id_": run.trigger_id, "epoch": epoch, "now": ended} for run in runs])
+    ended = bound(tx.connection, tx.now)
+    _RETURNED.run_many(tx.connection, [{"id_": run.trigger_id, "epoch": tx.epoch, "now": ended} for run in runs])
 
 
-def _record_failed(
-    connection: Connection, epoch: int, now: datetime, runs: Sequence[FinishedTrigger]
-) -> dict[int, int]:
-    failed_at = bound(connection, now)
+def _record_failed(tx: LeasedTx, runs: Sequence[FinishedTrigger]) -> dict[int, int]:
+    failed_at = bound(tx.connection, tx.now)
     rows = [
         {
             "id_": run.trigger_id,
-            "epoch": epoch,
+            "epoch": tx.epoch,
             "run_id": storable_text(run.trigger_run_id, KEY_CHARS_MAX),
             "error": _error_of(run),
             "now": failed_at,
         }
         for run in runs
     ]
-    _FAILED.run_many(connection, rows)
-    mine = sorted({(run.trigger_id, epoch) for run in runs})
-    return dict(find(connection, _OWNED, mine, returning=("id", "failure_count")))
+    _FAILED.run_many(tx.connection, rows)
+    mine = sorted({(run.trigger_id, tx.epoch) for run in runs})
+    return dict(find(tx.connection, _OWNED, mine, returning=("id", "failure_count")))
 
 
 def _error_of(run: FinishedTrigger) -> str:

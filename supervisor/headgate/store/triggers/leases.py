@@ -14,15 +14,14 @@ SQLite there is one writer at a time, and none of this can happen.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Integer,
     Update,
     and_,
@@ -43,18 +42,25 @@ from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import DatabaseNow, UtcDateTime, bound, read
+from headgate.store.db.transaction import Clock as Clock
+from headgate.store.db.transaction import Database, LeasedTx, Tx, is_alive, lock_lease, wait_for_inflight
+from headgate.store.db.transaction import read_clock as read_clock
+from headgate.store.db.verbs import Verbs, leased, single_statement, writing
 from headgate.store.errors import BadKey, LeaseLost
+from headgate.store.ids import Epoch
 from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
+from headgate.store.triggers import watchers
+
+# Used by the modules of tasks until they take a `Tx`.
+hold, outwait = lock_lease, wait_for_inflight
 
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
-Clock = Callable[[], datetime]
-ToRun = tuple[int, str | None, str, str, str, int, int | None]  # id, watcher, classpath, kwargs, queue, failures, asset
 
 
 class TriggererRow(msgspec.Struct, frozen=True):
     """One supervisor's lease. ``id`` is its epoch; ``heartbeat_age_s`` is by the database's clock."""
 
-    id: int
+    id: Epoch
     hostname: str
     pid: int
     machine: str
@@ -98,136 +104,190 @@ class Poll(msgspec.Struct, frozen=True):
     ended: list[int] = []
 
 
-_NOW = Prepared(select(DatabaseNow()))
+class OwnedTrigger(NamedTuple):
+    """One trigger that an epoch owns and should be running, as it is stored. A ``watcher`` may be removed by now."""
+
+    id: int
+    watcher: str | None
+    classpath: str
+    encrypted_kwargs: str
+    queue: str
+    failure_count: int
+    asset_id: int | None
 
 
-def read_clock(connection: Connection, clock: Clock | None) -> datetime:
-    """Return the time of the database's clock, or of the one the store was given for a simulation."""
-    if clock is not None:
-        return clock().astimezone(UTC)
-    return read(connection, _NOW.run(connection).fetchone()[0])
+class TriggerVerbs(Verbs):
+    """Base of the verbs of triggers: which triggers that were claimed here concern tasks and runs.
 
-
-# --- epochs --------------------------------------------------------------------------------------
-
-
-def _alive() -> ColumnElement[bool]:
-    return and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
-
-
-_HOLD = Prepared(select(DatabaseNow()).where(triggerer.c.id == bindparam("epoch"), _alive()).with_for_update(read=True))
-
-
-def hold(connection: Connection, epoch: int, clock: Clock | None) -> datetime:
-    """Keep ``epoch`` from being fenced until the transaction ends; return the time. Raises `LeaseLost`.
-
-    The lock is FOR SHARE, which the UPDATE of a fencing has to respect; FOR KEY SHARE it would not.
+    The events of all others cost nothing more because there are tasks.
     """
-    row = _HOLD.run(connection, epoch=epoch).fetchone()
-    if row is None:
-        raise LeaseLost(epoch)
-    return read(connection, row[0]) if clock is None else clock().astimezone(UTC)
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        # Triggers that a task waits for. No more than this supervisor may own.
+        self.waited_for: set[int] = set()
+        # The assets of watchers by their triggers: their events may begin runs.
+        self.assets: dict[int, int] = {}
+
+    def note_claimed(self, rows: Sequence[OwnedTrigger]) -> None:
+        """Remember triggers that are owned from now on."""
+        # A watcher's trigger keeps its watcher's name and asset, removed or not.
+        self.waited_for.update(row.id for row in rows if row.watcher is None)
+        self.assets.update((row.id, row.asset_id) for row in rows if row.asset_id is not None)
+
+    def forget(self, trigger_ids: Sequence[int]) -> None:
+        """Forget triggers that are not run here any more."""
+        self.waited_for.difference_update(trigger_ids)
+        for trigger_id in trigger_ids:
+            self.assets.pop(trigger_id, None)
 
 
-# FOR NO KEY UPDATE: it has to wait for the FOR SHARE of `hold`, and foreign keys need not wait for it.
-_OUTWAIT = Prepared(
-    select(triggerer.c.id).where(triggerer.c.id == bindparam("epoch"), _alive()).with_for_update(key_share=True)
-)
+class LeaseVerbs(TriggerVerbs):
+    """The verbs for leases, and for the claims that rest on them."""
 
+    @writing
+    def register_triggerer(
+        self,
+        tx: Tx,
+        *,
+        hostname: str,
+        pid: int,
+        machine: str,
+        process_started: float,
+        capacity: int,
+        queues: Sequence[str],
+        workers: int = 0,
+    ) -> Epoch:
+        """Begin a lease and return its epoch, which no other supervisor ever had or will have. Raises `BadName`.
 
-def outwait(connection: Connection, epoch: int) -> None:
-    """Wait until no other transaction of ``epoch`` is under way: what comes next sees all that they have committed.
+        ``process_started`` is in clock ticks since boot. ``workers``: how many steps of tasks it can run at once; 0 if
+        it runs triggers alone.
+        """
+        for queue in queues:
+            watchers.check_queue(queue)
+        lease = insert(triggerer).values(
+            hostname=hostname,
+            pid=pid,
+            machine=machine,
+            process_started=process_started,
+            capacity=capacity,
+            queues=",".join(queues),
+            workers=workers,
+            started_at=tx.now,
+            latest_heartbeat=tx.now,
+        )
+        return Epoch(tx.connection.execute(lease.returning(triggerer.c.id)).scalar_one())
 
-    A COMMIT may be with the server for long after its connection was cut, waiting for a disk or a standby, and until it
-    is done nobody sees what it did. It keeps the row that `hold` has locked, though. One that takes longer than
-    the limit on waiting for locks raises, as `DatabaseAway`; raises `LeaseLost`.
-    """
-    if _OUTWAIT.run(connection, epoch=epoch).fetchone() is None:
-        raise LeaseLost(epoch)
+    @single_statement
+    def heartbeat(self, tx: Tx, epoch: Epoch) -> None:
+        """Renew the lease, by the database's clock. Raises `LeaseLost`: the statement is its own check."""
+        now = None if tx.clock is None else bound(tx.connection, tx.clock())
+        if _HEARTBEAT.run(tx.connection, epoch=epoch, now=now).rowcount != 1:
+            raise LeaseLost(epoch)
 
+    @writing
+    def release_triggerer(self, tx: Tx, epoch: Epoch) -> None:
+        """End the lease and release its triggers. Ending it again does nothing; raises `LeaseLost` if it is fenced."""
+        tx.notify()
+        statement = update(triggerer).where(triggerer.c.id == epoch, is_alive()).values(stopped_at=tx.now)
+        if tx.connection.execute(statement).rowcount == 1:
+            tx.connection.execute(update(trigger).where(trigger.c.triggerer_id == epoch).values(triggerer_id=None))
+            return
+        stopped = select(triggerer.c.id).where(triggerer.c.id == epoch, triggerer.c.stopped_at.is_not(None))
+        if tx.connection.execute(stopped).first() is None:
+            raise LeaseLost(epoch)
 
-_REGISTER = Prepared(
-    insert(triggerer)
-    .values(
-        {
-            name: bindparam(name)
-            for name in (
-                *("hostname", "pid", "machine", "process_started"),
-                *("capacity", "queues", "workers", "started_at", "latest_heartbeat"),
+    @single_statement
+    def live_triggerers(self, tx: Tx) -> list[TriggererRow]:
+        """Return the leases that are neither ended nor fenced, however old their heartbeat is, by epoch."""
+        found = []
+        for now, *row in _LIVE.run(tx.connection).fetchall():
+            fields = dict(zip(triggerer.c.keys(), row, strict=True))
+            for name in ("started_at", "latest_heartbeat"):  # the other times of a live lease are null
+                fields[name] = read(tx.connection, fields[name])
+            found.append(
+                triggerer_row(fields, read(tx.connection, now) if tx.clock is None else tx.clock().astimezone(UTC))
             )
-        }
-    )
-    .returning(triggerer.c.id)
-)
+        return found
+
+    @leased
+    def fence_triggerers(
+        self, tx: LeasedTx, *, silence_max_s: float = SILENCE_MAX_S, dead: Sequence[int] = ()
+    ) -> list[Epoch]:
+        """Fence those silent for more than ``silence_max_s`` seconds, and the epochs in ``dead``; return which.
+
+        ``dead`` are those whose process is known to be gone. Never fences the epoch itself, and passes over a
+        triggerer that is in the middle of a transaction: ask again. A fenced epoch never writes again.
+        """
+        fenced = fence(tx, silence_max_s=silence_max_s, dead=dead)
+        if fenced:
+            tx.notify()
+        return fenced
+
+    def claim_triggers(self, epoch: Epoch, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+        """Take up to ``limit`` triggers without a live owner, and return them. No trigger has two owners.
+
+        By priority, the oldest first.
+        """
+        with self.database.leased(epoch) as tx:
+            rows = claim(tx, limit=limit, queues=queues)
+            tasks = _tasks_of(tx, rows)
+        self.note_claimed(rows)
+        return [_decrypted(row, self.database.secrets, tasks) for row in rows]
+
+    def claimed_triggers(self, epoch: Epoch) -> list[ClaimedTrigger]:
+        """Return the triggers this epoch owns and should be running.
+
+        No claim that was begun before can add to them: one that is still being committed is waited for.
+        """
+        with self.database.writing() as tx:  # it writes nothing, but the lock is a writer's
+            wait_for_inflight(tx.connection, epoch)
+            rows = [OwnedTrigger._make(row) for row in _CLAIMED.run(tx.connection, epoch=epoch).fetchall()]
+            tasks = _tasks_of(tx, rows)
+        self.note_claimed(rows)
+        return [_decrypted(row, self.database.secrets, tasks) for row in rows]
+
+    def has_news(self) -> bool:
+        """Whether `poll` may have another answer than last time: looked at without a transaction.
+
+        True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.db.notices`).
+        """
+        return self.database.has_changes()
+
+    @single_statement
+    def poll(self, tx: Tx, epoch: Epoch, queues: Sequence[str]) -> Poll:
+        """Say which owned triggers a user removed, or nothing waits for, and whether any can be claimed."""
+        rows = _poll(tuple(queues)).run(tx.connection, epoch=epoch).fetchall()
+        owned = sorted((id_, bool(is_removed)) for id_, is_removed in rows if id_ is not None)
+        return Poll(
+            removed=[id_ for id_, is_removed in owned if is_removed],
+            claimable=len(owned) < len(rows),
+            ended=[id_ for id_, is_removed in owned if not is_removed],
+        )
+
+    @single_statement
+    def count_claimable(self, tx: Tx, queues: Sequence[str]) -> int:
+        """Return how many triggers of these queues could be claimed."""
+        return int(_count(tuple(queues)).run(tx.connection).fetchone()[0])
+
+    def release_triggers(self, epoch: Epoch, ids: Sequence[int]) -> None:
+        """Release these triggers; ids that the epoch does not own are passed over."""
+        with self.database.leased(epoch) as tx:
+            for some in chunks(sorted(ids)):
+                mine = and_(trigger.c.id.in_(some), trigger.c.triggerer_id == epoch)
+                tx.connection.execute(update(trigger).where(mine).values(triggerer_id=None))
+            tx.notify()
+        self.forget(ids)
 
 
-def register(
-    connection: Connection,
-    clock: Clock | None,
-    *,
-    hostname: str,
-    pid: int,
-    machine: str,
-    process_started: float,
-    capacity: int,
-    queues: Sequence[str],
-    workers: int,
-) -> int:
-    """Begin a lease; return its epoch, which no other supervisor ever had or will have."""
-    now = bound(connection, read_clock(connection, clock))
-    row = _REGISTER.run(
-        connection,
-        hostname=hostname,
-        pid=pid,
-        machine=machine,
-        process_started=process_started,
-        capacity=capacity,
-        queues=",".join(queues),
-        workers=workers,
-        started_at=now,
-        latest_heartbeat=now,
-    ).fetchone()
-    return int(row[0])
+# --- leases --------------------------------------------------------------------------------------
 
-
-_BEAT = Prepared(
+_HEARTBEAT = Prepared(
     update(triggerer)
-    .where(triggerer.c.id == bindparam("epoch"), _alive())
+    .where(triggerer.c.id == bindparam("epoch"), is_alive())
     .values(latest_heartbeat=func.coalesce(bindparam("now", type_=UtcDateTime()), DatabaseNow()))
 )
-
-
-def beat(connection: Connection, epoch: int, clock: Clock | None) -> None:
-    """Renew a lease. Raises `LeaseLost`. One statement: it is its own check."""
-    now = None if clock is None else bound(connection, clock())
-    if _BEAT.run(connection, epoch=epoch, now=now).rowcount != 1:
-        raise LeaseLost(epoch)
-
-
-def end(connection: Connection, epoch: int, clock: Clock | None) -> None:
-    """End a lease and give up its triggers. Ending it again does nothing; raises `LeaseLost` when fenced."""
-    now = read_clock(connection, clock)
-    statement = update(triggerer).where(triggerer.c.id == epoch, _alive()).values(stopped_at=now)
-    if connection.execute(statement).rowcount == 1:
-        connection.execute(update(trigger).where(trigger.c.triggerer_id == epoch).values(triggerer_id=None))
-        return
-    stopped = select(triggerer.c.id).where(triggerer.c.id == epoch, triggerer.c.stopped_at.is_not(None))
-    if connection.execute(stopped).first() is None:
-        raise LeaseLost(epoch)
-
-
-_LIVE = Prepared(select(DatabaseNow(), *triggerer.c).where(_alive()).order_by(triggerer.c.id))
-
-
-def live(connection: Connection, clock: Clock | None) -> list[TriggererRow]:
-    """Return the leases that are neither ended nor fenced, by epoch. One statement."""
-    found = []
-    for now, *row in _LIVE.run(connection).fetchall():
-        fields = dict(zip(triggerer.c.keys(), row, strict=True))
-        for name in ("started_at", "latest_heartbeat"):  # of those that are alive the other times are null
-            fields[name] = read(connection, fields[name])
-        found.append(triggerer_row(fields, read(connection, now) if clock is None else clock().astimezone(UTC)))
-    return found
+_LIVE = Prepared(select(DatabaseNow(), *triggerer.c).where(is_alive()).order_by(triggerer.c.id))
 
 
 def triggerer_row(fields: Mapping[str, Any], now: datetime) -> TriggererRow:
@@ -238,36 +298,29 @@ def triggerer_row(fields: Mapping[str, Any], now: datetime) -> TriggererRow:
     return TriggererRow(**told)
 
 
-def fence(
-    connection: Connection, epoch: int, clock: Clock | None, *, silence_max_s: float, dead: Sequence[int]
-) -> list[int]:
-    """Fence those silent for longer than ``silence_max_s`` by the database's clock, and those named in ``dead``.
-
-    Never ``epoch`` itself, and none that is in the middle of a transaction: that one is left for the next
-    time. Returns the epochs that are fenced now; raises `LeaseLost` when the caller's own is.
-    """
-    now = hold(connection, epoch, clock)
-    silent = triggerer.c.latest_heartbeat < now - timedelta(seconds=silence_max_s)
+def fence(tx: LeasedTx, *, silence_max_s: float, dead: Sequence[int]) -> list[Epoch]:
+    """Fence those silent for longer than ``silence_max_s`` by the database's clock, and those named in ``dead``."""
+    silent = triggerer.c.latest_heartbeat < tx.now - timedelta(seconds=silence_max_s)
     candidates = (
         select(triggerer.c.id)
-        .where(triggerer.c.id != epoch, _alive(), or_(silent, triggerer.c.id.in_(dead)))
+        .where(triggerer.c.id != tx.epoch, is_alive(), or_(silent, triggerer.c.id.in_(dead)))
         .order_by(triggerer.c.id)
         .with_for_update(skip_locked=True, key_share=True)
     )
-    fenced = list(connection.execute(candidates).scalars())
+    fenced = list(tx.connection.execute(candidates).scalars())
     for ids in chunks(fenced):
-        connection.execute(update(triggerer).where(triggerer.c.id.in_(ids)).values(fenced_at=now))
+        tx.connection.execute(update(triggerer).where(triggerer.c.id.in_(ids)).values(fenced_at=tx.now))
     return fenced
 
 
-def fence_silent(connection: Connection, now: datetime, silence_max_s: float) -> list[int]:
+def fence_silent(tx: Tx, silence_max_s: float) -> list[Epoch]:
     """Fence those silent for longer than ``silence_max_s``, for a user, who has no epoch; return which.
 
     One that is in the middle of a transaction is waited for: whether it has renewed its lease is known then.
     """
-    silent = triggerer.c.latest_heartbeat < now - timedelta(seconds=silence_max_s)
-    statement = update(triggerer).where(_alive(), silent).values(fenced_at=now).returning(triggerer.c.id)
-    return sorted(connection.execute(statement).scalars())
+    silent = triggerer.c.latest_heartbeat < tx.now - timedelta(seconds=silence_max_s)
+    statement = update(triggerer).where(is_alive(), silent).values(fenced_at=tx.now).returning(triggerer.c.id)
+    return sorted(tx.connection.execute(statement).scalars())
 
 
 # --- claims --------------------------------------------------------------------------------------
@@ -305,7 +358,7 @@ def _claim(queues: tuple[str, ...]) -> Prepared:
     return Prepared(_claim_statement(queues).returning(trigger.c.id))
 
 
-# The columns of `ToRun`. Not read by the RETURNING of the claim: there SQLite takes a subquery for a constant.
+# The columns of `OwnedTrigger`. Not read by the RETURNING of the claim: there SQLite takes a subquery for a constant.
 _OWNED = (
     select(
         trigger.c.id,
@@ -326,19 +379,13 @@ _CLAIMED = Prepared(_OWNED)
 _CLAIMED_BETWEEN = Prepared(_OWNED.where(trigger.c.id.between(bindparam("first"), bindparam("last"))))
 
 
-def claim(connection: Connection, epoch: int, clock: Clock | None, *, limit: int, queues: Sequence[str]) -> list[ToRun]:
+def claim(tx: LeasedTx, *, limit: int, queues: Sequence[str]) -> list[OwnedTrigger]:
     """Take up to ``limit`` claimable triggers of these queues, by priority and age; return their rows."""
-    hold(connection, epoch, clock)
-    ids = {id_ for (id_,) in _claim(tuple(queues)).run(connection, epoch=epoch, limit=limit).fetchall()}
+    ids = {id_ for (id_,) in _claim(tuple(queues)).run(tx.connection, epoch=tx.epoch, limit=limit).fetchall()}
     if not ids:
         return []
-    owned = _CLAIMED_BETWEEN.run(connection, epoch=epoch, first=min(ids), last=max(ids)).fetchall()
-    return [row for row in owned if row[0] in ids]
-
-
-def claimed(connection: Connection, epoch: int) -> list[ToRun]:
-    """Return the rows of the triggers ``epoch`` owns and should be running."""
-    return _CLAIMED.run(connection, epoch=epoch).fetchall()
+    owned = _CLAIMED_BETWEEN.run(tx.connection, epoch=tx.epoch, first=min(ids), last=max(ids)).fetchall()
+    return [row for row in map(OwnedTrigger._make, owned) if row.id in ids]
 
 
 # Asked apart, and only where a trigger is no watcher's: most claims are of watchers, and have no more columns for it.
@@ -360,12 +407,12 @@ _TASKS = Prepared(
 )
 
 
-def tasks_of(connection: Connection, rows: Sequence[ToRun]) -> dict[int, TryName]:
-    """Return the tries that wait for triggers of `claim` or `claimed`, by the trigger's id."""
-    ids = {row[0] for row in rows if row[1] is None}
+def _tasks_of(tx: Tx, rows: Sequence[OwnedTrigger]) -> dict[int, TryName]:
+    """Return the tries that wait for these triggers, by the trigger's id."""
+    ids = {row.id for row in rows if row.watcher is None}
     if not ids:
         return {}
-    found = _TASKS.run(connection, first=min(ids), last=max(ids)).fetchall()
+    found = _TASKS.run(tx.connection, first=min(ids), last=max(ids)).fetchall()
     return {
         id_: TryName(sys.intern(dag_id), sys.intern(run_id), sys.intern(task_id), try_number)
         for id_, dag_id, run_id, task_id, try_number in found
@@ -373,23 +420,22 @@ def tasks_of(connection: Connection, rows: Sequence[ToRun]) -> dict[int, TryName
     }
 
 
-def decrypted(row: ToRun, secrets: Secrets, tasks: Mapping[int, TryName]) -> ClaimedTrigger:
-    """Return the trigger of a row of `claim` or `claimed`; one that no key decrypts says so and stands alone (I9)."""
-    id_, name, classpath, encrypted, queue, failure_count, _ = row
+def _decrypted(row: OwnedTrigger, secrets: Secrets, tasks: Mapping[int, TryName]) -> ClaimedTrigger:
+    """Return the trigger of a row; one that no key decrypts says so, and keeps no other from running (I9)."""
     kwargs, reason = None, ""
     try:
-        kwargs = secrets.decrypt(encrypted)
+        kwargs = secrets.decrypt(row.encrypted_kwargs)
     except BadKey as error:
         reason = str(error)
+    task = None if row.watcher is not None else tasks.get(row.id)
+    name = row.watcher or (f"trigger-{row.id}" if task is None else task.task)
     # Many triggers have few classes and queues, and a supervisor holds them for as long as it runs.
-    classpath, queue = sys.intern(classpath), sys.intern(queue)
-    task = None if name is not None else tasks.get(id_)
-    name = name or (f"trigger-{id_}" if task is None else task.task)
-    return ClaimedTrigger(id_, name, classpath, kwargs, queue, failure_count, reason, task)
+    classpath, queue = sys.intern(row.classpath), sys.intern(row.queue)
+    return ClaimedTrigger(row.id, name, classpath, kwargs, queue, row.failure_count, reason, task)
 
 
 @cache
-def _look(queues: tuple[str, ...]) -> Prepared:
+def _poll(queues: tuple[str, ...]) -> Prepared:
     mine = trigger.c.triggerer_id == bindparam("epoch")
     over = or_(trigger.c.removed_at.is_not(None), trigger.c.finished_at.is_not(None))
     owned = select(trigger.c.id, trigger.c.removed_at.is_not(None)).where(mine, over)
@@ -397,30 +443,6 @@ def _look(queues: tuple[str, ...]) -> Prepared:
     return Prepared(union_all(owned, select(null(), null()).where(claimable)))
 
 
-def look(connection: Connection, epoch: int, queues: Sequence[str]) -> Poll:
-    """Return what changed for ``epoch``, in one statement: it is asked whenever somebody seems to have written."""
-    rows = _look(tuple(queues)).run(connection, epoch=epoch).fetchall()
-    owned = sorted((id_, bool(is_removed)) for id_, is_removed in rows if id_ is not None)
-    return Poll(
-        removed=[id_ for id_, is_removed in owned if is_removed],
-        claimable=len(owned) < len(rows),
-        ended=[id_ for id_, is_removed in owned if not is_removed],
-    )
-
-
 @cache
 def _count(queues: tuple[str, ...]) -> Prepared:
     return Prepared(select(func.count()).select_from(trigger).where(_claimable(queues)))
-
-
-def count_claimable(connection: Connection, queues: Sequence[str]) -> int:
-    """Return how many triggers of these queues could be claimed."""
-    return int(_count(tuple(queues)).run(connection).fetchone()[0])
-
-
-def release(connection: Connection, epoch: int, clock: Clock | None, ids: Sequence[int]) -> None:
-    """Give up these triggers; those that ``epoch`` does not own are left alone."""
-    hold(connection, epoch, clock)
-    for some in chunks(sorted(ids)):
-        mine = and_(trigger.c.id.in_(some), trigger.c.triggerer_id == epoch)
-        connection.execute(update(trigger).where(mine).values(triggerer_id=None))

@@ -1,13 +1,18 @@
-"""What users add and remove: a watcher is a name, and one trigger that runs for as long as the name stands."""
+"""Watchers, which users add and remove: a name, and one trigger that runs until the name is removed."""
 
 from __future__ import annotations
 
 import unicodedata
-from datetime import datetime
+from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import insert, select, update
 
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.protocol.values import encode_value
 from headgate.store.db.bulk import insert_into
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs, writing
 from headgate.store.errors import BadName, NoSuchWatcher, WatcherExists
 from headgate.store.tables import asset, asset_watcher, trigger
 
@@ -35,45 +40,64 @@ def check_queue(queue: str) -> str:
     return check_name(queue, "the queue", separators=",")
 
 
-def add(
-    connection: Connection, now: datetime, *, name: str, classpath: str, kwargs: str, queue: str, asset_name: str | None
-) -> int:
-    """Add a watcher with a trigger of its own, and the asset where it is new; return the trigger's id.
+class WatcherVerbs(Verbs):
+    """The verbs by which users add and remove watchers."""
 
-    ``kwargs`` are encrypted already. Raises `WatcherExists` and `BadName`.
-    """
-    check_name(name, "the name of a watcher")
-    check_name(classpath, "the classpath", chars_max=CLASSPATH_CHARS_MAX)
-    check_queue(queue)
-    asset_id = None if asset_name is None else _asset_id(connection, now, asset_name)
-    trigger_id = connection.execute(
-        insert(trigger)
-        .values(classpath=classpath, kwargs=kwargs, created_date=now, queue=queue)
-        .returning(trigger.c.id)
-    ).scalar_one()
-    watcher = insert_into(connection, asset_watcher).values(
-        name=name, asset_id=asset_id, trigger_id=trigger_id, created_date=now
-    )
-    added = connection.execute(watcher.on_conflict_do_nothing().returning(asset_watcher.c.id)).first()
-    if added is None:
-        raise WatcherExists(name)
-    return int(trigger_id)
+    def add_watcher(
+        self,
+        name: str,
+        classpath: str,
+        kwargs: Mapping[str, Any],
+        *,
+        queue: str = "default",
+        asset: str | None = None,
+    ) -> int:
+        """Add a watcher with a trigger of its own, and its asset if that is new; return the id of the trigger.
+
+        ``kwargs`` are stored encrypted. Raises `WatcherExists`, `BadName`, and from `headgate.protocol.errors`
+        `ValueNotSerializable` for kwargs that have no form on the wire, `ValueTooLong` for more than
+        `KWARGS_BYTES_MAX` of them.
+        """
+        check_name(name, "the name of a watcher")
+        check_name(classpath, "the classpath", chars_max=CLASSPATH_CHARS_MAX)
+        check_queue(queue)
+        if asset is not None:
+            check_name(asset, "the name of an asset")
+        encoded = encode_value(dict(kwargs), where="kwargs", bytes_max=KWARGS_BYTES_MAX)
+        return self._add_watcher(name, classpath, self.database.secrets.encrypt(encoded), queue, asset)
+
+    @writing
+    def _add_watcher(self, tx: Tx, name: str, classpath: str, kwargs: str, queue: str, asset_name: str | None) -> int:
+        tx.notify()
+        asset_id = None if asset_name is None else _asset_id(tx, asset_name)
+        new_trigger = insert(trigger).values(classpath=classpath, kwargs=kwargs, created_date=tx.now, queue=queue)
+        trigger_id = tx.connection.execute(new_trigger.returning(trigger.c.id)).scalar_one()
+        watcher = insert_into(tx.connection, asset_watcher).values(
+            name=name, asset_id=asset_id, trigger_id=trigger_id, created_date=tx.now
+        )
+        added = tx.connection.execute(watcher.on_conflict_do_nothing().returning(asset_watcher.c.id)).first()
+        if added is None:
+            raise WatcherExists(name)
+        return int(trigger_id)
+
+    @writing
+    def remove_watcher(self, tx: Tx, name: str) -> None:
+        """Mark a watcher and its trigger as removed; the supervisor that runs the trigger cancels it.
+
+        Raises `NoSuchWatcher`.
+        """
+        tx.notify()
+        present = (asset_watcher.c.name == name, asset_watcher.c.removed_at.is_(None))
+        removed = update(asset_watcher).where(*present).values(removed_at=tx.now).returning(asset_watcher.c.trigger_id)
+        trigger_id = tx.connection.execute(removed).scalar_one_or_none()
+        if trigger_id is None:
+            raise NoSuchWatcher(name)
+        tx.connection.execute(
+            update(trigger).where(trigger.c.id == trigger_id, trigger.c.removed_at.is_(None)).values(removed_at=tx.now)
+        )
 
 
-def _asset_id(connection: Connection, now: datetime, name: str) -> int:
-    check_name(name, "the name of an asset")
-    statement = insert_into(connection, asset).values(name=name, created_date=now)
-    connection.execute(statement.on_conflict_do_nothing())
-    return int(connection.execute(select(asset.c.id).where(asset.c.name == name)).scalar_one())
-
-
-def remove(connection: Connection, now: datetime, name: str) -> None:
-    """Put tombstones on a watcher and its trigger; whoever runs the trigger sees it. Raises `NoSuchWatcher`."""
-    present = (asset_watcher.c.name == name, asset_watcher.c.removed_at.is_(None))
-    removed = update(asset_watcher).where(*present).values(removed_at=now).returning(asset_watcher.c.trigger_id)
-    trigger_id = connection.execute(removed).scalar_one_or_none()
-    if trigger_id is None:
-        raise NoSuchWatcher(name)
-    connection.execute(
-        update(trigger).where(trigger.c.id == trigger_id, trigger.c.removed_at.is_(None)).values(removed_at=now)
-    )
+def _asset_id(tx: Tx, name: str) -> int:
+    new_asset = insert_into(tx.connection, asset).values(name=name, created_date=tx.now)
+    tx.connection.execute(new_asset.on_conflict_do_nothing())
+    return int(tx.connection.execute(select(asset.c.id).where(asset.c.name == name)).scalar_one())

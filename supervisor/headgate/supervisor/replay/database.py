@@ -27,6 +27,7 @@ from headgate.store.db import schema
 from headgate.store.db.engine import database_name, open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DATABASE_UNUSABLE, DatabaseAway, StoreError
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import asset_watcher, dead_letter, trigger, trigger_event, triggerer
 from headgate.store.triggers.events import StoredSlice
@@ -112,7 +113,7 @@ class ReplayStore(Store):
             if name == spec.name:
                 # Its name was given anew, so it had been removed: while no supervisor looked, or it would stand here.
                 self.remove(trigger_id)
-        kwargs = self._secrets.encrypt(kwargs_like(spec.kwargs))
+        kwargs = self.database.secrets.encrypt(kwargs_like(spec.kwargs))
         with self._writing() as connection:
             row = {"id": spec.trigger_id, "classpath": spec.classpath, "kwargs": kwargs, "created_date": now}
             connection.execute(insert(trigger).values(row))
@@ -137,7 +138,7 @@ class ReplayStore(Store):
         with self._writing() as connection:
             connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
 
-    def fence(self, epoch: int) -> None:
+    def fence(self, epoch: Epoch) -> None:
         """Take the lease of ``epoch`` away, as a neighbour would."""
         neighbour = self.register_triggerer(
             hostname="neighbour", pid=0, machine="neighbour", process_started=0.0, capacity=1, queues=("default",)
@@ -151,12 +152,12 @@ class ReplayStore(Store):
 
     # --- what the core asks -----------------------------------------------------------------------
 
-    def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
+    def poll(self, epoch: Epoch, queues: Sequence[str]) -> Poll:
         """Say that triggers can be claimed only where the log shows them to be."""
         poll = super().poll(epoch, queues)
         return Poll(poll.removed, poll.claimable and bool(self._allowed), poll.ended)
 
-    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+    def claim_triggers(self, epoch: Epoch, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
         """Claim what the log shows to be claimed next, all of it at once."""
         claimed: list[ClaimedTrigger] = []
         with self._noting_faults():
@@ -174,7 +175,7 @@ class ReplayStore(Store):
 
     def store_slice(
         self,
-        epoch: int,
+        epoch: Epoch,
         *,
         events: Sequence[FiredEvent] = (),
         refused: Sequence[RefusedEvent] = (),

@@ -26,6 +26,7 @@ from headgate.protocol.messages.worker import AssetEvent, Response, Step, StepEn
 from headgate.scheduling.names import TryName
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
+from headgate.store.ids import Epoch, TaskInstanceId
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.task_ends import OwnedTask
 from headgate.store.tasks.tasks import Dispatched, TaskToRun
@@ -45,15 +46,16 @@ PASSED_OVER_WAIT_S = 0.05  # before asking again for pools that another supervis
 class TaskStore(Protocol):
     """The verbs of the store that are used here; see `headgate.store.task_verbs`."""
 
-    def dispatch(self, epoch: int, *, limit: int, queues: Sequence[str]) -> Dispatched: ...
-    def taken(self, epoch: int) -> list[TaskToRun]: ...
-    def owned(self, epoch: int) -> list[OwnedTask]: ...
+    def dispatch(self, epoch: Epoch, /, *, limit: int, queues: Sequence[str]) -> Dispatched: ...
+    def taken(self, epoch: Epoch, /) -> list[TaskToRun]: ...
+    def owned(self, epoch: Epoch, /) -> list[OwnedTask]: ...
     def defer(
-        self, epoch: int, task_id: int, token: str, wait: Deferral, *, xcoms: Mapping[str, bytes] | None = None
+        self, epoch: Epoch, /, task_id: int, token: str, wait: Deferral, *, xcoms: Mapping[str, bytes] | None = None
     ) -> str | None: ...
     def succeed(
         self,
-        epoch: int,
+        epoch: Epoch,
+        /,
         task_id: int,
         token: str,
         *,
@@ -63,7 +65,8 @@ class TaskStore(Protocol):
     ) -> bool: ...
     def fail(
         self,
-        epoch: int,
+        epoch: Epoch,
+        /,
         task_id: int,
         token: str,
         error: str,
@@ -71,7 +74,7 @@ class TaskStore(Protocol):
         may_retry: bool = True,
         xcoms: Mapping[str, bytes] | None = None,
     ) -> TaskState | None: ...
-    def lose_worker(self, epoch: int, task_id: int, token: str, reason: str) -> TaskState | None: ...
+    def lose_worker(self, epoch: Epoch, /, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None: ...
 
 
 class Schedules(Protocol):
@@ -85,7 +88,7 @@ class Schedules(Protocol):
         """Others lost their leases: their tasks can be adopted."""
         ...
 
-    def step(self, epoch: int, now: float) -> SchedulerNews:
+    def step(self, epoch: Epoch, now: float) -> SchedulerNews:
         """Do what is most urgently due, at most one short transaction."""
         ...
 
@@ -97,7 +100,7 @@ class Schedules(Protocol):
 class Files(Protocol):
     """What keeps the database in line with the DAG files; see `headgate.supervisor.tasks.dag_files`."""
 
-    def step(self, epoch: int, now: float) -> bool:
+    def step(self, epoch: Epoch, now: float) -> bool:
         """Do one piece of work, if any is due; return whether the database has changed."""
         ...
 
@@ -186,7 +189,7 @@ class TaskCore:
             self._scheduler.notice_fenced()
         self._look_at = self._dispatch_at = 0.0
 
-    def step(self, epoch: int, now: float) -> bool:
+    def step(self, epoch: Epoch, now: float) -> bool:
         """Do one bounded piece of each duty that is due; return whether triggers may have come to be, or have ended.
 
         Raises `LeaseLost`.
@@ -258,11 +261,11 @@ class TaskCore:
             del self._running[event.token]
         self._inbox.append((run.task, event))
 
-    def _store_some(self, epoch: int) -> None:
+    def _store_some(self, epoch: Epoch) -> None:
         for _ in range(min(len(self._inbox), OUTCOMES_A_STEP_MAX)):
             self._store_next(epoch)
 
-    def _store_next(self, epoch: int) -> None:
+    def _store_next(self, epoch: Epoch) -> None:
         """Store the oldest outcome, or answer the oldest query. Whatever raises leaves it where it is."""
         task, event = self._inbox[0]
         match event:
@@ -288,7 +291,7 @@ class TaskCore:
         elif isinstance(event.query, CreateRun):
             self._scheduler.notice()
 
-    def _store_outcome(self, epoch: int, task: TaskToRun, outcome: StepOutcome) -> _End:
+    def _store_outcome(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
         try:
             return self._store_as_told(epoch, task, outcome)
         except (ValueRefused, RowsRefused) as refused:
@@ -296,7 +299,7 @@ class TaskCore:
             state = self._store.fail(epoch, task.id, task.token, str(refused))
             return _End("the outcome cannot be stored", state, {"error": str(refused)})
 
-    def _store_as_told(self, epoch: int, task: TaskToRun, outcome: StepOutcome) -> _End:
+    def _store_as_told(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
         xcoms = _by_key(outcome.xcoms)
         match outcome:
             case StepSucceeded():
@@ -345,7 +348,7 @@ class TaskCore:
                 run.is_ending = True
                 self._executor.end(token, "timeout", "its execution_timeout is over")
 
-    def _look_after_running(self, epoch: int, now: float) -> None:
+    def _look_after_running(self, epoch: Epoch, now: float) -> None:
         """End what users have cleared or marked; begin what a dispatch gave us without our hearing of it."""
         if self._dispatch_is_unknown:
             self._find_given(epoch, now)
@@ -361,7 +364,7 @@ class TaskCore:
                 self._executor.end(token, "user", "a user has cleared or marked the task")
         self._look_at = now + self._times.look_s
 
-    def _find_given(self, epoch: int, now: float) -> None:
+    def _find_given(self, epoch: Epoch, now: float) -> None:
         """Begin what a dispatch has given us, if it did; nobody else will.
 
         Where its commit is still under way `taken` waits for it, or raises after a while, and is asked again.
@@ -383,7 +386,7 @@ class TaskCore:
 
     # --- to workers -------------------------------------------------------------------------------
 
-    def _schedule(self, epoch: int, now: float) -> None:
+    def _schedule(self, epoch: Epoch, now: float) -> None:
         news = self._scheduler.step(epoch, now)
         if news.may_dispatch:
             self._dispatch_at = min(self._dispatch_at, now)
@@ -398,7 +401,7 @@ class TaskCore:
         unstored = sum(not isinstance(event, StepQuery) for _, event in self._inbox)
         return max(0, self._executor.room() - unstored)
 
-    def _dispatch(self, epoch: int, now: float) -> None:
+    def _dispatch(self, epoch: Epoch, now: float) -> None:
         limit = min(self._room(), DISPATCH_MAX)
         if limit == 0 or now < self._dispatch_at or self._dispatch_is_unknown:
             return

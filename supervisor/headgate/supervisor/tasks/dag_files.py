@@ -21,6 +21,7 @@ from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import DagSpec, check_dag
 from headgate.protocol.messages.worker import FileParsed
 from headgate.store.errors import DATABASE_UNUSABLE, BadName, RowsRefused
+from headgate.store.ids import Epoch
 from headgate.store.tasks.dags import FILE_CHARS_MAX
 from headgate.store.triggers.watchers import check_name
 
@@ -60,8 +61,8 @@ class Parser(Protocol):
 class FileStore(Protocol):
     """The verbs of the store that are used here."""
 
-    def save_file(self, epoch: int, file: str, specs: Sequence[DagSpec]) -> None: ...
-    def save_import_error(self, epoch: int, file: str, error: str) -> None: ...
+    def save_file(self, epoch: Epoch, /, file: str, specs: Sequence[DagSpec]) -> None: ...
+    def save_import_error(self, epoch: Epoch, /, file: str, error: str) -> None: ...
     def dag_files(self) -> list[str]: ...
 
 
@@ -82,7 +83,7 @@ class DagFiles:
         self._knows_database = False
         self._has_said: set[str] = set()
 
-    def step(self, epoch: int, now: float) -> bool:
+    def step(self, epoch: Epoch, now: float) -> bool:
         """Do one piece of work, if any is due; return whether the database has changed.
 
         Raises what the store raises; nothing is lost then, and the next step tries again.
@@ -106,7 +107,7 @@ class DagFiles:
         """Leave no process behind."""
         self._parser.close()
 
-    def _store_next(self, epoch: int) -> bool:
+    def _store_next(self, epoch: Epoch) -> bool:
         if not self._knows_database:
             # Files that went away while nobody looked.
             prefix = str(self._folder) + os.sep
@@ -124,7 +125,7 @@ class DagFiles:
             return True
         return False
 
-    def _store_parsed(self, epoch: int, parsed: FileParsed) -> None:
+    def _store_parsed(self, epoch: Epoch, parsed: FileParsed) -> None:
         error = parsed.error and f"{parsed.error}\n{parsed.traceback}".rstrip()
         if not error:
             try:

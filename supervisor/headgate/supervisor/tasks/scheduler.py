@@ -17,6 +17,7 @@ import structlog
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.planning import RunEnd
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
+from headgate.store.ids import Epoch
 from headgate.store.scheduling.due_times import Due
 from headgate.store.scheduling.new_runs import NewRuns
 from headgate.store.scheduling.planning import Planned
@@ -33,18 +34,18 @@ PASSED_OVER_WAIT_S = 0.02  # until rows are tried again that another had locked:
 class PlanStore(Protocol):
     """The verbs of ``store.scheduling`` that a scheduler uses."""
 
-    def plan(self, epoch: int) -> Planned: ...
-    def create_due_runs(self, epoch: int) -> NewRuns: ...
-    def create_asset_runs(self, epoch: int) -> NewRuns: ...
-    def next_due(self, epoch: int) -> Due: ...
+    def plan(self, epoch: Epoch, /) -> Planned: ...
+    def create_due_runs(self, epoch: Epoch, /) -> NewRuns: ...
+    def create_asset_runs(self, epoch: Epoch, /) -> NewRuns: ...
+    def next_due(self, epoch: Epoch, /) -> Due: ...
 
 
 class TaskStore(Protocol):
     """The verbs of ``store.tasks`` that a scheduler uses."""
 
-    def retry_due(self, epoch: int) -> list[int]: ...
-    def time_out(self, epoch: int) -> list[int]: ...
-    def adopt(self, epoch: int) -> list[Adopted]: ...
+    def retry_due(self, epoch: Epoch, /) -> list[int]: ...
+    def time_out(self, epoch: Epoch, /) -> list[int]: ...
+    def adopt(self, epoch: Epoch, /) -> list[Adopted]: ...
 
 
 class SchedulerStore(Protocol):
@@ -89,7 +90,7 @@ class Scheduler:
         self._at["ask"] = 0.0
         self._asked_at = -math.inf
         self._was_in_vain = False  # something was due, and what was done about it changed nothing
-        self._duties: dict[str, Callable[[int, float], SchedulerNews]] = {
+        self._duties: dict[str, Callable[[Epoch, float], SchedulerNews]] = {
             "plan": self._plan,
             "retry": self._retry_tasks,
             "time_out": self._time_out,
@@ -113,7 +114,7 @@ class Scheduler:
         """When `step` has something to do even if nothing happens."""
         return max(self._retry.at, min(self._at.values()))
 
-    def step(self, epoch: int, now: float) -> SchedulerNews:
+    def step(self, epoch: Epoch, now: float) -> SchedulerNews:
         """Do what is most urgently due, if anything. Raises `LeaseLost` when another has fenced ``epoch``."""
         if now < self.wake_at():
             return NO_NEWS
@@ -130,7 +131,7 @@ class Scheduler:
 
     # --- duties ----------------------------------------------------------------------------------
 
-    def _plan(self, epoch: int, now: float) -> SchedulerNews:
+    def _plan(self, epoch: Epoch, now: float) -> SchedulerNews:
         planned = self._store.scheduling.plan(epoch)
         if planned.looked_at:
             in_vain = planned.left == planned.looked_at and not (planned.scheduled or planned.in_triggers)
@@ -153,24 +154,24 @@ class Scheduler:
         for dag, problem in dags.items():
             log.error("a DAG cannot be read as it is stored; nothing of it begins here", dag=dag, problem=problem)
 
-    def _retry_tasks(self, epoch: int, now: float) -> SchedulerNews:
+    def _retry_tasks(self, epoch: Epoch, now: float) -> SchedulerNews:
         retried = self._store.tasks.retry_due(epoch)
         if retried:
             self._at["retry"] = now
             self._was_in_vain = False
         return SchedulerNews(may_dispatch=bool(retried), in_triggers=len(retried))
 
-    def _time_out(self, epoch: int, now: float) -> SchedulerNews:
+    def _time_out(self, epoch: Epoch, now: float) -> SchedulerNews:
         timed_out = self._store.tasks.time_out(epoch)
         if timed_out:
             self._at["time_out"] = now
             self._was_in_vain = False
         return SchedulerNews(may_dispatch=bool(timed_out), timed_out=timed_out)
 
-    def _create_due(self, epoch: int, now: float) -> SchedulerNews:
+    def _create_due(self, epoch: Epoch, now: float) -> SchedulerNews:
         return self._made(self._store.scheduling.create_due_runs(epoch), "dates", now)
 
-    def _create_of_assets(self, epoch: int, now: float) -> SchedulerNews:
+    def _create_of_assets(self, epoch: Epoch, now: float) -> SchedulerNews:
         return self._made(self._store.scheduling.create_asset_runs(epoch), "assets", now)
 
     def _made(self, new: NewRuns, duty: str, now: float) -> SchedulerNews:
@@ -186,14 +187,14 @@ class Scheduler:
             log.error("a DAG has no next run", dag=dag, problem=problem)
         return SchedulerNews(made=new.made)
 
-    def _adopt(self, epoch: int, now: float) -> SchedulerNews:
+    def _adopt(self, epoch: Epoch, now: float) -> SchedulerNews:
         adopted = self._store.tasks.adopt(epoch)
         if adopted:
             self._at["adopt"] = self._at["plan"] = now
             log.warning("adopted tasks of supervisors that are gone", tasks=len(adopted))
         return SchedulerNews(may_dispatch=any(task.state is TaskState.SCHEDULED for task in adopted), adopted=adopted)
 
-    def _ask(self, epoch: int, now: float) -> SchedulerNews:
+    def _ask(self, epoch: Epoch, now: float) -> SchedulerNews:
         due = self._store.scheduling.next_due(epoch)
         self._asked_at = now
         self._at["ask"] = now + ASK_INTERVAL_S

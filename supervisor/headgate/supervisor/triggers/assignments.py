@@ -21,6 +21,7 @@ import msgspec
 
 from headgate.protocol.messages.runner import CancelReason, CancelTrigger, FinishedTrigger, TriggerSpec
 from headgate.scheduling.names import TryName
+from headgate.store.ids import Epoch
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.backoff import Waits
 
@@ -81,7 +82,7 @@ class Assignments:
             self._assigned[trigger.id] = Assignment(trigger, start_at=now)
             self._waiting.add(trigger.id)
 
-    def start_due(self, epoch: int, incarnation: int, now: float) -> tuple[TriggerSpec, ...]:
+    def start_due(self, epoch: Epoch, incarnation: int, now: float) -> tuple[TriggerSpec, ...]:
         """Start every trigger whose time has come; return what the runner needs to run them."""
         due = sorted(trigger_id for trigger_id in self._waiting if self._assigned[trigger_id].start_at <= now)
         specs = []

@@ -31,6 +31,7 @@ from headgate.protocol.messages.runner import (
     StateSync,
 )
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
+from headgate.store.ids import Epoch
 from headgate.store.triggers.events import StoredSlice
 from headgate.supervisor.backoff import DatabaseRetry
 
@@ -56,7 +57,8 @@ class EventStore(Protocol):
 
     def store_slice(
         self,
-        epoch: int,
+        epoch: Epoch,
+        /,
         *,
         events: Sequence[FiredEvent],
         refused: Sequence[RefusedEvent],
@@ -65,7 +67,7 @@ class EventStore(Protocol):
         """Store all of it in one transaction, or nothing."""
         ...
 
-    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+    def bury_event(self, epoch: Epoch, /, event: FiredEvent, reason: str) -> None:
         """Record an event as a dead letter, with its payload."""
         ...
 
@@ -253,7 +255,7 @@ class Intake:
         """When the next `step` has something to do; None while nothing waits."""
         return self._retry.at if self._waiting else None
 
-    def step(self, epoch: int, now: float) -> Stored | None:
+    def step(self, epoch: Epoch, now: float) -> Stored | None:
         """Store the next slice; return what came of it, or None when there was nothing to do or no database.
 
         Raises `LeaseLost` when another supervisor has taken over; nothing was written then.
@@ -313,7 +315,7 @@ class Intake:
         del self._tallies[piece.incarnation, piece.round]
         return StateSync(round=piece.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
 
-    def _split_or_bury(self, epoch: int, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
+    def _split_or_bury(self, epoch: Epoch, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
         """Halve a refused slice, or bury its single element. True when the element has been dealt with.
 
         A refusal may be of the moment: what the rows refer to is deleted while they are being stored, and the check of

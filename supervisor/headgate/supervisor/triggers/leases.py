@@ -20,6 +20,7 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.store.errors import DATABASE_UNUSABLE
+from headgate.store.ids import Epoch
 from headgate.store.triggers.leases import ClaimedTrigger, Poll, TriggererRow
 from headgate.supervisor.backoff import DatabaseRetry
 
@@ -47,17 +48,17 @@ class LeaseStore(Protocol):
         capacity: int,
         queues: Sequence[str],
         workers: int,
-    ) -> int: ...
-    def heartbeat(self, epoch: int) -> None: ...
+    ) -> Epoch: ...
+    def heartbeat(self, epoch: Epoch, /) -> None: ...
     def live_triggerers(self) -> list[TriggererRow]: ...
-    def fence_triggerers(self, epoch: int, *, silence_max_s: float, dead: Sequence[int]) -> list[int]: ...
+    def fence_triggerers(self, epoch: Epoch, /, *, silence_max_s: float, dead: Sequence[int]) -> list[Epoch]: ...
     def has_news(self) -> bool: ...
-    def poll(self, epoch: int, queues: Sequence[str]) -> Poll: ...
+    def poll(self, epoch: Epoch, /, queues: Sequence[str]) -> Poll: ...
     def count_claimable(self, queues: Sequence[str]) -> int: ...
-    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]: ...
-    def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]: ...
-    def release_triggers(self, epoch: int, ids: Sequence[int]) -> None: ...
-    def release_triggerer(self, epoch: int) -> None: ...
+    def claim_triggers(self, epoch: Epoch, /, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]: ...
+    def claimed_triggers(self, epoch: Epoch, /) -> list[ClaimedTrigger]: ...
+    def release_triggers(self, epoch: Epoch, /, ids: Sequence[int]) -> None: ...
+    def release_triggerer(self, epoch: Epoch, /) -> None: ...
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -124,7 +125,7 @@ class Leases:
         self._times = times
         self._is_gone = is_gone
         self._retry = retry
-        self._epoch: int | None = None
+        self._epoch: Epoch | None = None
         self._renewed_at = -math.inf  # when what renewed the lease last was begun
         self._heartbeat_at = self._look_around_at = self._poll_at = self._notice_at = 0.0
         self._notice_wait_s = times.notice_interval_s
@@ -135,7 +136,7 @@ class Leases:
         self._claimable_since: float | None = None  # something has been there to be claimed for so long
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> Epoch:
         """The epoch; asking before `is_held` is a bug."""
         assert self._epoch is not None, "no epoch yet"
         return self._epoch
@@ -222,9 +223,9 @@ class Leases:
         self._heartbeat_at = now + self._times.heartbeat_s
         log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
 
-    def _look_around(self, epoch: int) -> bool:
+    def _look_around(self, epoch: Epoch) -> bool:
         """Fence the neighbours that fell silent, and those whose process this machine knows to be gone."""
-        fenced: list[int] = []
+        fenced: list[Epoch] = []
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
         self._neighbours = sum(
@@ -253,7 +254,7 @@ class Leases:
         share = max(1, math.ceil(claimable / (self._neighbours + 1)))
         return min(room, share), share < min(room, claimable)
 
-    def _poll(self, epoch: int, now: float, owned: int, claiming: bool) -> LeaseNews:
+    def _poll(self, epoch: Epoch, now: float, owned: int, claiming: bool) -> LeaseNews:
         if self._claim_is_unknown:
             # The last claim did not return, so nobody knows whether it was committed: what it took would be
             # owned by us and run by nobody.

@@ -1,0 +1,250 @@
+"""`Database`: one connection and the transactions on it. `Tx`: one transaction, as the functions of a verb see it.
+
+Verbs are declared by the decorators of `headgate.store.db.verbs`; read that first.
+
+A `Database` is used by one thread and keeps one connection. After `DatabaseAway` and `DatabaseFault` the connection
+is thrown away, and the next transaction opens another, so that no state of the broken one survives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+
+from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, select, true, update
+
+from headgate.store.db import driver_errors, notices
+from headgate.store.db.deadline import Deadline
+from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
+from headgate.store.db.prepared import Prepared, driver_of
+from headgate.store.db.secrets import Secrets
+from headgate.store.db.times import DatabaseNow, read
+from headgate.store.errors import LeaseLost, RowsRefused
+from headgate.store.ids import DagRunId, Epoch
+from headgate.store.tables import dag_run, triggerer
+
+# A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S. One that
+# takes longer than both waits for a server, or a network, that no longer answers.
+ANSWER_MAX_S = STATEMENT_TIMEOUT_S + 5.0
+
+Clock = Callable[[], datetime]
+
+
+def is_alive() -> ColumnElement[bool]:
+    """Return the condition that a lease is neither fenced nor ended."""
+    return and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
+
+
+_NOW = Prepared(select(DatabaseNow()))
+_THIS_LEASE = and_(triggerer.c.id == bindparam("epoch"), is_alive())
+_LOCK_LEASE = Prepared(select(DatabaseNow()).where(_THIS_LEASE).with_for_update(read=True))
+# FOR NO KEY UPDATE: it has to wait for the FOR SHARE of `lock_lease`, and foreign keys need not wait for it.
+_WAIT_FOR_INFLIGHT = Prepared(select(triggerer.c.id).where(_THIS_LEASE).with_for_update(key_share=True))
+_MARK_DIRTY = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=true()))
+
+
+def read_clock(connection: Connection, clock: Clock | None) -> datetime:
+    """Return the time of the database's clock, or of the one the store was given for a simulation."""
+    if clock is not None:
+        return clock().astimezone(UTC)
+    return read(connection, _NOW.run(connection).fetchone()[0])
+
+
+def lock_lease(connection: Connection, epoch: Epoch, clock: Clock | None) -> datetime:
+    """Keep ``epoch`` from being fenced until the transaction ends; return the time. Raises `LeaseLost`.
+
+    The lock is FOR SHARE, which the UPDATE of a fencing has to respect; FOR KEY SHARE it would not.
+    """
+    row = _LOCK_LEASE.run(connection, epoch=epoch).fetchone()
+    if row is None:
+        raise LeaseLost(epoch)
+    return read(connection, row[0]) if clock is None else clock().astimezone(UTC)
+
+
+def wait_for_inflight(connection: Connection, epoch: Epoch) -> None:
+    """Wait until no other transaction of ``epoch`` is in flight: later statements see all that they have committed.
+
+    A COMMIT may be with the server for long after its connection was cut, waiting for a disk or a standby, and until
+    it is done its changes are invisible. But it keeps the row that `lock_lease` has locked. If it takes longer than
+    the limit on waiting for locks, this raises `DatabaseAway`. Raises `LeaseLost`.
+    """
+    if _WAIT_FOR_INFLIGHT.run(connection, epoch=epoch).fetchone() is None:
+        raise LeaseLost(epoch)
+
+
+class Tx:
+    """One transaction: its connection, and everything that the functions of a verb need beside it."""
+
+    __slots__ = ("_dirty_runs", "_now", "clock", "connection", "secrets")
+
+    def __init__(self, connection: Connection, secrets: Secrets, clock: Clock | None, now: datetime | None) -> None:
+        self.connection = connection
+        self.secrets = secrets
+        self.clock = clock
+        self._now = now
+        self._dirty_runs: set[DagRunId] = set()
+        connection.info["tx"] = self  # for the functions of tasks, until they take it themselves
+
+    @property
+    def now(self) -> datetime:
+        """The time of the transaction by the database's clock: of its lock on the lease, or of the first look here."""
+        if self._now is None:
+            self._now = read_clock(self.connection, self.clock)
+        return self._now
+
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether it runs on PostgreSQL; SQLite has one writer at a time."""
+        return self.connection.dialect.name == "postgresql"
+
+    def notify(self) -> None:
+        """Have other supervisors look at the database, once this is committed (`headgate.store.db.notices`)."""
+        notices.tell(self.connection)
+
+    def mark_run_dirty(self, dag_run: DagRunId) -> None:
+        """Have the scheduler evaluate this run, once this is committed."""
+        self._dirty_runs.add(dag_run)
+
+    def unmark_run_dirty(self, dag_run: DagRunId) -> None:
+        """Take `mark_run_dirty` back: this transaction has itself evaluated the run."""
+        self._dirty_runs.discard(dag_run)
+
+    def flush(self) -> None:
+        """Write the dirty flags; the last thing a transaction does.
+
+        A flag is written even if it is set: if the scheduler evaluates the run at this moment, this waits until it has
+        done so, and makes it evaluate again. In order of their ids, so that two transactions that flag the same runs do
+        not deadlock, and with nothing waited for afterwards.
+        """
+        for dag_run_id in sorted(self._dirty_runs):
+            _MARK_DIRTY.run(self.connection, of_id=dag_run_id)
+        self._dirty_runs.clear()
+
+
+class LeasedTx(Tx):
+    """A transaction on behalf of ``epoch``, whose lease is locked until it ends: it cannot be fenced before."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(
+        self, connection: Connection, secrets: Secrets, clock: Clock | None, now: datetime, epoch: Epoch
+    ) -> None:
+        super().__init__(connection, secrets, clock, now)
+        self.epoch = epoch
+
+
+class Database:
+    """One connection, made when it is needed, and the kinds of transactions that verbs run on it.
+
+    Each is a context manager: it commits at the end of the block, rolls back on any exception, and raises the drivers'
+    errors as those of `headgate.store.errors`.
+    """
+
+    def __init__(self, engine: Engine, secrets: Secrets, clock: Clock | None) -> None:
+        self.secrets = secrets
+        self.clock = clock
+        self._engine = engine
+        self._connection: Connection | None = None
+        self._notices: notices.Notices | None = None
+        self._deadline = Deadline(ANSWER_MAX_S)
+
+    def close(self) -> None:
+        """Close the connection. A transaction that begins later opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = self._notices = None
+
+    @contextmanager
+    def leased(self, epoch: Epoch) -> Generator[LeasedTx]:
+        """Run a transaction that writes on behalf of ``epoch``. Raises `LeaseLost`."""
+        with self._transaction(reads_only=False) as connection:
+            now = lock_lease(connection, epoch, self.clock)
+            tx = LeasedTx(connection, self.secrets, self.clock, now, epoch)
+            yield tx
+            tx.flush()
+
+    @contextmanager
+    def writing(self) -> Generator[Tx]:
+        """Run a transaction that writes, for a user or for a supervisor that has no lease yet."""
+        with self._transaction(reads_only=False) as connection:
+            tx = Tx(connection, self.secrets, self.clock, None)
+            yield tx
+            tx.flush()
+
+    @contextmanager
+    def reading(self) -> Generator[Tx]:
+        """Run a transaction that only reads: on SQLite it waits for no writer."""
+        with self._transaction(reads_only=True) as connection:
+            yield Tx(connection, self.secrets, self.clock, None)
+
+    @contextmanager
+    def single_statement(self) -> Generator[Tx]:
+        """Run one `Prepared` statement, which is a transaction by itself: BEGIN and COMMIT would be two more."""
+        with self._translating():
+            connection = self._connected()
+            tx = Tx(connection, self.secrets, self.clock, None)
+            driver = driver_of(connection)
+            with self._within_deadline(connection):
+                if not tx.is_postgresql:  # the driver of SQLite begins no transaction by itself
+                    yield tx
+                    return
+                driver.autocommit = True
+                try:
+                    yield tx
+                finally:
+                    if not driver.closed:
+                        driver.autocommit = False
+
+    def has_changes(self) -> bool:
+        """Whether others may have written since this was asked last; it begins no transaction."""
+        with self._translating():
+            if self._connection is None or self._notices is None:
+                connection = self._connected()
+                with self._within_deadline(connection):
+                    self._notices = notices.listen(self._engine, connection)
+            return self._notices.has_news()
+
+    @contextmanager
+    def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
+        with self._translating():
+            connection = self._connected().execution_options(**{READS_ONLY: reads_only})
+            with self._within_deadline(connection), connection.begin():
+                try:
+                    yield connection
+                except driver_errors.psycopg_errors():
+                    # SQLAlchemy has not seen what a prepared statement raises. It would roll back on a connection
+                    # that is gone, and the error of that would replace this one.
+                    if driver_of(connection).closed:
+                        connection.invalidate()
+                    raise
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection, self._notices = self._engine.connect(), None
+        return self._connection
+
+    @contextmanager
+    def _translating(self) -> Generator[None]:
+        try:
+            yield
+        except driver_errors.translated() as error:
+            translated = driver_errors.translate(error, database=database_name(self._engine))
+            if not isinstance(translated, RowsRefused):
+                self._drop_connection()
+            raise translated from error
+
+    def _within_deadline(self, connection: Connection) -> AbstractContextManager[None]:
+        """A server must answer in time; SQLite waits only for its lock, which has a limit of its own."""
+        if connection.dialect.name != "postgresql":
+            return nullcontext()
+        return self._deadline.watching(connection.connection.dbapi_connection.fileno())  # type: ignore[union-attr]
+
+    def _drop_connection(self) -> None:
+        """Throw the connection away, because its state is unknown. One in memory is the database, and is kept."""
+        connection, self._connection, self._notices = self._connection, None, None
+        if connection is None:
+            return
+        if not is_in_memory(self._engine):
+            connection.invalidate()
+        connection.close()

@@ -1,0 +1,123 @@
+"""How a verb of the store is declared: one method, one transaction, one docstring.
+
+A verb is a public method of a subclass of `Verbs`. Its decorator says which kind of transaction it runs in, and
+replaces the parameter ``tx`` by what callers pass. Everything else of the signature stays as it is written, for
+type checkers too::
+
+    class TaskVerbs(Verbs):
+        @leased
+        def lose_worker(self, tx: LeasedTx, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None:
+            \"\"\"Record that the worker of a task is gone; return its new state.\"\"\"
+            task = task_rows.locked(tx, instance, token=token)
+            ...
+
+    store.tasks.lose_worker(epoch, instance, token, "killed by signal 9")
+
+==================  ==========================  ==========================================================
+`leased`            ``(self, tx: LeasedTx, …)``  writes for a supervisor. Callers pass the epoch first. Its lease
+                                                is locked before the body runs, else `LeaseLost` is raised
+`writing`           ``(self, tx: Tx, …)``        writes for a user, or for a supervisor without a lease
+`reading`           ``(self, tx: Tx, …)``        only reads
+`single_statement`  ``(self, tx: Tx, …)``        runs exactly one `Prepared` statement, without BEGIN and COMMIT
+==================  ==========================  ==========================================================
+
+- Functions below the verbs take ``tx`` first, in place of ``connection, now, secrets, clock, epoch``. If they must not
+  run without a lease, they take a `LeasedTx`, and the type checker sees to it. ``tx.now`` costs no statement in a
+  leased transaction; in another it reads the database's clock once.
+- Verbs run plain SQLAlchemy (``tx.connection.execute``). `Prepared` is for hot paths only: there times go in by
+  ``times.bound`` and come out by ``times.read``.
+- A verb that changes what others wait for calls ``tx.notify()``. One that may change what becomes of a run calls
+  ``tx.mark_run_dirty(run)``; the flags are written right before the commit.
+- If a part must run after the commit (marks, caches, decryption), the public method has no decorator, and either
+  opens the transaction itself (``with self.database.leased(epoch) as tx:``) or calls a decorated private method.
+- To call a verb from another one would begin a second transaction. Call the function below it.
+- Every verb may be repeated, and must be after `DatabaseAway`, because its commit may or may not have arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from headgate.store.db.transaction import Database, LeasedTx, Tx
+from headgate.store.ids import Epoch
+
+
+class Verbs:
+    """Base of the classes of verbs; all of a store's share its one connection."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+
+Self = TypeVar("Self", bound=Verbs)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _show_signature(run: Callable[..., Any], verb: Callable[..., Any], *instead_of_tx: Parameter) -> None:
+    """Have ``help()`` and `inspect.signature` show what callers pass."""
+    written = signature(verb)
+    this, _, *others = written.parameters.values()
+    vars(run)["__signature__"] = written.replace(parameters=[this, *instead_of_tx, *others])
+
+
+_EPOCH = Parameter("epoch", Parameter.POSITIONAL_OR_KEYWORD, annotation="Epoch")
+
+
+def leased(
+    verb: Callable[Concatenate[Self, LeasedTx, Parameters], Result],
+) -> Callable[Concatenate[Self, Epoch, Parameters], Result]:
+    """Run a verb in a transaction that writes on behalf of an epoch, with its lease locked."""
+
+    @wraps(verb)
+    def run(self: Self, epoch: Epoch, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with self.database.leased(epoch) as tx:
+            return verb(self, tx, *args, **kwargs)
+
+    _show_signature(run, verb, _EPOCH)
+    return run
+
+
+def writing(
+    verb: Callable[Concatenate[Self, Tx, Parameters], Result],
+) -> Callable[Concatenate[Self, Parameters], Result]:
+    """Run a verb in a transaction that writes, without a lease."""
+
+    @wraps(verb)
+    def run(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with self.database.writing() as tx:
+            return verb(self, tx, *args, **kwargs)
+
+    _show_signature(run, verb)
+    return run
+
+
+def reading(
+    verb: Callable[Concatenate[Self, Tx, Parameters], Result],
+) -> Callable[Concatenate[Self, Parameters], Result]:
+    """Run a verb in a transaction that only reads."""
+
+    @wraps(verb)
+    def run(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with self.database.reading() as tx:
+            return verb(self, tx, *args, **kwargs)
+
+    _show_signature(run, verb)
+    return run
+
+
+def single_statement(
+    verb: Callable[Concatenate[Self, Tx, Parameters], Result],
+) -> Callable[Concatenate[Self, Parameters], Result]:
+    """Run a verb that is one `Prepared` statement, which commits by itself."""
+
+    @wraps(verb)
+    def run(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with self.database.single_statement() as tx:
+            return verb(self, tx, *args, **kwargs)
+
+    _show_signature(run, verb)
+    return run
