@@ -66,8 +66,8 @@ class TaskVerbs(Verbs):
         with self._writing() as connection:
             dags.save_import_error(connection, leases.hold(connection, epoch, self._clock), file, error)
 
-    def dag_files(self) -> list[str]:
-        """Return the files that are known: of DAGs, and of import errors."""
+    def dag_files(self) -> dict[str, list[str]]:
+        """Return the files that have DAGs or an error, each with the ids of its DAGs."""
         with self._reading() as connection:
             return dags.files(connection)
 

@@ -115,6 +115,63 @@ def test_a_dag_that_no_author_s_library_would_make_is_an_error(scene: Scene) -> 
     assert len(import_errors(scene.store)) == 1
 
 
+def test_of_two_files_with_one_dag_id_the_first_has_it_and_the_other_is_an_error_that_names_both(scene: Scene) -> None:
+    (scene.folder / "b.py").write_text("same")
+    scene.run()
+    (scene.folder / "a.py").write_text("same")
+    for _ in range(2):
+        scene.run()
+        assert scene.dags() == {"same": "b.py"}
+        ((file, error),) = import_errors(scene.store).items()
+        assert os.path.basename(file) == "a.py"
+        assert f"DAG 'same' is defined by two files, {scene.folder}/b.py and {scene.folder}/a.py" in error
+        scene.begin()  # a new supervisor parses a.py before b.py
+    # Once the first lets go of it, the other has it: when it defines another, is gone, or both change at once.
+    (scene.folder / "b.py").write_text("other")
+    scene.run()
+    assert scene.dags() == {"other": "b.py", "same": "a.py"}
+    assert import_errors(scene.store) == {}
+    (scene.folder / "a.py").write_text("other")
+    scene.run()
+    assert len(import_errors(scene.store)) == 1
+    (scene.folder / "b.py").unlink()
+    scene.run()
+    assert (scene.dags(), import_errors(scene.store)) == ({"other": "a.py"}, {})
+    (scene.folder / "a.py").write_text("new")
+    (scene.folder / "0.py").write_text("other")
+    scene.run()
+    assert (scene.dags(), import_errors(scene.store)) == ({"other": "0.py", "new": "a.py"}, {})
+
+
+def test_a_folder_is_looked_through_once_however_many_links_lead_to_it(scene: Scene) -> None:
+    team = scene.folder / "team"
+    team.mkdir()
+    (team / "etl.py").write_text("etl")
+    (team / "up").symlink_to(scene.folder)
+    (scene.folder / "a_link").symlink_to(team)
+    (scene.folder / ".worktree").mkdir()
+    (scene.folder / ".worktree" / "synced.py").write_text("synced")
+    (scene.folder / "current").symlink_to(scene.folder / ".worktree")  # as git-sync does
+    (scene.folder / "same.py").symlink_to(team / "other.txt")
+    (team / "other.txt").write_text("of a link")
+    scene.run()
+    assert sorted(scene.parser.parsed) == ["etl.py", "same.py", "synced.py"]
+    files = {line.file for line in scene.store.inspect.dags()}
+    assert files == {f"{scene.folder}/{name}" for name in ("team/etl.py", "current/synced.py", "same.py")}
+
+
+def test_a_dag_without_tasks_is_told_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        TextParser, "events", lambda self, now: [FileParsed(str(scene.folder / "a.py"), (DagSpec("d"),))]
+    )
+    (scene.folder / "a.py").write_text("d")
+    with structlog.testing.capture_logs() as records:
+        for _ in range(2):
+            scene.files.step(scene.epoch, 5.0)
+    told = [record for record in records if "has no tasks" in record["event"]]
+    assert [record["dag"] for record in told] == ["d"]
+
+
 def test_a_change_has_the_other_files_parsed_after_it(scene: Scene) -> None:
     for name in "abc":
         (scene.folder / f"{name}.py").write_text(name)

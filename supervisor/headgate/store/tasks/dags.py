@@ -117,10 +117,12 @@ def save_import_error(connection: Connection, now: datetime, file: str, error: s
     connection.execute(statement.on_conflict_do_update(index_elements=[import_error.c.file], set_=told))
 
 
-def files(connection: Connection) -> list[str]:
-    """Return the files that have DAGs, or an error, by name."""
-    with_dags = select(dag.c.file).where(dag.c.removed_at.is_(None))
-    return sorted(connection.execute(with_dags.union(select(import_error.c.file))).scalars())
+def files(connection: Connection) -> dict[str, list[str]]:
+    """Return the files that have DAGs or an error, by path, each with the ids of its DAGs."""
+    found: dict[str, list[str]] = {file: [] for file in connection.execute(select(import_error.c.file)).scalars()}
+    for row in connection.execute(select(dag.c.file, dag.c.name).where(dag.c.removed_at.is_(None))):
+        found.setdefault(row.file, []).append(row.name)
+    return found
 
 
 def set_paused(connection: Connection, name: str, *, is_paused: bool) -> None:

@@ -2,16 +2,18 @@
 
 The supervisor reads names, sizes and times of files, never their contents: those are users' code. A file is parsed
 again when its size or time of change differs, and after it all the others are, since they may import from it. One that
-is gone takes its DAGs with it, unless the whole folder cannot be read, or is empty.
+is gone takes its DAGs with it, unless the whole folder cannot be read, or is empty. Of two files that define a DAG of
+the same id, the first one has it, and the other is an import error for as long as the first defines it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -63,7 +65,7 @@ class FileStore(Protocol):
 
     def save_file(self, epoch: Epoch, /, file: str, specs: Sequence[DagSpec]) -> None: ...
     def save_import_error(self, epoch: Epoch, /, file: str, error: str) -> None: ...
-    def dag_files(self) -> list[str]: ...
+    def dag_files(self) -> Mapping[str, Sequence[str]]: ...
 
 
 class DagFiles:
@@ -80,6 +82,8 @@ class DagFiles:
         self._waiting: deque[str] = deque()  # to be parsed
         self._parsed: deque[FileParsed] = deque()  # to be stored
         self._gone: deque[str] = deque()  # their DAGs are to be put away
+        self._owners: dict[str, str] = {}  # the file that defines a DAG, by dag_id
+        self._refused: dict[str, set[str]] = {}  # files that define a DAG of another file as well, by that file
         self._knows_database = False
         self._has_said: set[str] = set()
 
@@ -111,12 +115,13 @@ class DagFiles:
         if not self._knows_database:
             # Files that went away while nobody looked.
             prefix = str(self._folder) + os.sep
-            known = [file for file in self._store.dag_files() if file.startswith(prefix)]
+            known = {file: dags for file, dags in self._store.dag_files().items() if file.startswith(prefix)}
             there = {*self._seen, *self._gone}
             self._gone.extend(file for file in known if file not in there and not self._is_unseen(file))
+            self._owners = {dag_id: file for file, dags in known.items() for dag_id in dags}
             self._knows_database = True
         if self._gone:
-            self._store.save_file(epoch, self._gone[0], ())
+            self._save(epoch, self._gone[0], ())
             log.warning("a DAG file is gone, and its DAGs with it", file=self._gone.popleft())
             return True
         if self._parsed:
@@ -131,23 +136,50 @@ class DagFiles:
             try:
                 for spec in parsed.dags:
                     check_dag(spec)  # it comes from a process that runs users' code
-                self._store.save_file(epoch, parsed.file, parsed.dags)
+                error = self._duplicate(parsed)
+                if not error:
+                    self._save(epoch, parsed.file, parsed.dags)
+                    log.info("parsed a DAG file", file=parsed.file, dags=len(parsed.dags))
+                    return
             except DATABASE_UNUSABLE:
                 raise
             except (ProtocolError, BadName, RowsRefused) as refused:
                 error = str(refused)
-            else:
-                log.info("parsed a DAG file", file=parsed.file, dags=len(parsed.dags))
-                return
         self._store.save_import_error(epoch, parsed.file, error)
         log.error("a DAG file cannot be parsed", file=parsed.file, error=parsed.error or error)
+
+    def _duplicate(self, parsed: FileParsed) -> str:
+        """Return the error if another file defines one of these DAGs, '' if none does."""
+        for spec in parsed.dags:
+            owner = self._owners.get(spec.dag_id, parsed.file)
+            if owner != parsed.file:
+                self._refused.setdefault(owner, set()).add(parsed.file)
+                return (
+                    f"DAG {spec.dag_id!r} is defined by two files, {owner} and {parsed.file}: the first has it until "
+                    f"one of the two uses another dag_id"
+                )
+        return ""
+
+    def _save(self, epoch: Epoch, file: str, specs: Sequence[DagSpec]) -> None:
+        self._store.save_file(epoch, file, specs)
+        self._owners = {dag_id: owner for dag_id, owner in self._owners.items() if owner != file}
+        self._owners.update((spec.dag_id, file) for spec in specs)
+        # Files that were refused because of this one may not be any more.
+        self._waiting.extend(sorted(self._refused.pop(file, set()) & self._seen.keys() - set(self._waiting)))
+        for spec in specs:
+            if not spec.tasks:
+                self._say_once(
+                    "a DAG has no tasks; a @task function makes one when it is called in the DAG's with block",
+                    dag=spec.dag_id,
+                    file=file,
+                )
 
     # --- the folder -------------------------------------------------------------------------------
 
     def _look(self) -> None:
         found: dict[str, Signature] = {}
         was_unseen, self._unseen = bool(self._unseen), []
-        for path, signature in self._python_files(self._folder, DEPTH_MAX):
+        for path, signature in self._python_files():
             if len(found) == FILES_MAX:
                 self._say_once("there are more DAG files than are looked at", folder=str(self._folder), limit=FILES_MAX)
                 self._unseen = [str(self._folder)]
@@ -170,8 +202,27 @@ class DagFiles:
         """Whether a file may be there, though it was not seen: its folder could not be read, or held too many."""
         return any(file.startswith(folder + os.sep) for folder in self._unseen)
 
-    def _python_files(self, folder: Path, depth: int) -> Iterator[tuple[str, Signature]]:
+    def _python_files(self) -> Iterator[tuple[str, Signature]]:
+        """Give all Python files. A folder is looked through once, however many links lead to it."""
+        folders, links = deque([(self._folder, DEPTH_MAX)]), deque[tuple[Path, int]]()
+        visited: set[tuple[int, int]] = set()
+        while folders or links:
+            folder, depth = (folders or links).popleft()
+            for entry, status in self._entries(folder, visited):
+                if stat.S_ISDIR(status.st_mode):
+                    if depth > 1:
+                        (links if entry.is_symlink() else folders).append((Path(entry.path), depth - 1))
+                elif entry.name.endswith(".py") and stat.S_ISREG(status.st_mode) and self._has_name(entry.path):
+                    yield entry.path, (status.st_mtime_ns, status.st_size, status.st_ino)
+
+    def _entries(
+        self, folder: Path, visited: set[tuple[int, int]]
+    ) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
         try:
+            status = folder.stat()
+            if (identity := (status.st_dev, status.st_ino)) in visited:
+                return
+            visited.add(identity)
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             self._say_once("a folder of DAG files cannot be read", folder=str(folder), error=str(error))
@@ -184,17 +235,9 @@ class DagFiles:
             )
             self._unseen.append(str(folder))
         for entry in entries:
-            if entry.name.startswith((".", "__")):
-                continue
-            try:
-                told = entry.stat()
-            except OSError:
-                continue  # gone this moment, or a link to nowhere
-            if stat.S_ISDIR(told.st_mode):
-                if depth > 1:
-                    yield from self._python_files(Path(entry.path), depth - 1)
-            elif entry.name.endswith(".py") and stat.S_ISREG(told.st_mode) and self._has_name(entry.path):
-                yield entry.path, (told.st_mtime_ns, told.st_size, told.st_ino)
+            if not entry.name.startswith((".", "__")):
+                with contextlib.suppress(OSError):  # removed meanwhile, or a link to nothing
+                    yield entry, entry.stat()
 
     def _has_name(self, file: str) -> bool:
         """Whether the path can be told to a worker, and stored; a file's name may hold any bytes."""
