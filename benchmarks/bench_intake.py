@@ -42,7 +42,7 @@ class Supervisor:
         self.store = Store(database.engine(), secrets=Secrets([KEYS], source="the benchmarks"))
         self._core = SupervisorCore(self.store, this_process(), core_settings(Settings()), is_gone=lambda row: False)
         self._step_until(lambda command: isinstance(command, Spawn))
-        self._incarnation = self._core.incarnation
+        self._incarnation = self._core.runner.incarnation
         self._link = Connection(Role.SUPERVISOR, incarnation=self._incarnation)
         self.receive(frame_of(Hello(PROTOCOL_VERSION, self._incarnation, 1, "benchmark")))
         self._step_until(lambda command: isinstance(command, Send) and isinstance(command.message, StateSync))

@@ -26,8 +26,7 @@ from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.commands import Exit, Send
-from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
@@ -64,17 +63,17 @@ class Live:
 
     def start_runner(self) -> None:
         """A runner starts, after the end of the one before."""
-        if self.core.incarnation:
-            self.core.runner_ended(self.core.incarnation, "killed by SIGKILL", self.now)
+        if self.core.runner.incarnation:
+            self.core.runner_ended(self.core.runner.incarnation, "killed by SIGKILL", self.now)
         self.pass_time(2.0)
         self._round = 0
-        self.say(Hello(PROTOCOL_VERSION, self.core.incarnation, 4711, "0.1.0"))
+        self.say(Hello(PROTOCOL_VERSION, self.core.runner.incarnation, 4711, "0.1.0"))
 
     def say(self, message: FromRunner, *, heard: bool = True, answered: bool = True) -> None:
         """The runner says something; ``heard``, ``answered``: the supervisor lives, the runner lives, for so long."""
         self._record(Direction.FROM_RUNNER, message)
         if heard:
-            self.core.receive(self.core.incarnation, message, self.now)
+            self.core.receive(self.core.runner.incarnation, message, self.now)
             if answered:
                 self.settle()
 
@@ -105,7 +104,7 @@ class Live:
 
     def _record(self, direction: Direction, message: Message) -> None:
         assert self._writer is not None
-        self._writer.record(direction, self.core.incarnation, message, encode_message(message))
+        self._writer.record(direction, self.core.runner.incarnation, message, encode_message(message))
 
     def specs(self) -> dict[str, TriggerSpec]:
         """The newest run of each watcher."""

@@ -439,7 +439,7 @@ def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored
     clock.pass_days(40)
     trigger = claim_watcher(other, epoch, asset="orders")
     intake = Intake(other, slice_events_max=500, retry=DatabaseRetry("events", 1.0, 8.0))
-    intake.add(1, StateChanges(1, (msgspec.structs.replace(fired(trigger, 0), seq=7),)))
+    intake.add_frame(1, StateChanges(1, (msgspec.structs.replace(fired(trigger, 0), seq=7),)))
 
     with ThreadPoolExecutor(1) as pool:
         with old._writing() as connection:

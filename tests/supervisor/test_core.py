@@ -47,17 +47,13 @@ from headgate.store.tasks.deferral import Deferral
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import (
-    DRAIN_MARGIN_S,
-    DUMP_TO_KILL_S,
-    ENDED_GRACE_S,
-    RunnerState,
-    SupervisorCore,
-)
-from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.leaving import DRAIN_MARGIN_S
 from headgate.supervisor.queries import StoreQueries
+from headgate.supervisor.runner_lifecycle import DUMP_TO_KILL_S, RunnerState
 from headgate.supervisor.triggers import assignments
 from headgate.supervisor.triggers.leases import ADVANCE_SHARE, FAIR_WAIT_S, Identity, LeaseTimes
+from headgate.supervisor.triggers.releases import ENDED_GRACE_S
 
 KEYS = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 SETTINGS = CoreSettings(
@@ -130,7 +126,7 @@ class Supervised:
         self.settle()
 
     def say(self, message: FromRunner, incarnation: int | None = None) -> None:
-        self.core.receive(self.core.incarnation if incarnation is None else incarnation, message, self.world.now)
+        self.core.receive(self.core.runner.incarnation if incarnation is None else incarnation, message, self.world.now)
         self.settle()
 
     def start_runner(self) -> None:
@@ -151,7 +147,7 @@ class Supervised:
     def pass_time_with_heartbeats(self, seconds: float) -> None:
         for _ in range(int(seconds)):
             self.pass_time(1.0)
-            if self.core.state is RunnerState.RUNNING:
+            if self.core.runner.state is RunnerState.RUNNING:
                 self.heartbeat()
 
     def take(self, kind: type[AnyCommand]) -> list[AnyCommand]:
@@ -232,7 +228,7 @@ def test_a_dead_runner_is_replaced_and_every_trigger_handed_over_in_a_new_run(wo
     supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
     supervisor.pass_time(1.0)
     supervisor.start_runner()
-    assert supervisor.core.incarnation == 2
+    assert supervisor.core.runner.incarnation == 2
     after = supervisor.created()
     assert [spec.trigger_id for spec in after] == [spec.trigger_id for spec in before]
     assert {spec.trigger_run_id for spec in after}.isdisjoint(spec.trigger_run_id for spec in before)
@@ -242,7 +238,7 @@ def test_respawns_back_off_and_a_healthy_while_forgives(world: World) -> None:
     supervisor = world.supervisor()
 
     def wait_for_respawn() -> float:
-        supervisor.core.runner_ended(supervisor.core.incarnation, "exited with code 1", world.now)
+        supervisor.core.runner_ended(supervisor.core.runner.incarnation, "exited with code 1", world.now)
         died_at = world.now
         while not supervisor.take(Spawn):
             world.now += 0.01
@@ -254,7 +250,7 @@ def test_respawns_back_off_and_a_healthy_while_forgives(world: World) -> None:
     waits = [wait_for_respawn() for _ in range(6)]
     assert waits[0] < 0.2
     assert waits[5] > 3.0
-    supervisor.core.receive(supervisor.core.incarnation, Hello(PROTOCOL_VERSION, 1, 1, "1.0"), world.now)
+    supervisor.core.receive(supervisor.core.runner.incarnation, Hello(PROTOCOL_VERSION, 1, 1, "1.0"), world.now)
     supervisor.pass_time_with_heartbeats(61)
     assert wait_for_respawn() < 0.2
 
@@ -267,8 +263,8 @@ def test_a_confirmation_never_reaches_a_later_incarnation(world: World) -> None:
     # The round arrives, and before it is stored the runner dies and its successor says hello.
     supervisor.core.receive(1, StateChanges(1, (fired(spec, 0),)), world.now)
     supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
-    supervisor.core.incarnation = 2
-    supervisor.core.state = RunnerState.RUNNING
+    supervisor.core.runner.incarnation = 2
+    supervisor.core.runner.state = RunnerState.RUNNING
     supervisor.settle()
     assert supervisor.answers() == []
     assert stored(world) == [(spec.trigger_id, 0)], "it was fired, so it is stored"
@@ -405,7 +401,7 @@ def test_of_the_tasks_of_triggers_that_ended_so_many_are_remembered(
 ) -> None:
     monkeypatch.setattr(assignments, "ENDED_TASKS_MAX", 2)
     names = [TryName("d", "r", f"t{number}", 1) for number in range(4)]
-    assigned = assignments.Assignments(retry_wait_s=1.0, retry_wait_max_s=1.0, healthy_s=1.0)
+    assigned = assignments.Assignments(retry_wait_s=1.0, retry_wait_max_s=1.0, healthy_s=1.0, frame_bytes_max=1000)
     assigned.assign([ClaimedTrigger(n, "x", "a.B", b"", "default", 0, "", names[n]) for n in range(4)], 0.0)
     for spec in assigned.start_due(1, 1, 0.0):
         assigned.end_run(FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1), 0.0)
@@ -649,7 +645,7 @@ class LongTask:
     def __init__(self, ends_at: float) -> None:
         self.ends_at = ends_at
 
-    def notice(self, *, has_fenced: bool = False) -> None:
+    def notify(self, *, has_fenced: bool = False) -> None:
         pass
 
     def step(self, epoch: int, now: float) -> bool:
@@ -779,7 +775,7 @@ def test_a_healthy_runner_outlives_any_outage(world: World, monkeypatch: pytest.
     supervisor.pass_time_with_heartbeats(60)
     assert supervisor.take(DumpStacks) == []
     assert supervisor.take(Kill) == []
-    assert supervisor.core.incarnation == 1
+    assert supervisor.core.runner.incarnation == 1
 
 
 @pytest.mark.parametrize("is_draining", [False, True])
@@ -1121,7 +1117,7 @@ def test_a_trigger_of_no_use_whose_runner_is_gone_is_let_go(world: World) -> Non
     world.now += 3.0
     waiting.verbs.time_out(waiting.epoch)
     waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
-    waiting.supervisor.core.runner_ended(waiting.supervisor.core.incarnation, "killed", world.now)
+    waiting.supervisor.core.runner_ended(waiting.supervisor.core.runner.incarnation, "killed", world.now)
     waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
     assert waiting.owner is None
     assert len(waiting.supervisor.core.assignments) == 0

@@ -8,7 +8,7 @@ remembers them, so that they are masked in what the child writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Protocol, assert_never
 
@@ -31,7 +31,7 @@ from headgate.protocol.messages.queries import (
 )
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.store.errors import BadKey, BadName, NoSuchRow, SpecUnreadable, ValueRefused
-from headgate.store.tasks.dags import RunStanding
+from headgate.store.store import Store
 from headgate.store.triggers.watchers import NAME_CHARS_MAX, check_name
 
 VARIABLE_PREFIX: Final = "HEADGATE_VAR_"
@@ -44,55 +44,8 @@ class QueryRefused(Exception):
     """A query has no answer; the text says why to the author, for example that there is no such DAG."""
 
 
-class QueriedValues(Protocol):
-    """The verbs for variables or connections that answers need."""
-
-    def get(self, name: str) -> bytes | None:
-        """A value in clear."""
-        ...
-
-
-class QueriedTasks(Protocol):
-    """The verbs for tasks that answers need; see `headgate.store.task_verbs.TaskVerbs`."""
-
-    @property
-    def variables(self) -> QueriedValues:
-        """The variables."""
-        ...
-
-    @property
-    def connections(self) -> QueriedValues:
-        """The connections."""
-        ...
-
-    def pull_xcom(self, dag_run_id: int, task_id: str, key: str) -> bytes | None:
-        """An XCom."""
-        ...
-
-    def run_standing(
-        self, dag: str, *, run_id: str | None = None, logical_date: datetime | None = None
-    ) -> RunStanding | None:
-        """How a run stands."""
-        ...
-
-    def create_run(
-        self, dag: str, run_id: str, *, logical_date: datetime | None = None, conf: bytes | None = None
-    ) -> int | None:
-        """Begin a run."""
-        ...
-
-
-class QueriedStore(Protocol):
-    """The store, as far as answers need it."""
-
-    @property
-    def tasks(self) -> QueriedTasks:
-        """Its verbs for tasks."""
-        ...
-
-
 class QueryHandler(Protocol):
-    """StoreQueries queries: `StoreQueries`, or its substitute when a log is replayed."""
+    """Answers queries: `StoreQueries`, or its substitute when a log is replayed."""
 
     def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
         """See `StoreQueries.answer`."""
@@ -100,14 +53,12 @@ class QueryHandler(Protocol):
 
 
 class StoreQueries:
-    """StoreQueries queries from a store and an environment. ``secrets`` are those in its results so far.
+    """Answers queries from a store and an environment. ``secrets`` are those in its results so far.
 
     No answer is longer than a frame of ``frame_bytes_max`` bytes can carry.
     """
 
-    def __init__(
-        self, store: QueriedStore, environ: Mapping[str, str], *, frame_bytes_max: int = FRAME_BYTES_MAX
-    ) -> None:
+    def __init__(self, store: Store, environ: Mapping[str, str], *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._store = store
         self._environ = {
             name: value for name, value in environ.items() if name.startswith((VARIABLE_PREFIX, CONNECTION_PREFIX))
@@ -140,10 +91,10 @@ class StoreQueries:
         match query:
             case GetVariable(name):
                 check_name(name, "the name of a variable")
-                return self._secret(query, VARIABLE_PREFIX + name.upper(), tasks.variables, name)
+                return self._secret(query, VARIABLE_PREFIX + name.upper(), tasks.variables.get, name)
             case GetConnection(name):
                 check_name(name, "the name of a connection")
-                return self._secret(query, CONNECTION_PREFIX + name.upper(), tasks.connections, name)
+                return self._secret(query, CONNECTION_PREFIX + name.upper(), tasks.connections.get, name)
             case GetXCom(task_id, key):
                 check_name(task_id, "the id of a task", chars_max=ID_CHARS_MAX)
                 check_name(key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
@@ -157,12 +108,12 @@ class StoreQueries:
             case _:
                 assert_never(query)
 
-    def _secret(self, query: Query, variable: str, values: QueriedValues, name: str) -> SecretText:
+    def _secret(self, query: Query, variable: str, get: Callable[[str], bytes | None], name: str) -> SecretText:
         text = self._environ.get(variable)
         if text is not None:
             return SecretText(text)
         try:
-            value = values.get(name)
+            value = get(name)
         except BadKey:
             raise QueryRefused(f"{_shown(query)} cannot be decrypted: none of the supervisor's keys fits") from None
         try:

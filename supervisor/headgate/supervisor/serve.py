@@ -25,8 +25,7 @@ from headgate.supervisor.backoff import DatabaseOutage
 from headgate.supervisor.children.link import Link
 from headgate.supervisor.children.process import scrub, start_runner
 from headgate.supervisor.config import Settings
-from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.logs import logs
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import StoreQueries

@@ -52,7 +52,7 @@ def main(url: str, keys: str, rounds: int, synchronous: str) -> None:
         theirs.send(runner.send(StateChanges(number, (fired,))))
         (changes,) = link.receive()
         assert isinstance(changes, StateChanges)
-        intake.add(1, changes)
+        intake.add_frame(1, changes)
         stored = intake.step(epoch, 0.0)
         assert stored is not None
         assert stored.answer is not None

@@ -56,8 +56,7 @@ from headgate.store.errors import StoreError
 from headgate.store.tables import metadata
 from headgate.supervisor.children import link as supervisor_link
 from headgate.supervisor.commands import Exit, Kill
-from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.replay.run import LogIncomplete, ReplayStore, ReplayStuck, replay
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 

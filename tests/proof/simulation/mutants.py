@@ -33,7 +33,7 @@ from headgate.streams.lease import Lease
 from headgate.streams.ledger import ACKED, FAILED, OPEN, PASSED, QUEUED, Account, BroadcastEvent, Ledger, Share
 from headgate.streams.manager import SharedStreamManager
 from headgate.streams.subscription import Subscription
-from headgate.supervisor.core import RunnerState, SupervisorCore
+from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
 from headgate.supervisor.triggers.assignments import Assignments, AssignmentState
 from headgate.supervisor.triggers.intake import Intake, Slice, Tally
 
@@ -150,10 +150,10 @@ def _database_error_counts_as_stored() -> Sequence[Patch]:
 
 
 def _confirmations_kept_across_incarnations() -> Sequence[Patch]:
-    def is_listening(self: SupervisorCore, stored: Any) -> bool:
+    def is_listening(self: RunnerLifecycle, incarnation: int) -> bool:
         return self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
-    return [(SupervisorCore, "_is_listening", is_listening)]
+    return [(RunnerLifecycle, "is_listening", is_listening)]
 
 
 def _half_a_round_is_kept() -> Sequence[Patch]:

@@ -32,7 +32,7 @@ from headgate.protocol.messages.runner import RunnerSettings
 from headgate.runner import session
 from headgate.store.errors import StoreError
 from headgate.streams.manager import SharedStreamManager
-from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.core import CoreSettings
 from headgate.supervisor.triggers.leases import LeaseTimes
 
 TAKE_OVER_S = 0.5  # after a lease has run out

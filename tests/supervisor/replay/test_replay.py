@@ -105,7 +105,7 @@ def a_bit_of_everything(live: Live) -> None:
     live.core.drain(live.now)
     live.settle()
     live.round()
-    live.core.runner_ended(live.core.incarnation, "exited", live.now)
+    live.core.runner_ended(live.core.runner.incarnation, "exited", live.now)
     live.settle()
     live.start_supervisor()
     live.start_runner()

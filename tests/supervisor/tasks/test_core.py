@@ -93,10 +93,10 @@ class QuietScheduler:
         self.notices = 0
         self.news = SchedulerNews()
 
-    def notice(self) -> None:
+    def notify(self) -> None:
         self.notices += 1
 
-    def notice_fenced(self) -> None:
+    def notify_fenced(self) -> None:
         self.notices += 1
 
     def step(self, epoch: int, now: float) -> SchedulerNews:
@@ -286,7 +286,7 @@ def test_a_deferred_task_is_resumed_with_its_event(scene: Scene) -> None:
     store, epoch = scene.tasks.store, scene.tasks.epoch
     (trigger,) = store.claim_triggers(epoch, limit=1, queues=QUEUES)
     store.store_slice(epoch, events=[event_of(trigger.id, {"found": 7})])
-    scene.core.notice()
+    scene.core.notify()
     step = scene.executor.steps[scene.begin(1.0)]
     assert (step.next_method, step.next_kwargs, step.event) == ("resume", DEFER.next_kwargs, b'{"found":7}')
     assert step.try_number == 1
@@ -367,7 +367,7 @@ def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: st
         scene.tasks.store.tasks.mark(scene.tasks.a, "success")
     scene.step(0.1)
     assert scene.executor.ended == []  # nobody has told
-    scene.core.notice()
+    scene.core.notify()
     scene.step(0.2)
     assert scene.executor.ended == [(token, "user")]
     scene.step(0.3)
@@ -415,7 +415,7 @@ def test_a_task_whose_time_was_over_while_it_was_deferred_has_time_to_say_so(
     scene.step()
     clock.advance(31.0)
     assert scene.tasks.store.tasks.time_out(scene.tasks.epoch) == [scene.tasks.a]
-    scene.core.notice()
+    scene.core.notify()
     scene.step(31.0)
     (step,) = scene.executor.steps.values()
     assert step.next_method == "__fail__"

@@ -56,7 +56,7 @@ def test_a_run_is_planned_when_it_is_noticed_and_found_when_it_is_not(driven: Dr
     assert isinstance(run, Planned)
     assert run.do() == ["a"]
     assert driven.settle() == []
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     assert any(news.may_dispatch for news in driven.settle())
     run.do()
     driven.advance(ASK_INTERVAL_S)  # nobody has noticed
@@ -71,7 +71,7 @@ def test_a_run_is_looked_at_once_for_each_thing_that_happens_to_it(
     run = driven.run
     assert isinstance(run, Planned)
     run.do()
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     scheduled: list[int] = []
     plan = run.store.scheduling.plan
 
@@ -97,7 +97,7 @@ def test_runs_that_waited_begin_without_another_notice(driven: Driven) -> None:
     for id_ in ids[:50]:
         assert id_ is not None
         store.tasks.cancel_run(id_)
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     driven.settle()
     assert {task_states(store, id_)["only"] for id_ in ids[50:] if id_ is not None} == {S.SCHEDULED}
 
@@ -107,7 +107,7 @@ def test_it_wakes_when_a_retry_is_due_and_not_before(driven: Driven) -> None:
     run = driven.run
     assert isinstance(run, Planned)
     run.do(a="failed")
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     driven.advance(0.2)
     assert not any(news.may_dispatch for news in driven.settle())
     while run.state is S.UP_FOR_RETRY:
@@ -125,7 +125,7 @@ def test_a_deferral_times_out(driven: Driven) -> None:
     (task,) = run.dispatch()
 
     run.store.tasks.defer(run.epoch, task.id, task.token, msgspec.structs.replace(WAIT, timeout_s=3.0))
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     driven.advance(0.2)
     driven.settle()
     driven.advance(driven.scheduler.wake_at() - driven.now)
@@ -167,7 +167,7 @@ def test_what_is_due_and_cannot_be_done_is_not_tried_again_and_again(open_store:
     assert driven.steps < 12
     assert driven.scheduler.wake_at() - driven.now == pytest.approx(ASK_INTERVAL_S)
     assert len(query("SELECT * FROM dag_run WHERE run_type = 'scheduled'")) == 1
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     driven.advance(1)
     driven.settle()
     assert driven.steps < 24
@@ -199,7 +199,7 @@ def test_tasks_of_a_supervisor_that_is_gone_are_adopted(driven: Driven) -> None:
     other = run.register()
     run.store.fence_triggerers(other, dead=[run.epoch])
     run.epoch = other
-    driven.scheduler.notice_fenced()
+    driven.scheduler.notify_fenced()
     (adopted,) = [news.adopted for news in driven.settle() if news.adopted]
     assert [(task.id, task.state) for task in adopted] == [(run.a, S.UP_FOR_RETRY)]
 
@@ -211,7 +211,7 @@ def test_the_deadline_of_a_running_task_is_told(open_store: OpenStore, query: Qu
     driven.settle()
     assert driven.scheduler.deadline_at == math.inf
     run.dispatch()
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     driven.advance(0.5)
     driven.settle()
     assert driven.scheduler.deadline_at == pytest.approx(driven.now + 1.5)
@@ -238,7 +238,7 @@ def test_a_dag_that_may_have_no_further_run_holds_up_nothing(open_store: OpenSto
     first, second = run.dispatch(limit=2)
     run.store.tasks.fail(run.epoch, first.id, first.token, "boom")
     run.store.tasks.defer(run.epoch, second.id, second.token, msgspec.structs.replace(WAIT, timeout_s=23.0))
-    driven.scheduler.notice()
+    driven.scheduler.notify()
     driven.advance(0.2)
     driven.settle()
     came: dict[str, float] = {}

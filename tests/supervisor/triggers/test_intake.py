@@ -93,7 +93,7 @@ def run_dry(intake: Intake, now: float = 0.0) -> list[StateSync]:
 
 def test_a_round_is_one_transaction_and_its_answer_names_what_is_stored(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0), event(1))))
+    intake.add_frame(1, StateChanges(1, (event(0), event(1))))
     stored = intake.step(EPOCH, 0.0)
     assert store.transactions == [[0, 1]]
     assert stored is not None
@@ -102,7 +102,7 @@ def test_a_round_is_one_transaction_and_its_answer_names_what_is_stored(store: S
 
 def test_nothing_is_confirmed_while_the_database_is_away(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0),)))
+    intake.add_frame(1, StateChanges(1, (event(0),)))
     store.failures = [DatabaseAway("db", "no answer"), DatabaseFault("db", "read only"), DatabaseAway("db", "again")]
     now = 0.0
     for _ in range(3):
@@ -128,26 +128,26 @@ def test_the_waits_for_the_database_grow_and_begin_anew_after_success(store: Scr
         assert retry_at is not None
         return retry_at - now
 
-    intake.add(1, StateChanges(1, (event(0),)))
+    intake.add_frame(1, StateChanges(1, (event(0),)))
     waits = [wait_after_failure(100.0 * number) for number in range(1, 7)]
     assert waits[0] >= 1.0
     assert waits[1] >= 2.0
     assert max(waits) <= 8.0 + 0.5
     run_dry(intake, 1000.0)
-    intake.add(1, StateChanges(2, (event(1),)))
+    intake.add_frame(1, StateChanges(2, (event(1),)))
     assert wait_after_failure(2000.0) <= 1.5
 
 
 def test_events_that_nobody_waits_for_are_stored_and_not_named(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (FiredEvent(1, "run", 0, seq=0, payload=b"1"), event(1))))
+    intake.add_frame(1, StateChanges(1, (FiredEvent(1, "run", 0, seq=0, payload=b"1"), event(1))))
     assert run_dry(intake) == [StateSync(1, persisted=(101,))]
     assert store.stored == [0, 1]
 
 
 def test_a_long_round_is_stored_in_slices_and_answered_once_all_of_it_is(store: ScriptedStore) -> None:
     intake = intake_of(store, slice_events_max=2)
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(5))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(5))))
     assert intake.step(EPOCH, 0.0).answer is None  # type: ignore[union-attr]
     assert intake.step(EPOCH, 0.0).answer is None  # type: ignore[union-attr]
     last = intake.step(EPOCH, 0.0)
@@ -158,16 +158,16 @@ def test_a_long_round_is_stored_in_slices_and_answered_once_all_of_it_is(store: 
 
 def test_a_round_of_several_frames_is_answered_after_its_last(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0),), more=True))
+    intake.add_frame(1, StateChanges(1, (event(0),), more=True))
     assert run_dry(intake) == []
-    intake.add(1, StateChanges(1, (event(1),)))
+    intake.add_frame(1, StateChanges(1, (event(1),)))
     assert run_dry(intake) == [StateSync(1, persisted=(100, 101))]
 
 
 def test_what_a_dead_runner_left_half_said_is_stored_and_confirmed_to_nobody(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(9, (event(0),), more=True))
-    intake.add(2, StateChanges(1, (event(1),)))
+    intake.add_frame(1, StateChanges(9, (event(0),), more=True))
+    intake.add_frame(2, StateChanges(1, (event(1),)))
     assert run_dry(intake) == [StateSync(1, persisted=(101,))]
     assert store.stored == [0, 1]
 
@@ -181,7 +181,7 @@ def test_only_the_bad_events_are_buried_and_all_others_are_stored(bad: set[int],
     intake = intake_of(store, slice_events_max=slice_events_max)
     events = tuple(event(index, b"bad" if index in bad else b"1") for index in range(40))
     finished = FinishedTrigger(1, "run", "returned", 40)
-    intake.add(1, StateChanges(1, events, finished=(finished,)))
+    intake.add_frame(1, StateChanges(1, events, finished=(finished,)))
     (answer,) = run_dry(intake)
     assert store.buried == sorted(bad)
     assert store.stored == [index for index in range(40) if index not in bad]
@@ -194,7 +194,7 @@ def test_only_the_bad_events_are_buried_and_all_others_are_stored(bad: set[int],
 
 def test_a_bad_event_is_not_given_up_while_the_database_is_away(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0, b"bad"),)))
+    intake.add_frame(1, StateChanges(1, (event(0, b"bad"),)))
     store.failures = [RowsRefused("bad"), RowsRefused("bad"), DatabaseAway("db", "no answer")]
     assert intake.step(EPOCH, 0.0) is None
     assert intake.step(EPOCH, 0.0) is None
@@ -207,7 +207,7 @@ def test_a_bad_event_is_not_given_up_while_the_database_is_away(store: ScriptedS
 @pytest.mark.parametrize("company", [0, 1, 5])
 def test_an_event_that_is_refused_once_is_stored_and_not_buried(store: ScriptedStore, company: int) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(1 + company))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(1 + company))))
     store.failures = [RowsRefused("what it refers to has just been deleted")]
     assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 101 + company)))]
     assert store.buried == []
@@ -216,7 +216,7 @@ def test_an_event_that_is_refused_once_is_stored_and_not_buried(store: ScriptedS
 
 def test_an_event_refused_once_by_itself_for_another_reason_than_before_is_not_buried(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0), event(1, b"bad"))))
+    intake.add_frame(1, StateChanges(1, (event(0), event(1, b"bad"))))
     store.failures = [RowsRefused("the second is bad"), RowsRefused("what the first refers to has just been deleted")]
     (answer,) = run_dry(intake)
     assert (store.stored, store.buried) == ([0], [1])
@@ -225,7 +225,7 @@ def test_an_event_refused_once_by_itself_for_another_reason_than_before_is_not_b
 
 def test_a_bad_event_is_tried_twice_by_itself_and_then_never_again(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0, b"bad"), event(1, b"bad"))))
+    intake.add_frame(1, StateChanges(1, (event(0, b"bad"), event(1, b"bad"))))
     store.failures = [
         RowsRefused("both"),
         RowsRefused("the first"),
@@ -246,12 +246,12 @@ def test_a_report_that_is_refused_once_is_recorded_and_one_that_is_refused_again
 ) -> None:
     intake = intake_of(store)
     first, second = (FinishedTrigger(number, "run", "returned", 1) for number in (1, 2))
-    intake.add(1, StateChanges(1, finished=(first,)))
-    intake.add(1, StateChanges(2, finished=(second,)))
+    intake.add_frame(1, StateChanges(1, finished=(first,)))
+    intake.add_frame(1, StateChanges(2, finished=(second,)))
     store.failures = [RowsRefused("for the moment")]
     assert run_dry(intake) == [StateSync(1), StateSync(2)]
     assert store.finished == [first, second]
-    intake.add(1, StateChanges(3, finished=(first,)))
+    intake.add_frame(1, StateChanges(3, finished=(first,)))
     store.failures = [RowsRefused("for good")] * 2
     assert run_dry(intake) == [StateSync(3)]
     assert (store.finished, store.failures) == ([first, second], [])
@@ -260,7 +260,7 @@ def test_a_report_that_is_refused_once_is_recorded_and_one_that_is_refused_again
 def test_an_event_the_runner_refused_is_recorded_and_reported_as_not_kept(store: ScriptedStore) -> None:
     intake = intake_of(store)
     refused = RefusedEvent(1, "run", 0, 55, "too big", 2_000_000, b"head")
-    intake.add(1, StateChanges(1, refused=(refused,)))
+    intake.add_frame(1, StateChanges(1, refused=(refused,)))
     (answer,) = run_dry(intake)
     assert store.refused == [refused]
     assert answer.persisted == ()
@@ -269,9 +269,9 @@ def test_an_event_the_runner_refused_is_recorded_and_reported_as_not_kept(store:
 
 def test_a_lost_lease_confirms_nothing(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0),)))
-    intake.add(2, StateChanges(4, (event(1),)))
-    intake.add(2, StateChanges(5, (event(2),), more=True))
+    intake.add_frame(1, StateChanges(1, (event(0),)))
+    intake.add_frame(2, StateChanges(4, (event(1),)))
+    intake.add_frame(2, StateChanges(5, (event(2),), more=True))
     store.failures = [LeaseLost(EPOCH)]
     with pytest.raises(LeaseLost):
         intake.step(EPOCH, 0.0)
@@ -282,7 +282,7 @@ def test_a_lost_lease_confirms_nothing(store: ScriptedStore) -> None:
 
 def test_a_heartbeat_is_answered_without_a_transaction(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(4))
+    intake.add_frame(1, StateChanges(4))
     assert run_dry(intake) == [StateSync(4)]
     assert store.transactions == []
 
@@ -290,9 +290,9 @@ def test_a_heartbeat_is_answered_without_a_transaction(store: ScriptedStore) -> 
 def test_a_runner_that_does_not_wait_for_answers_is_stopped() -> None:
     intake = intake_of(ScriptedStore())
     for number in range(ROUNDS_WAITING_MAX):
-        intake.add(1, StateChanges(number + 1))
+        intake.add_frame(1, StateChanges(number + 1))
     with pytest.raises(RemoteProtocolError, match="without an answer"):
-        intake.add(1, StateChanges(ROUNDS_WAITING_MAX + 1))
+        intake.add_frame(1, StateChanges(ROUNDS_WAITING_MAX + 1))
 
 
 @given(
@@ -322,9 +322,11 @@ def test_cutting_keeps_everything_in_order(
 
 def test_a_report_from_beside_takes_nothing_from_a_round_in_several_frames(store: ScriptedStore) -> None:
     intake = intake_of(store)
-    intake.add(1, StateChanges(1, (event(0),), more=True))
-    intake.add(0, StateChanges(0, finished=(FinishedTrigger(9, "", "failed", 0, error="its kwargs cannot be read"),)))
-    intake.add(1, StateChanges(1, (event(1),)))
+    intake.add_frame(1, StateChanges(1, (event(0),), more=True))
+    intake.add_frame(
+        0, StateChanges(0, finished=(FinishedTrigger(9, "", "failed", 0, error="its kwargs cannot be read"),))
+    )
+    intake.add_frame(1, StateChanges(1, (event(1),)))
     assert run_dry(intake) == [StateSync(0), StateSync(1, persisted=(100, 101))]
 
 
@@ -396,7 +398,7 @@ def test_short_slices_say_nothing_of_long_ones() -> None:
 def test_a_long_round_is_cut_by_what_the_database_took_for_its_first_slices(store: ScriptedStore) -> None:
     moments = iter([0.0, 1.0, 1.0, 1.25, 1.25, 1.3])
     intake = Intake(store, slice_events_max=500, retry=DatabaseRetry("events", 1.0, 8.0), clock=lambda: next(moments))
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(800))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(800))))
     assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 900)))]
     assert [len(transaction) for transaction in store.transactions] == [500, 250, 50]
 
@@ -455,7 +457,7 @@ def run_through(intake: Intake, store: SlowStore, *, steps_max: int = 10_000) ->
 def test_a_slice_that_is_too_long_for_the_database_is_halved_until_it_fits(event_s: float, limit_s: float) -> None:
     store = SlowStore(event_s, limit_s=limit_s)
     intake = slow_intake_of(store)
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(500))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(500))))
     assert run_through(intake, store) == [StateSync(1, persisted=tuple(range(100, 600)))]
     assert store.stored == list(range(500)), "all of them, once and in order"
     assert len(store.given_up) <= 9 + len(store.transactions) / SLICES_LEARNT, "little time is lost with trying more"
@@ -466,9 +468,9 @@ def test_a_round_of_which_no_two_items_fit_into_one_slice_comes_to_its_end_and_s
     intake = slow_intake_of(store)
     refused = tuple(RefusedEvent(1, "run", index, 50 + index, "too big", 2_000_000, b"head") for index in range(3))
     finished = tuple(FinishedTrigger(index, "run", "returned", 1) for index in range(3))
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(5)), more=True))
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(5, 9)), refused, finished))
-    intake.add(1, StateChanges(2, (event(9), event(10))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(5)), more=True))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(5, 9)), refused, finished))
+    intake.add_frame(1, StateChanges(2, (event(9), event(10))))
     first, second = run_through(intake, store)
     assert (first.round, first.persisted) == (1, tuple(range(100, 109)))
     assert [refusal.seq for refusal in first.refused] == [50, 51, 52]
@@ -479,7 +481,7 @@ def test_a_round_of_which_no_two_items_fit_into_one_slice_comes_to_its_end_and_s
 def test_what_failed_is_halved_however_long_a_slice_might_be() -> None:
     store = SlowStore(10.0)
     intake = slow_intake_of(store)
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(6))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(6))))
     run_through(intake, store)
     assert store.given_up == [6]
     assert [len(transaction) for transaction in store.transactions] == [3, 3]
@@ -489,7 +491,7 @@ def test_what_failed_is_halved_however_long_a_slice_might_be() -> None:
 def test_a_database_that_is_down_or_locked_makes_no_slice_smaller(failing_s: float) -> None:
     store = SlowStore(1.0, limit_s=failing_s)
     intake = slow_intake_of(store)
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(500))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(500))))
     for _ in range(20):
         store.now = intake.wake_at() or store.now
         assert intake.step(EPOCH, store.now) is None
@@ -501,14 +503,14 @@ def test_a_database_that_is_down_or_locked_makes_no_slice_smaller(failing_s: flo
 def test_a_slice_grows_again_when_the_database_is_quick_again() -> None:
     store = SlowStore(20.0)
     intake = slow_intake_of(store)
-    intake.add(1, StateChanges(1, tuple(event(index) for index in range(500))))
+    intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(500))))
     for _ in range(20):
         store.now = max(store.now, intake.wake_at() or 0.0)
         intake.step(EPOCH, store.now)
     assert {len(transaction) for transaction in store.transactions} == {1}
     store.event_s = 1e-5
     run_through(intake, store)
-    intake.add(1, StateChanges(2, tuple(event(index) for index in range(20_000))))
+    intake.add_frame(1, StateChanges(2, tuple(event(index) for index in range(20_000))))
     run_through(intake, store)
     assert len(store.transactions[-2]) == 5000
 

@@ -39,13 +39,14 @@ from headgate.protocol.messages.runner import (
     Welcome,
 )
 from headgate.supervisor.commands import DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import ENDED_GRACE_S, RunnerState, SupervisorCore
-from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.replay.compare import compared_form, cut_like, first_difference, replayed_run_id, translated
 from headgate.supervisor.replay.database import FENCED_FOR_GOOD_S, TRIGGER_ID_MAX, ReplayStore
 from headgate.supervisor.replay.log import EventName, Frame, Outlook
 from headgate.supervisor.replay.rows import Rows
+from headgate.supervisor.runner_lifecycle import RunnerState
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
+from headgate.supervisor.triggers.releases import ENDED_GRACE_S
 
 # The clock stands still but for these jumps, each so long that what it is for is due, and nothing else is.
 POLL_INTERVAL_S = 1.0
@@ -162,10 +163,10 @@ class Sitting:
     # --- the runner -------------------------------------------------------------------------------
 
     def _start_runner(self, incarnation: int) -> None:
-        if incarnation <= self._core.incarnation:
-            raise Differs(f"incarnation {incarnation} comes after incarnation {self._core.incarnation}")
-        if incarnation - self._core.incarnation > RUNNERS_SILENT_MAX:
-            raise Differs(f"incarnation {incarnation} comes right after incarnation {self._core.incarnation}")
+        if incarnation <= self._core.runner.incarnation:
+            raise Differs(f"incarnation {incarnation} comes after incarnation {self._core.runner.incarnation}")
+        if incarnation - self._core.runner.incarnation > RUNNERS_SILENT_MAX:
+            raise Differs(f"incarnation {incarnation} comes right after incarnation {self._core.runner.incarnation}")
         self._end_runner()
         created = self._outlook.first_created.get((self._number, incarnation))
         if created is not None:
@@ -176,9 +177,9 @@ class Sitting:
             for trigger_id in [*self._store.made]:
                 if trigger_id in self._core.assignments and trigger_id not in starting:
                     self._store.remove(trigger_id)  # a handover leaves out nothing but what a user removed
-        while self._core.incarnation < incarnation:
-            if self._core.state is RunnerState.STARTING:
-                self._core.runner_ended(self._core.incarnation, "it left no frames", self._now)
+        while self._core.runner.incarnation < incarnation:
+            if self._core.runner.state is RunnerState.STARTING:
+                self._core.runner_ended(self._core.runner.incarnation, "it left no frames", self._now)
             self._now += POLL_JUMP_S
             self._settle()
             if not self._spawned:

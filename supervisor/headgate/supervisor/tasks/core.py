@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -26,14 +26,16 @@ from headgate.protocol.messages.worker import AssetEvent, Response, Step, StepEn
 from headgate.scheduling.names import TryName
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
-from headgate.store.ids import Epoch, TaskInstanceId
+from headgate.store.ids import Epoch
+from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.deferral import Deferral
-from headgate.store.tasks.task_ends import OwnedTask
-from headgate.store.tasks.tasks import Dispatched, TaskToRun
+from headgate.store.tasks.tasks import TaskToRun
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery
+from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import QueryHandler, QueryRefused
-from headgate.supervisor.tasks.scheduler import SchedulerNews
+from headgate.supervisor.tasks.dag_files import DagFiles
+from headgate.supervisor.tasks.scheduler import Scheduler
 
 # Outcomes stored before other duties have their turn: those of four workers, at once for one look at their runs and one
 # dispatch. Each is a transaction; where one takes 50 ms, the others wait no longer than for a slice of events.
@@ -41,88 +43,6 @@ OUTCOMES_A_STEP_MAX = 4
 DISPATCH_MAX = 100  # tasks of one dispatch: bounds its locks
 FAIL_STEP_S = 30.0  # for a step that is resumed to fail, whatever is left of its time: it has its file to load
 PASSED_OVER_WAIT_S = 0.05  # before asking again for pools that another supervisor was busy with
-
-
-class TaskStore(Protocol):
-    """The verbs of the store that are used here; see `headgate.store.task_verbs`."""
-
-    def dispatch(self, epoch: Epoch, /, *, limit: int, queues: Sequence[str]) -> Dispatched: ...
-    def taken(self, epoch: Epoch, /) -> list[TaskToRun]: ...
-    def owned(self, epoch: Epoch, /) -> list[OwnedTask]: ...
-    def defer(
-        self, epoch: Epoch, /, task_id: int, token: str, wait: Deferral, *, xcoms: Mapping[str, bytes] | None = None
-    ) -> str | None: ...
-    def succeed(
-        self,
-        epoch: Epoch,
-        /,
-        task_id: int,
-        token: str,
-        *,
-        end: Literal["succeeded", "skipped"] = "succeeded",
-        xcoms: Mapping[str, bytes] | None = None,
-        skips: Sequence[str] = (),
-    ) -> bool: ...
-    def fail(
-        self,
-        epoch: Epoch,
-        /,
-        task_id: int,
-        token: str,
-        error: str,
-        *,
-        may_retry: bool = True,
-        xcoms: Mapping[str, bytes] | None = None,
-    ) -> TaskState | None: ...
-    def lose_worker(self, epoch: Epoch, /, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None: ...
-
-
-class Schedules(Protocol):
-    """What the scheduler is asked for; see `headgate.supervisor.tasks.scheduler`."""
-
-    def notice(self) -> None:
-        """Something has happened that may let tasks go on."""
-        ...
-
-    def notice_fenced(self) -> None:
-        """Others lost their leases: their tasks can be adopted."""
-        ...
-
-    def step(self, epoch: Epoch, now: float) -> SchedulerNews:
-        """Do what is most urgently due, at most one short transaction."""
-        ...
-
-    def wake_at(self) -> float:
-        """When the next step is due."""
-        ...
-
-
-class Files(Protocol):
-    """What keeps the database in line with the DAG files; see `headgate.supervisor.tasks.dag_files`."""
-
-    def step(self, epoch: Epoch, now: float) -> bool:
-        """Do one piece of work, if any is due; return whether the database has changed."""
-        ...
-
-    def wake_at(self) -> float:
-        """When the next step is due."""
-        ...
-
-    def close(self) -> None:
-        """Leave no process behind."""
-        ...
-
-
-class TryLogs(Protocol):
-    """Where the supervisor's own words about a try go; see `headgate.supervisor.logs.task_logs`."""
-
-    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
-        """Add a record to the log of this try."""
-        ...
-
-    def flush(self) -> bool:
-        """Wait a moment until what was added can be read; return whether it can."""
-        ...
 
 
 class TaskTimes(msgspec.Struct, frozen=True):
@@ -152,12 +72,12 @@ class TaskCore:
 
     def __init__(
         self,
-        store: TaskStore,
+        store: TaskVerbs,
         executor: Executor,
-        scheduler: Schedules,
+        scheduler: Scheduler,
         answers: QueryHandler,
-        files: Files,
-        logs: TryLogs,
+        files: DagFiles,
+        logs: TaskLogs,
         *,
         queues: Sequence[str],
         times: TaskTimes,
@@ -182,11 +102,11 @@ class TaskCore:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def notice(self, *, has_fenced: bool = False) -> None:
+    def notify(self, *, has_fenced: bool = False) -> None:
         """Somebody has written to the database, or an event has resumed a task: look. Or others lost their leases."""
-        self._scheduler.notice()
+        self._scheduler.notify()
         if has_fenced:
-            self._scheduler.notice_fenced()
+            self._scheduler.notify_fenced()
         self._look_at = self._dispatch_at = 0.0
 
     def step(self, epoch: Epoch, now: float) -> bool:
@@ -205,7 +125,7 @@ class TaskCore:
             self._look_after_running(epoch, now)
             if not self._is_draining:
                 if self._files.step(epoch, now):
-                    self._scheduler.notice()
+                    self._scheduler.notify()
                 self._schedule(epoch, now)
                 self._dispatch(epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # rows that are refused here are no one task's
@@ -286,10 +206,10 @@ class TaskCore:
                 assert_never(event)
         self._inbox.popleft()
         if not isinstance(event, StepQuery):
-            self._scheduler.notice()
+            self._scheduler.notify()
             self._dispatch_at = 0.0  # slots of a pool are free
         elif isinstance(event.query, CreateRun):
-            self._scheduler.notice()
+            self._scheduler.notify()
 
     def _store_outcome(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
         try:
@@ -378,7 +298,7 @@ class TaskCore:
             if owned.state is TaskState.RESTARTING and owned.token not in known:
                 # Cleared meanwhile: it waits to hear that its worker is gone, and it never had one.
                 self._store.lose_worker(epoch, owned.id, owned.token, "it was cleared before it began")
-                self._scheduler.notice()
+                self._scheduler.notify()
         self._dispatch_is_unknown = False
 
     def _known(self) -> set[str]:

@@ -13,9 +13,8 @@ import math
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -24,8 +23,10 @@ from headgate.protocol.messages.dags import DagSpec, check_dag
 from headgate.protocol.messages.worker import FileParsed
 from headgate.store.errors import DATABASE_UNUSABLE, BadName, RowsRefused
 from headgate.store.ids import Epoch
+from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dags import FILE_CHARS_MAX
 from headgate.store.triggers.watchers import check_name
+from headgate.supervisor.executors.file_parser import FileParser
 
 log = structlog.get_logger(__name__)
 
@@ -36,42 +37,10 @@ SAID_MAX = 1000  # different warnings that are given, each once and not at every
 Signature = tuple[int, int, int]  # time of change in ns, size, inode
 
 
-class Parser(Protocol):
-    """Runs DAG files in a process of their own, one at a time, each within a limit of time."""
-
-    def room(self) -> int:
-        """How many files may be given to `parse` now: one or none."""
-        ...
-
-    def parse(self, file: str) -> None:
-        """Begin with a file."""
-        ...
-
-    def events(self, now: float) -> Sequence[FileParsed]:
-        """Return what was parsed since the last call, each file whole."""
-        ...
-
-    def wake_at(self) -> float:
-        """When `events` has something to do even if nothing happens."""
-        ...
-
-    def close(self) -> None:
-        """Leave no process behind."""
-        ...
-
-
-class FileStore(Protocol):
-    """The verbs of the store that are used here."""
-
-    def save_file(self, epoch: Epoch, /, file: str, specs: Sequence[DagSpec]) -> None: ...
-    def save_import_error(self, epoch: Epoch, /, file: str, error: str) -> None: ...
-    def dag_files(self) -> Mapping[str, Sequence[str]]: ...
-
-
 class DagFiles:
     """Keeps the database in line with a folder of DAG files."""
 
-    def __init__(self, folder: Path, parser: Parser, store: FileStore, *, look_s: float) -> None:
+    def __init__(self, folder: Path, parser: FileParser, store: TaskVerbs, *, look_s: float) -> None:
         self._folder = folder
         self._parser = parser
         self._store = store

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -18,9 +17,8 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.planning import RunEnd
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
-from headgate.store.scheduling.due_times import Due
 from headgate.store.scheduling.new_runs import NewRuns
-from headgate.store.scheduling.planning import Planned
+from headgate.store.store import Store
 from headgate.store.tasks.task_ends import Adopted
 from headgate.supervisor.backoff import DatabaseRetry
 
@@ -29,32 +27,6 @@ log = structlog.get_logger(__name__)
 ASK_INTERVAL_S = 5.0  # how often to ask what is due even if nothing seems to have happened: a notice may get lost
 ASK_AGAIN_S = 0.1  # the same while there is one notice after the other
 PASSED_OVER_WAIT_S = 0.02  # until rows are tried again that another had locked: its transaction takes milliseconds
-
-
-class PlanStore(Protocol):
-    """The verbs of ``store.scheduling`` that a scheduler uses."""
-
-    def plan(self, epoch: Epoch, /) -> Planned: ...
-    def create_due_runs(self, epoch: Epoch, /) -> NewRuns: ...
-    def create_asset_runs(self, epoch: Epoch, /) -> NewRuns: ...
-    def next_due(self, epoch: Epoch, /) -> Due: ...
-
-
-class TaskStore(Protocol):
-    """The verbs of ``store.tasks`` that a scheduler uses."""
-
-    def retry_due(self, epoch: Epoch, /) -> list[int]: ...
-    def time_out(self, epoch: Epoch, /) -> list[int]: ...
-    def adopt(self, epoch: Epoch, /) -> list[Adopted]: ...
-
-
-class SchedulerStore(Protocol):
-    """The store as a scheduler sees it."""
-
-    @property
-    def scheduling(self) -> PlanStore: ...
-    @property
-    def tasks(self) -> TaskStore: ...
 
 
 class SchedulerNews(msgspec.Struct, frozen=True):
@@ -81,7 +53,7 @@ NO_NEWS = SchedulerNews()
 class Scheduler:
     """One supervisor's scheduler. Times are those of the caller's monotonic clock."""
 
-    def __init__(self, store: SchedulerStore, *, retry: DatabaseRetry) -> None:
+    def __init__(self, store: Store, *, retry: DatabaseRetry) -> None:
         self._store = store
         self._retry = retry
         # When each duty is due, the most urgent first: they are begun in this order.
@@ -101,12 +73,12 @@ class Scheduler:
         }
         self.deadline_at = math.inf  # when the first of the epoch's own running tasks has used up its time
 
-    def notice(self) -> None:
+    def notify(self) -> None:
         """Something has happened: a task has ended, an event was stored, somebody has written to the database."""
         self._at["plan"] = self._at["assets"] = 0.0
         self._at["ask"] = min(self._at["ask"], self._asked_at + ASK_AGAIN_S)
 
-    def notice_fenced(self) -> None:
+    def notify_fenced(self) -> None:
         """Others were fenced: their tasks can be adopted."""
         self._at["adopt"] = 0.0
 

@@ -25,6 +25,7 @@ from headgate.store.ids import Epoch
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.backoff import Waits
 
+SPEC_ROOM_BYTES = 256  # of a frame, for what is not known of a trigger when it is claimed: the id of its run
 # Tasks of triggers that have ended, remembered because what these logged last may come later than their end.
 ENDED_TASKS_MAX = 1000
 
@@ -49,11 +50,17 @@ class Assignment(msgspec.Struct, gc=False):  # it can be in no cycle
 
 
 class Assignments:
-    """All owned triggers of one epoch."""
+    """All owned triggers of one epoch.
 
-    def __init__(self, *, retry_wait_s: float, retry_wait_max_s: float, healthy_s: float) -> None:
+    One that fails is started again after a wait, which starts over at ``retry_wait_s`` after a run of ``healthy_s``
+    seconds. One that does not fit in a frame of ``frame_bytes_max`` bytes cannot be started.
+    """
+
+    def __init__(self, *, retry_wait_s: float, retry_wait_max_s: float, healthy_s: float, frame_bytes_max: int) -> None:
         self._waits = Waits(retry_wait_s, retry_wait_max_s)
         self._healthy_s = healthy_s
+        self._frame_bytes_max = frame_bytes_max
+        self._unreadable: set[int] = set()
         self._assigned: dict[int, Assignment] = {}
         self._waiting: set[int] = set()
         self._ended_tasks: dict[int, TryName] = {}
@@ -65,6 +72,11 @@ class Assignments:
     def __contains__(self, trigger_id: int) -> bool:
         return trigger_id in self._assigned
 
+    @property
+    def owned(self) -> int:
+        """How many triggers are owned, those included that cannot be started."""
+        return len(self._assigned) + len(self._unreadable)
+
     def running(self) -> int:
         """How many of them run, as far as is known."""
         return sum(assigned.state is AssignmentState.RUNNING for assigned in self._assigned.values())
@@ -74,13 +86,36 @@ class Assignments:
         assigned = self._assigned.get(trigger_id)
         return self._ended_tasks.get(trigger_id) if assigned is None else assigned.trigger.task
 
-    def assign(self, triggers: Iterable[ClaimedTrigger], now: float) -> None:
-        """Take newly claimed triggers; they are due at once. One that is owned already stays as it is."""
-        for trigger in triggers:
-            if trigger.id in self._assigned:
-                continue
-            self._assigned[trigger.id] = Assignment(trigger, start_at=now)
-            self._waiting.add(trigger.id)
+    def assign(self, triggers: Iterable[ClaimedTrigger], now: float) -> list[ClaimedTrigger]:
+        """Take newly claimed triggers; they are due at once. One that is owned already stays as it is.
+
+        Return those that are new here and cannot be started, because no key decrypts their kwargs or because they do
+        not fit in a frame; ``error`` says why.
+        """
+        unreadable = []
+        for claimed in triggers:
+            trigger = self._fitting(claimed)
+            if trigger.kwargs is None:
+                if trigger.id not in self._unreadable:
+                    self._unreadable.add(trigger.id)
+                    unreadable.append(trigger)
+            elif trigger.id not in self._assigned:
+                self._assigned[trigger.id] = Assignment(trigger, start_at=now)
+                self._waiting.add(trigger.id)
+        return unreadable
+
+    def forget_unreadable(self, trigger_ids: Iterable[int]) -> None:
+        """Forget triggers that could not be started and are not owned any more."""
+        self._unreadable.difference_update(trigger_ids)
+
+    def _fitting(self, trigger: ClaimedTrigger) -> ClaimedTrigger:
+        """Return it as it is, or as unreadable if it fits no frame: the limit was larger when it was made."""
+        needed = len(trigger.kwargs or b"") + 4 * (len(trigger.name) + len(trigger.classpath)) + SPEC_ROOM_BYTES
+        limit = self._frame_bytes_max
+        if needed <= limit:
+            return trigger
+        error = f"its kwargs and names take a frame of up to {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"
+        return msgspec.structs.replace(trigger, kwargs=None, error=error)
 
     def start_due(self, epoch: Epoch, incarnation: int, now: float) -> tuple[TriggerSpec, ...]:
         """Start every trigger whose time has come; return what the runner needs to run them."""

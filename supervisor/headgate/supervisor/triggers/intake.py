@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -32,7 +32,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
-from headgate.store.triggers.events import StoredSlice
+from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
@@ -50,26 +50,6 @@ SLICES_LEARNT = 8  # the newest, by which the next one is measured
 # after 5 s. One that failed later may have been too long for a statement, for the server's patience between two, or
 # for a thin link, which all have at least 10 s. Fewer events may then do what so many never will.
 FAILED_LATE_S = 8.0
-
-
-class EventStore(Protocol):
-    """The verbs of the store that the intake uses."""
-
-    def store_slice(
-        self,
-        epoch: Epoch,
-        /,
-        *,
-        events: Sequence[FiredEvent],
-        refused: Sequence[RefusedEvent],
-        finished: Sequence[FinishedTrigger],
-    ) -> StoredSlice:
-        """Store all of it in one transaction, or nothing."""
-        ...
-
-    def bury_event(self, epoch: Epoch, /, event: FiredEvent, reason: str) -> None:
-        """Record an event as a dead letter, with its payload."""
-        ...
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -201,7 +181,7 @@ class Intake:
 
     def __init__(
         self,
-        store: EventStore,
+        store: Store,
         *,
         slice_events_max: int,
         retry: DatabaseRetry,
@@ -218,7 +198,7 @@ class Intake:
         # died before its last frame is never answered, and nothing of it may get into another's (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
 
-    def add(self, incarnation: int, changes: StateChanges) -> None:
+    def add_frame(self, incarnation: int, changes: StateChanges) -> None:
         """Take one frame of a round. Raises `RemoteProtocolError` when rounds come without waiting for answers."""
         marks.reach("intake.round_read")
         if len({(piece.incarnation, piece.round) for piece in self._waiting}) >= ROUNDS_WAITING_MAX:

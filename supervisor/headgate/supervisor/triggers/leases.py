@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -21,7 +20,8 @@ import structlog
 from headgate.protocol import marks
 from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.ids import Epoch
-from headgate.store.triggers.leases import ClaimedTrigger, Poll, TriggererRow
+from headgate.store.store import Store
+from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
@@ -33,32 +33,6 @@ FAIR_WAIT_S = 1.0
 # advance that has begun, which takes as long as its broker does.
 ADVANCE_SHARE = 0.8
 CLAIM_TRIGGERS_MAX = 1000  # claimed in one transaction: bounds its locks and the first message to the runner
-
-
-class LeaseStore(Protocol):
-    """The verbs of the store that leases use."""
-
-    def register_triggerer(
-        self,
-        *,
-        hostname: str,
-        pid: int,
-        machine: str,
-        process_started: float,
-        capacity: int,
-        queues: Sequence[str],
-        workers: int,
-    ) -> Epoch: ...
-    def heartbeat(self, epoch: Epoch, /) -> None: ...
-    def live_triggerers(self) -> list[TriggererRow]: ...
-    def fence_triggerers(self, epoch: Epoch, /, *, silence_max_s: float, dead: Sequence[int]) -> list[Epoch]: ...
-    def has_news(self) -> bool: ...
-    def poll(self, epoch: Epoch, /, queues: Sequence[str]) -> Poll: ...
-    def count_claimable(self, queues: Sequence[str]) -> int: ...
-    def claim_triggers(self, epoch: Epoch, /, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]: ...
-    def claimed_triggers(self, epoch: Epoch, /) -> list[ClaimedTrigger]: ...
-    def release_triggers(self, epoch: Epoch, /, ids: Sequence[int]) -> None: ...
-    def release_triggerer(self, epoch: Epoch, /) -> None: ...
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -107,7 +81,7 @@ class Leases:
 
     def __init__(
         self,
-        store: LeaseStore,
+        store: Store,
         identity: Identity,
         *,
         capacity: int,

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from headgate.protocol.link.wire import encode_message
-from headgate.protocol.messages.runner import LastEvent, Reply, Request, Response, StoredEvent
+from headgate.protocol.messages.runner import LastEvent, Reply, Request, Response
 from headgate.store.errors import DATABASE_UNUSABLE
+from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.queries import QueryHandler, QueryRefused
-
-
-class LastEvents(Protocol):
-    """The verb of the store that is used here."""
-
-    def last_event(self, trigger_id: int) -> StoredEvent | None:
-        """The newest stored event of a trigger."""
-        ...
 
 
 class TriggerQueries:
@@ -26,7 +17,7 @@ class TriggerQueries:
     """
 
     def __init__(
-        self, store: LastEvents, answers: QueryHandler | None, *, frame_bytes_max: int, retry: DatabaseRetry
+        self, store: Store, answers: QueryHandler | None, *, frame_bytes_max: int, retry: DatabaseRetry
     ) -> None:
         self._store = store
         self._answers = answers

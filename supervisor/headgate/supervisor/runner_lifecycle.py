@@ -1,0 +1,179 @@
+"""The life of the runner's process: when it is spawned, drained, asked for its stacks, and killed.
+
+::
+
+    ABSENT ──Spawn──▶ STARTING ──Hello──▶ RUNNING ──Drain──▶ DRAINING
+      ▲                  │                   │                  │
+      └──────────────────┴──── its end ──────┴──────────────────┘
+
+Like the core it belongs to, it takes what happened and a clock, and adds commands to the core's list.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from headgate.protocol.messages.runner import (
+    PROTOCOL_VERSION,
+    Drain,
+    FromSupervisor,
+    Hello,
+    RunnerSettings,
+    Welcome,
+)
+from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.commands import Command, DumpStacks, Kill, Send, Spawn
+from headgate.supervisor.leaving import DRAIN_MARGIN_S, Leaving
+
+log = structlog.get_logger(__name__)
+
+DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
+
+
+class RunnerState(enum.Enum):
+    """The runner, as far as the core knows."""
+
+    ABSENT = "absent"
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+
+
+class RunnerLifecycle:
+    """One runner after the other, each with an incarnation number of its own.
+
+    A runner that ends unexpectedly is started again after a wait by ``respawn``, which starts over after a life of
+    ``healthy_s`` seconds. One that is silent for ``silence_max_s`` is killed, unless ``is_owed_answer`` says of its
+    incarnation that it waits for the supervisor. ``commands`` is the list of the core.
+    """
+
+    def __init__(
+        self,
+        commands: list[Command],
+        leaving: Leaving,
+        *,
+        settings: RunnerSettings,
+        respawn: Backoff,
+        healthy_s: float,
+        silence_max_s: float,
+        drain_s: float,
+        is_owed_answer: Callable[[int], bool],
+    ) -> None:
+        self.incarnation = 0
+        self.state = RunnerState.ABSENT
+        self._commands = commands
+        self._leaving = leaving
+        self._settings = settings
+        self._respawn = respawn
+        self._healthy_s = healthy_s
+        self._silence_max_s = silence_max_s
+        self._drain_s = drain_s
+        self._is_owed_answer = is_owed_answer
+        self._spawn_at = 0.0
+        self._spawned_at = 0.0
+        self._heard_at = 0.0
+        self._stepped_at = 0.0
+        self._kill_at: float | None = None
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def heard(self, incarnation: int, now: float) -> None:
+        """Note that a runner has sent something: it is not silent."""
+        if incarnation == self.incarnation:
+            self._heard_at = now
+
+    def hello(self, hello: Hello) -> None:
+        """Welcome the runner; it may be told to drain at once."""
+        log.info("the runner is ready", incarnation=hello.incarnation, pid=hello.pid)
+        self.state = RunnerState.RUNNING
+        self.send(Welcome(PROTOCOL_VERSION, hello.incarnation, self._settings))
+        if self._leaving.exit is not None:
+            self._drain()
+
+    def ended(self, explanation: str, now: float) -> None:
+        """Note that the process is gone, and when the next one is spawned."""
+        expected = self.state is RunnerState.DRAINING
+        self.state = RunnerState.ABSENT
+        self._kill_at = None
+        if now - self._spawned_at >= self._healthy_s:
+            self._respawn.succeed()
+        wait_s = 0.0 if expected else self._respawn.fail()
+        self._spawn_at = now + wait_s
+        report = log.info if expected else log.error
+        report("the runner ended", how=explanation, incarnation=self.incarnation, respawn_in_s=round(wait_s, 3))
+
+    # --- what to do -------------------------------------------------------------------------------
+
+    def step(self, now: float, *, may_spawn: bool) -> None:
+        """Spawn, dump or kill, if one of them is due."""
+        self._excuse_own_pause(now)
+        if self.state is RunnerState.ABSENT:
+            if may_spawn and now >= self._spawn_at:
+                self._spawn(now)
+        elif self._kill_at is not None:
+            if now >= self._kill_at:
+                self._kill(now)
+        elif now >= self._heard_at + self._silence_max_s:  # the same sum as in `wake_at`
+            self._blame_silence(now)
+
+    def wake_at(self) -> float:
+        """When `step` has something to do even if nothing happens."""
+        if self.state is RunnerState.ABSENT:
+            return self._spawn_at
+        return self._heard_at + self._silence_max_s if self._kill_at is None else self._kill_at
+
+    def is_listening(self, incarnation: int) -> bool:
+        """Whether this incarnation is there to be answered: an answer is for no later one (I6)."""
+        return incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
+
+    def send(self, message: FromSupervisor) -> None:
+        """Send a message to the runner there is."""
+        self._commands.append(Send(message))
+
+    def leave(self, kill_at: float) -> None:
+        """Drain the runner, and kill it if it is still there at ``kill_at``."""
+        self._kill_at = kill_at
+        if self.state is RunnerState.RUNNING:
+            self._drain()
+
+    def replace(self, stuck: Sequence[int], now: float) -> None:
+        """Drain a runner with triggers that swallow their cancellation: they end only together with their process."""
+        if self.state is not RunnerState.RUNNING:
+            return
+        log.error("triggers do not end when cancelled; replacing the runner", trigger_ids=list(stuck))
+        self._drain()
+        self._kill_at = now + self._drain_s + DRAIN_MARGIN_S
+
+    def _spawn(self, now: float) -> None:
+        self.incarnation += 1
+        self.state = RunnerState.STARTING
+        self._spawned_at = self._heard_at = now
+        self._commands.append(Spawn(self.incarnation))
+
+    def _drain(self) -> None:
+        self.state = RunnerState.DRAINING
+        self.send(Drain(self._drain_s))
+
+    def _kill(self, now: float) -> None:
+        self._kill_at = None
+        self._heard_at = now  # it is being reaped; no second verdict before that
+        self._commands.append(Kill("it did not end or answer in time"))
+        self._leaving.cut_short("the runner did not come to the end of its drain in time")
+
+    def _blame_silence(self, now: float) -> None:
+        """Ask a runner that owes a heartbeat and is silent for its stacks, and kill it afterwards: it is stuck."""
+        if self._is_owed_answer(self.incarnation):
+            self._heard_at = now  # it waits for our answer: the silence is ours
+            return
+        log.error("the runner is silent; dumping its stacks", silent_s=round(now - self._heard_at, 1))
+        self._commands.append(DumpStacks())
+        self._kill_at = now + DUMP_TO_KILL_S
+
+    def _excuse_own_pause(self, now: float) -> None:
+        """If this process itself stood still (stopped, or suspended), the runner may have sent something meanwhile."""
+        if now - self._stepped_at >= self._silence_max_s / 2:
+            self._heard_at = max(self._heard_at, now - self._silence_max_s / 2)
+        self._stepped_at = now

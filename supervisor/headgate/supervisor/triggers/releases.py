@@ -1,0 +1,83 @@
+"""Owned triggers that are to end for good: when each is cancelled, and when its row is released.
+
+A trigger is released if its user has removed it, or if nothing waits for it any more: its task has gone on without it.
+Most of the latter have just fired and end by themselves, so they are cancelled only after `ENDED_GRACE_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headgate.protocol.messages.runner import CancelReason, CancelTrigger
+from headgate.store.errors import DATABASE_UNUSABLE
+from headgate.store.ids import Epoch
+from headgate.store.store import Store
+from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.triggers.assignments import Assignments
+
+ENDED_GRACE_S = 5.0
+
+
+class Releases:
+    """The triggers of one supervisor that are on their way out."""
+
+    def __init__(self, store: Store, assignments: Assignments, *, retry: DatabaseRetry) -> None:
+        self._store = store
+        self._assignments = assignments
+        # A database that does not answer holds up the loop at each release, so it is not asked again at once.
+        self._retry = retry
+        self._ended: set[int] = set()  # their rows may be released
+        self._cancel_at: dict[int, float] = {}
+
+    def wake_at(self) -> float | None:
+        """When the next trigger is to be cancelled; None if there is none."""
+        return min(self._cancel_at.values(), default=None)
+
+    def cancel(self, trigger_ids: Iterable[int], reason: CancelReason) -> tuple[CancelTrigger, ...]:
+        """Cancel these; return what to send to the runner. Those that no runner runs are over at once."""
+        cancels = []
+        for trigger_id in trigger_ids:
+            cancel = self._assignments.cancel(trigger_id, reason)
+            if cancel is not None:
+                cancels.append(cancel)
+            if trigger_id not in self._assignments:
+                self._ended.add(trigger_id)
+        return tuple(cancels)
+
+    def expect_ends(self, trigger_ids: Iterable[int], now: float) -> None:
+        """Note triggers that nothing waits for any more."""
+        for trigger_id in trigger_ids:
+            if trigger_id in self._assignments:
+                self._cancel_at.setdefault(trigger_id, now + ENDED_GRACE_S)
+            else:
+                self._ended.add(trigger_id)
+
+    def is_expected_to_end(self, trigger_id: int) -> bool:
+        """Whether nothing waits for a trigger that still runs, as far as is known."""
+        return trigger_id in self._cancel_at
+
+    def cancel_late(self, now: float) -> tuple[CancelTrigger, ...]:
+        """Cancel those that have not ended by themselves in time; return what to send to the runner."""
+        late = [trigger_id for trigger_id, at in self._cancel_at.items() if at <= now]
+        for trigger_id in late:
+            del self._cancel_at[trigger_id]
+        return self.cancel(late, "timeout")
+
+    def ended(self, trigger_id: int, *, for_good: bool) -> None:
+        """Note the end of a run of a trigger; ``for_good`` if the trigger is not to run again."""
+        self._cancel_at.pop(trigger_id, None)
+        if for_good:
+            self._ended.add(trigger_id)
+
+    def release(self, epoch: Epoch, now: float) -> None:
+        """Release the rows of those that have ended. Raises `LeaseLost`."""
+        if not self._ended or not self._retry.ready(now):
+            return
+        try:
+            self._store.release_triggers(epoch, sorted(self._ended))
+        except DATABASE_UNUSABLE as exc:
+            self._retry.failed(exc, now)  # they stay in the set, and a later step tries again
+            return
+        self._retry.succeeded(now)
+        self._assignments.forget_unreadable(self._ended)
+        self._ended.clear()
