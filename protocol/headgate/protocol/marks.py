@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
-Side = Literal["runner", "supervisor"]
+Side = Literal["runner", "supervisor", "worker"]
 
-# When a mark is reached: with every round of events, when a runner is replaced, when a supervisor begins.
+# When a mark is reached: with every round of events or step of a task, when a runner is replaced, when a supervisor
+# begins.
 When = Literal["flow", "respawn", "start"]
 
 
@@ -22,13 +23,6 @@ class Mark(NamedTuple):
 
     side: Side
     when: When
-    meaning: str
-
-
-class TaskMark(NamedTuple):
-    """A mark that every step of a task comes by: in whose process it stands, and what is true there."""
-
-    side: Literal["supervisor", "worker"]
     meaning: str
 
 
@@ -68,25 +62,25 @@ MARKS: Final[dict[str, Mark]] = {
 }
 
 # Those of the pair of supervisor and runner are above, and their matrix is whole; these stand beside it.
-TASK_MARKS: Final[dict[str, TaskMark]] = {
+TASK_MARKS: Final[dict[str, Mark]] = {
     # --- to a worker, and back
-    "tasks.dispatched": TaskMark("supervisor", "the task is running in the database, and no worker has it"),
-    "executor.step_submitted": TaskMark("supervisor", "a step is on its way to a worker"),
-    "worker.step_received": TaskMark("worker", "a step has been read, and nothing is done about it"),
-    "worker.step_done": TaskMark("worker", "the author's code has ended, and nobody knows what it came to"),
-    "worker.outcome_half_sent": TaskMark("worker", "half of the bytes of the outcome are sent"),
-    "worker.outcome_sent": TaskMark("worker", "the whole outcome is with the kernel"),
-    "executor.outcome_read": TaskMark("supervisor", "the outcome has been read, and nothing is done about it"),
-    "tasks.before_outcome": TaskMark("supervisor", "the outcome is about to be stored"),
-    "tasks.outcome_stored": TaskMark("supervisor", "the outcome is durable, and nobody has acted on it"),
+    "tasks.dispatched": Mark("supervisor", "flow", "the task is running in the database, and no worker has it"),
+    "executor.step_submitted": Mark("supervisor", "flow", "a step is on its way to a worker"),
+    "worker.step_received": Mark("worker", "flow", "a step has been read, and nothing is done about it"),
+    "worker.step_done": Mark("worker", "flow", "the author's code has ended, and nobody knows what it came to"),
+    "worker.outcome_half_sent": Mark("worker", "flow", "half of the bytes of the outcome are sent"),
+    "worker.outcome_sent": Mark("worker", "flow", "the whole outcome is with the kernel"),
+    "executor.outcome_read": Mark("supervisor", "flow", "the outcome has been read, and nothing is done about it"),
+    "tasks.before_outcome": Mark("supervisor", "flow", "the outcome is about to be stored"),
+    "tasks.outcome_stored": Mark("supervisor", "flow", "the outcome is durable, and nobody has acted on it"),
     # --- into a deferral, and out of it
-    "defer.written": TaskMark("supervisor", "trigger and task are written, and not committed"),
-    "defer.committed": TaskMark("supervisor", "the deferral is durable, and nobody has claimed its trigger"),
-    "resume.by_event": TaskMark("supervisor", "an event has resumed its task in the open transaction"),
-    "resume.by_end": TaskMark("supervisor", "an event has ended its task in the open transaction"),
-    "resume.to_fail": TaskMark("supervisor", "a task is resumed to fail in the open transaction"),
-    "resume.committed": TaskMark("supervisor", "what a slice did to tasks is durable, and no answer exists"),
-    "plan.in_trigger": TaskMark("supervisor", "a task has begun in its trigger, in the open transaction"),
+    "defer.written": Mark("supervisor", "flow", "trigger and task are written, and not committed"),
+    "defer.committed": Mark("supervisor", "flow", "the deferral is durable, and nobody has claimed its trigger"),
+    "resume.by_event": Mark("supervisor", "flow", "an event has resumed its task in the open transaction"),
+    "resume.by_end": Mark("supervisor", "flow", "an event has ended its task in the open transaction"),
+    "resume.to_fail": Mark("supervisor", "flow", "a task is resumed to fail in the open transaction"),
+    "resume.committed": Mark("supervisor", "flow", "what a slice did to tasks is durable, and no answer exists"),
+    "plan.in_trigger": Mark("supervisor", "flow", "a task has begun in its trigger, in the open transaction"),
 }
 
 Callback = Callable[[str], object]

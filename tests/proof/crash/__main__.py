@@ -15,22 +15,21 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import psycopg
 from rich.console import Console
 from tests.proof import document as proof
-from tests.proof.crash import matrix, task_campaign, task_matrix, task_proof
+from tests.proof.crash import matrix
 from tests.proof.crash import proof as crash_proof
-from tests.proof.crash.campaign import Result, counts
+from tests.proof.crash.campaign import Result
 from tests.proof.crash.databases import POSTGRES_URL, Databases
-from tests.proof.crash.parts import Part, run_part
+from tests.proof.crash.pair import PairWorkload
 from tests.proof.crash.server import NoServer, Server, why_none
+from tests.proof.crash.tasks import TaskWorkload
 
-from headgate.protocol.marks import MARKS
 from headgate.supervisor.config import Settings
 from headgate.supervisor.logs import logs
 
@@ -82,60 +81,40 @@ def _run(
 ) -> bool:
     databases = Databases(folder, postgres.url)
     stack.callback(databases.close)
-    parts: list[Part[Any, Any]] = []
-    if not given.tasks:
-        parts.append(_of_the_pair(given, dialects, postgres.version, folder, databases))
-    if not given.pair:
-        parts.append(_of_tasks(given, dialects, postgres.version, folder, databases))
+    runner = matrix.Matrix(folder, databases, seed=given.seed)
+    without_server = why_none() if postgres.version else ""
+    versions = crash_proof.versions(postgres.version, without_server)
+    commit = proof.commit()
     is_good = True
-    try:
-        for part in parts:
-            deadline = time.monotonic() + given.minutes * 60 if given.minutes else float("inf")
-            is_good = run_part(part, console, jobs=given.jobs, deadline=deadline) and is_good
-    except KeyboardInterrupt:
-        return False
+    for workload, layout in crash_proof.LAYOUTS.items():
+        if (given.pair and workload is not PairWorkload) or (given.tasks and workload is not TaskWorkload):
+            continue
+        marks = None if given.mark is None else [mark for mark in given.mark if mark in workload.marks]
+        todo = matrix.plans(
+            *(workload, dialects, marks, given.kills, given.seed), repeat=given.repeat, restarts=not without_server
+        )
+        earlier = crash_proof.Tally() if given.afresh else crash_proof.earlier_in(given.proof, layout)
+
+        def write(
+            results: list[Result],
+            took_s: float,
+            layout: crash_proof.Layout = layout,
+            earlier: crash_proof.Tally = earlier,
+        ) -> None:
+            new = crash_proof.tally_of(
+                results, layout, seed=given.seed, took_s=took_s, commit=commit, ended=proof.now()
+            )
+            crash_proof.write(given.proof, earlier + new, layout, versions)
+
+        deadline = time.monotonic() + given.minutes * 60 if given.minutes else float("inf")
+        try:
+            is_good = (
+                matrix.run_and_write(todo, runner.run_one, write, console, jobs=given.jobs, deadline=deadline)
+                and is_good
+            )
+        except KeyboardInterrupt:
+            return False
     return is_good
-
-
-def _of_the_pair(
-    given: argparse.Namespace, dialects: list[str], version: str, folder: Path, databases: Databases
-) -> Part[matrix.Plan, Result]:
-    without_server = why_none() if version else ""
-    marks = None if given.mark is None else [mark for mark in given.mark if mark in MARKS]
-    todo = matrix.plans(dialects, marks, given.kills, given.seed, repeat=given.repeat, restarts=not without_server)
-    versions = crash_proof.versions(version, without_server)
-    earlier = crash_proof.Told() if given.afresh else crash_proof.earlier_in(given.proof)
-    commit = proof.commit()
-
-    def write(results: list[Result], took_s: float) -> None:
-        told = crash_proof.told_by(results, seed=given.seed, took_s=took_s, commit=commit, ended=proof.now())
-        crash_proof.write(given.proof, crash_proof.together(earlier, told), versions)
-
-    def words(results: list[Result]) -> str:
-        kills, found = sum(result.kills for result in results), counts(results)
-        return f"pair: {kills:,} kills, {found['lost']} lost, {found['stored twice']} stored twice"
-
-    return Part(todo, matrix.Matrix(folder, databases, seed=given.seed).run_one, matrix.broken, write, words)
-
-
-def _of_tasks(
-    given: argparse.Namespace, dialects: list[str], version: str, folder: Path, databases: Databases
-) -> Part[task_matrix.Plan, task_campaign.Result]:
-    marks = None if given.mark is None else [mark for mark in given.mark if mark in task_campaign.SIDES]
-    todo = task_matrix.plans(dialects, marks, given.kills, given.seed, repeat=given.repeat)
-    versions = crash_proof.versions(version, "")
-    earlier = task_proof.Told() if given.afresh else task_proof.earlier_in(given.proof)
-    commit = proof.commit()
-
-    def write(results: list[task_campaign.Result], took_s: float) -> None:
-        told = task_proof.told_by(results, seed=given.seed, took_s=took_s, commit=commit, ended=proof.now())
-        task_proof.write(given.proof, task_proof.together(earlier, told), versions)
-
-    def words(results: list[task_campaign.Result]) -> str:
-        kills, found = sum(result.kills for result in results), sum(len(result.findings) for result in results)
-        return f"tasks: {kills:,} kills, {sum(result.tasks for result in results):,} tasks, {found} findings"
-
-    return Part(todo, partial(task_matrix.run_one, databases, folder, given.seed), task_matrix.broken, write, words)
 
 
 def _parse() -> argparse.Namespace:
@@ -143,7 +122,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin nothing new after so many minutes")
     parser.add_argument("--kills", type=int, default=KILLS, help="random kills beside each matrix")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="the matrix so many times; 0: only kills")
-    marks = sorted({*MARKS, *task_campaign.SIDES})
+    marks = sorted({*PairWorkload.marks, *TaskWorkload.marks})
     parser.add_argument("--mark", action="append", choices=marks, help="only this mark; may be repeated")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--pair", action="store_true", help="only the pair of supervisor and runner")

@@ -13,17 +13,27 @@ import pytest
 sys.path.append(str(Path(__file__).parents[3]))
 
 from tests.proof.crash.campaign import Campaign
+from tests.proof.crash.workload import Workload
 
 
 @pytest.fixture
 def start_campaign(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Campaign]]:
-    """Starts a campaign on a database of this test."""
+    """Starts a campaign with a workload on a database of this test; ``options`` are those of the workload."""
     with ExitStack() as stack:
 
-        def start(dialect: str, **arguments: Any) -> Campaign:
+        def start(
+            workload: type[Workload],
+            dialect: str,
+            *,
+            seed: int,
+            subscribers: int = 0,
+            complete_s_max: float = 60.0,
+            **options: Any,
+        ) -> Campaign:
             url = str(request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[dialect]))
             folder = tmp_path / "campaign"
             folder.mkdir()
-            return stack.enter_context(Campaign(folder, url, **arguments))
+            work = workload(folder, url, subscribers, **options)
+            return stack.enter_context(Campaign(work, seed=seed, complete_s_max=complete_s_max))
 
         yield start

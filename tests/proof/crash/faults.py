@@ -1,20 +1,35 @@
-"""What is done to a supervisor and its children, whatever they are at: the part that all campaigns share."""
+"""Fault injection: what is done to a supervisor and its children, whatever they are at."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections import Counter
 from pathlib import Path
+from typing import assert_never
 
-from tests.proof.crash.connections import Backend, Connections
-from tests.proof.crash.processes import LOOK_INTERVAL_S, CellFailed, Control, Supervisor, is_alive, send, wait_until
+from tests.proof.crash.connections import Backend
+from tests.proof.crash.processes import (
+    LOOK_INTERVAL_S,
+    CellFailed,
+    Control,
+    Supervisor,
+    is_alive,
+    send,
+    wait_until,
+)
+from tests.proof.crash.server import RestartMode, Server
+from tests.proof.crash.workload import Fault, Workload
 
 HERE = Path(__file__).parent
 FENCED_S_MAX = 15.0  # more than IDLE_IN_TRANSACTION_MAX_S, after which PostgreSQL takes a stopped one's locks away
 FENCED_S_MAX_SQLITE = 8.0  # a supervisor that is stopped in a transaction holds SQLite's one lock for as long
 EXIT_LEASE_LOST = 3
+# A database that only loses a connection is asked again in milliseconds, and a confirmation that left too early is
+# true by then. While it stays away, such a confirmation has the time to become an advance that somebody can see.
+AWAY_S = 1.0
+SERVER_FAULTS: dict[Fault, RestartMode] = {"restart server": "fast", "crash server": "immediate"}  # on one of our own
 
 # Short times, so that every limit that a fault has to wait for is passed in seconds. The runner's silence is the
 # longest of them: a runner that starts on a busy machine must not be taken for one that stands still.
@@ -32,76 +47,148 @@ SETTINGS = {
     "database_retry_wait_max_s": "0.1",
     "drain_s": "3",
     "log_format": "json",
-    "import_paths": f"{HERE / 'users'},{HERE.parents[2]}",  # the second for `tests.proof`
+    "import_paths": f"{HERE / 'users'},{HERE.parents[2]}",  # users' tasks journal in records of `tests.proof`
     "pass_env": "CRASH_CONTROL",
 }
 
 
-class UnderFault:
-    """One supervisor after the other in one folder, on one database; at times two at once.
+class FaultInjector:
+    """One supervisor after the other for one workload; at times two at once.
 
-    ``command`` is that of ``headgate``, ``settings`` are added to those of all.
+    ``server`` holds the database, if a fault may restart it. ``counts`` are the ``kills``, and the connections that
+    were ``dropped``, ``dropped_busy`` of them in a transaction.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        url: str,
-        keys: str,
-        connections: Connections,
-        *,
-        command: str,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        self._folder = folder
-        self._url = url
-        self._keys = keys
-        self._connections = connections
-        self._command = command
-        self._settings = {**SETTINGS, **(settings or {})}
-        self._dialect = url.partition(":")[0]
-        self._control = Control(folder / "control")
+    def __init__(self, workload: Workload, server: Server | None = None) -> None:
+        self.counts = Counter[str]()
+        self.control = Control(workload.folder / "control")
+        self.dialect = workload.url.partition(":")[0]
+        self._workload = workload
+        self._truth = workload.truth
+        self._server = server
         self._supervisors: list[Supervisor] = []
         self._dropped: set[Backend] = set()
+
+    @property
+    def main(self) -> Supervisor:
+        """The newest supervisor."""
+        return self._supervisors[-1]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a supervisor, and it has not left."""
+        return bool(self._supervisors) and self.main.exit_code() is None
+
+    def start(self) -> None:
+        """Start a supervisor."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        settings = {**SETTINGS, **self._workload.settings}
+        environment |= {f"HEADGATE_{name.upper()}": value for name, value in settings.items()}
+        environment |= {
+            "HEADGATE_HOME": str(self._workload.folder),
+            "HEADGATE_DATABASE_URL": self._workload.url,
+            "HEADGATE_FERNET_KEYS": self._workload.keys,
+            "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]),
+            "CRASH_CONTROL": str(self.control.folder),
+        }
+        self._supervisors.append(Supervisor(environment, self._workload.folder, self._workload.command))
+
+    def drain(self) -> None:
+        """Have all supervisors leave. Raises `CellFailed` when one does not leave well."""
+        # One that was started a moment ago may have nothing to do, and not listen to SIGTERM yet.
+        wait_until(lambda: self.main.runner() or self.main.exit_code() is not None, "a runner before the drain")
+        codes = [supervisor.drain() for supervisor in self._supervisors if supervisor.exit_code() is None]
+        if any(codes):
+            raise CellFailed(f"exit codes {codes} after a drain")
 
     def end_all(self) -> None:
         """Leave no process behind."""
         for supervisor in self._supervisors:
             supervisor.end()
 
-    @property
-    def _main(self) -> Supervisor:
-        return self._supervisors[-1]
+    def inject(self, fault: Fault, held: int = 0) -> None:
+        """Do it, while the process ``held`` stands at a mark, and let that process go on."""
+        match fault:
+            case "kill workers":
+                self._kill_workers()
+            case "kill runner":
+                self.kill_runner()
+            case "kill supervisor" | "kill both" | "kill all":
+                self.kill_supervisor(with_children=fault != "kill supervisor")
+                self.control.release()
+                self.start()
+            case "stop" if held == self.main.pid:
+                self._stop_supervisor()
+            case "stop" if held in self.main.workers():
+                self._stop_worker(held)
+            case "stop":
+                self._stop_runner(held)
+            case "drop connection":
+                self._note_connections()
+                self._truth.terminate(self._dropped)
+                self._wait_dropped()
+            case "database away":
+                self._note_connections()
+                with self._truth.away():
+                    self._wait_dropped()
+                    self.control.release()
+                    time.sleep(AWAY_S)
+                    self._truth.look("while the database is away")
+            case "restart server" | "crash server":
+                assert self._server is not None, "this server is everybody's"
+                self._note_connections()
+                self._server.restart(SERVER_FAULTS[fault])
+                self._wait_dropped()
+            case _:
+                assert_never(fault)
+        self.control.release()
 
-    def _start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        environment |= {f"HEADGATE_{name.upper()}": value for name, value in self._settings.items()}
-        environment |= {
-            "HEADGATE_HOME": str(self._folder),
-            "HEADGATE_DATABASE_URL": self._url,
-            "HEADGATE_FERNET_KEYS": self._keys,
-            "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]),
-            "CRASH_CONTROL": str(self._control.folder),
-        }
-        self._supervisors.append(Supervisor(environment, self._folder, self._command))
+    def wait_reconnected(self) -> None:
+        """Wait for a connection in place of those that were dropped."""
+        wait_until(lambda: set(self._truth.backends()) - self._dropped, "another connection in place of the one")
 
-    def _kill_runner(self) -> int:
-        """Kill the runner, as soon as there is one; return to how many processes that was done."""
-        runner: int | None = None
+    # --- SIGKILL ----------------------------------------------------------------------------------
+
+    def kill_supervisor(self, *, with_children: bool = False) -> None:
+        """Kill the newest supervisor; its children die with it, or find out."""
+        self._truth.note_fault("kill all" if with_children else "kill supervisor")
+        self.counts["kills"] += self.main.kill(with_children=with_children)
+
+    def kill_runner(self) -> None:
+        """Kill the runner, as soon as there is one."""
+        found: list[int] = []
 
         def is_found() -> bool:
-            nonlocal runner
-            runner = self._main.runner()
-            return runner is not None
+            found.extend(self.main.children("headgate.runner")[:1])
+            return bool(found)
 
         wait_until(is_found, "a runner to kill")
-        assert runner is not None
-        return int(send(runner, signal.SIGKILL))
+        self.counts["kills"] += send(found[0], signal.SIGKILL)
+
+    def _kill_workers(self) -> None:
+        """Kill all workers. A step that is given to one of them afterwards is given to another."""
+        workers = self.main.workers()
+        for pid in workers:
+            self._truth.note_fault("kill workers", pid)
+            send(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, workers)), "the end of killed workers")
+        self.counts["kills"] += len(workers)
+
+    # --- SIGSTOP ----------------------------------------------------------------------------------
+
+    def _stop_worker(self, pid: int) -> None:
+        """A worker that stands still keeps its step, and nobody waits for it; it goes on where it was."""
+        send(pid, signal.SIGSTOP)
+        self.control.release()
+        try:
+            self._workload.wait_progress()
+        finally:
+            send(pid, signal.SIGCONT)
 
     def _stop_runner(self, pid: int) -> None:
         """A runner that stands still for longer than its limit is replaced."""
         send(pid, signal.SIGSTOP)
-        self._control.release()
+        self.control.release()
         try:
             wait_until(lambda: not is_alive(pid), "a runner that stands still is replaced")
         finally:
@@ -112,49 +199,41 @@ class UnderFault:
 
         Where it stands in a transaction of SQLite, nobody can write, the neighbour included: then it goes on.
         """
-        stopped = self._main
+        stopped = self.main
+        self._truth.note_fault("stop")
         send(stopped.pid, signal.SIGSTOP)
-        self._control.release()
+        self.control.release()
         try:
-            self._start()
-            within_s = FENCED_S_MAX if self._dialect == "postgresql" else FENCED_S_MAX_SQLITE
+            self.start()
+            within_s = FENCED_S_MAX if self.dialect == "postgresql" else FENCED_S_MAX_SQLITE
             deadline = time.monotonic() + within_s
-            while not (fenced := self._connections.is_fenced(stopped.pid)) and time.monotonic() < deadline:
+            while not (fenced := self._truth.is_fenced(stopped.pid)) and time.monotonic() < deadline:
                 time.sleep(LOOK_INTERVAL_S)
         finally:
             send(stopped.pid, signal.SIGCONT)
-        if not fenced and self._dialect == "postgresql":
+        if not fenced and self.dialect == "postgresql":
             raise CellFailed("a supervisor that stood still was not fenced")
         if not fenced:
             # It may still be, in the moment before its next heartbeat; then both leave.
             # One that waits for the lock before it has done anything else does not listen to SIGTERM yet.
             if (code := self._supervisors.pop().drain()) not in (0, -signal.SIGTERM):
                 raise CellFailed(f"a neighbour with nothing to do left with exit code {code}")
-            if not self._connections.is_fenced(stopped.pid):
+            if not self._truth.is_fenced(stopped.pid):
                 return
-            self._start()
+            self.start()
         if (code := stopped.leave()) != EXIT_LEASE_LOST:
             raise CellFailed(f"a fenced supervisor left with exit code {code}")
 
-    def _drop_connections(self) -> tuple[int, int]:
-        """End all connections of headgate while a process is held; return how many, and how many were at work."""
-        dropped = self._note_connections()
-        self._connections.terminate(self._dropped)
-        self._wait_dropped()
-        self._control.release()
-        return dropped
+    # --- the database -----------------------------------------------------------------------------
 
-    def _note_connections(self) -> tuple[int, int]:
-        """Remember which connections the fault is about: there is the supervisor's, and nothing is shown without."""
-        backends = self._connections.backends()
+    def _note_connections(self) -> None:
+        """Remember which connections the fault is about. Raises `CellFailed` when there is none."""
+        backends = self._truth.backends()
         if not backends:
             raise CellFailed("there was no connection to drop")
         self._dropped = set(backends)
-        return len(backends), sum(backends.values())
+        self.counts.update(dropped=len(backends), dropped_busy=sum(backends.values()))
 
     def _wait_dropped(self) -> None:
         """Wait for their end: a process that goes on before it might commit on them yet."""
-        wait_until(lambda: not self._dropped & set(self._connections.backends()), "the end of the connections")
-
-    def _wait_reconnected(self) -> None:
-        wait_until(lambda: set(self._connections.backends()) - self._dropped, "another connection in place of the one")
+        wait_until(lambda: not self._dropped & set(self._truth.backends()), "the end of the connections")

@@ -1,4 +1,4 @@
-"""The section of ``docs/proof.md`` about the crash tests, written from results by the command and by nobody else.
+"""The sections of ``docs/proof.md`` about the crash tests, written from results by the command and by nobody else.
 
 Ten thousand kills take more than half an hour, so they may be counted in several runs. The document itself is where
 the earlier runs are kept: each has a row with its commit, and the tables are sums over all of them.
@@ -9,246 +9,313 @@ from __future__ import annotations
 import platform
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.proof import document as proof
-from tests.proof.crash.campaign import FAULTS, Fault, Result, counts, is_possible
+from tests.proof.crash.campaign import Result, is_possible
+from tests.proof.crash.pair import PairWorkload
+from tests.proof.crash.tasks import TaskWorkload
+from tests.proof.crash.workload import Fault, Workload
+from tests.proof.history import task_history
 
-from headgate.protocol.marks import MARKS
+from headgate.testing.crash import history
 
 DIALECTS = ("sqlite", "postgresql")
-KINDS_SHOWN = ("lost", "stored twice", "advanced before stored", "out of lane order", "commit past a failed offset")
+TITLES = {  # of columns, by the name of the count, where that is no title
+    "dropped_busy": "in a transaction",
+    "logs": "logs replayed",
+    "executions": "steps executed",
+    "tries_lost": "tries lost",
+}
 
-INTRODUCTION = """\
+Total = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of one section.
+
+    ``columns`` of the table of runs, ``cells`` of the matrix and ``stretches`` of random kills are names of counts
+    (see `_number`). ``summary`` returns lines, given the totals by name, the number of commits and the versions.
+    """
+
+    name: str
+    workload: type[Workload]
+    kinds: tuple[str, ...]
+    among: str  # at the end of some headings: each must be the only one of its name in the document
+    matrix: str
+    marks: str
+    introduction: str
+    matrix_introduction: str
+    how: str
+    columns: tuple[str, ...]
+    cells: tuple[str, ...]
+    stretches: tuple[str, ...]
+    summary: Callable[[Total, str, str], list[str]]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns of the table of runs that hold numbers: all but the first and the last."""
+        return ("minutes", "seed", *self.columns, "failed", *self.kinds)
+
+
+def _pair_summary(total: Total, commits: str, versions: str) -> list[str]:
+    return [
+        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
+        f"{total('events')} events written; on {commits}",
+        ", ".join(f"**{total(kind)} {kind}**" for kind in history.KINDS),
+        f"{total('redelivered')} events redelivered, and recognised",
+        f"{total('failed')} results failed",
+        f"{total('dropped')} connections dropped, {total('dropped_busy')} of them in a transaction; "
+        f"{total('logs')} captures with {total('frames')} frames replayed, every answer compared",
+        f"the last run on {versions}",
+    ]
+
+
+def _task_summary(total: Total, commits: str, versions: str) -> list[str]:
+    return [
+        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
+        f"{total('tasks')} tasks, {total('deferrals')} deferrals; on {commits}",
+        ", ".join(f"**{total(kind)} {kind}**" for kind in task_history.KINDS),
+        f"{total('tries_lost')} tries lost to faults, and begun anew; {total('failed')} results failed",
+        f"{total('dropped')} connections dropped; the last run on {versions}",
+    ]
+
+
+PAIR = Layout(
+    name="crash",
+    workload=PairWorkload,
+    kinds=history.KINDS,
+    among="",
+    matrix="Mark by fault",
+    marks="What the marks mean, and how it is counted",
+    introduction="""\
 Real processes, killed, stopped and cut off from their database, at every mark and at random. Written by `make crash`.
-"""
-MATRIX_INTRODUCTION = """\
+""",
+    matrix_introduction="""\
 A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / redelivered / lost
 / stored twice, over all runs, with 1 and with 3 subscribers, on each database. A dash: there is no such cell (SQLite
 has no connection to drop and no server; where there is no runner none is killed). What is dropped is the connection
 that the supervisor has at that moment: it is gone before the held process goes on, and another one serves afterwards.
 The server that is restarted (`restart` ends its connections first, `crash` does not) is one of the test's own.
-"""
-HOW = """\
+""",
+    how="""\
 The truth is read from outside: the log files, the file of committed offsets, a journal that the producer keeps of what
 it hands out and advances, and the tables, in this order; once while the process stands at the mark or after a random
 kill, once when everything has come to rest. `headgate.testing.crash.history` judges it; it imports nothing of
-headgate. A
-mark that is not reached, a pair that does not settle, a dead letter, an orphan, a wrong exit code: each fails its
-cell. Every frame is captured meanwhile, and at the end of a campaign its captures are replayed on a fresh database:
-one answer that differs fails it.
-"""
+headgate. A mark that is not reached, a pair that does not settle, a dead letter, an orphan, a wrong exit code: each
+fails its cell. Every frame is captured meanwhile, and at the end of a campaign its captures are replayed on a fresh
+database: one answer that differs fails it.
+""",
+    columns=("kills", "cells", "events", "redelivered", "dropped", "dropped_busy", "logs", "frames"),
+    cells=("runs", "redelivered", "lost", "stored twice", "failed"),
+    stretches=("kills", "events", "redelivered", "lost", "stored twice"),
+    summary=_pair_summary,
+)
+TASKS = Layout(
+    name="task crash",
+    workload=TaskWorkload,
+    kinds=task_history.KINDS,
+    among=" among tasks",
+    matrix="Mark of a task by fault",
+    marks="What the marks of tasks mean, and how it is counted",
+    introduction="""\
+A real `headgate up` with tasks that defer, and are resumed, time out, fail, end in their trigger or begin in it; its
+workers, its runner and itself killed, stopped and cut off from the database at every mark of the way, and at random.
+Written by `make crash`.
+""",
+    matrix_introduction="""\
+A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
+has cost / findings, over all runs on both databases. A dash: SQLite has no connection to drop.
+""",
+    how="""\
+Tasks and triggers keep one journal of what they are about to do. It is read from outside together with the tables, and
+`tests.proof.history.task_history` judges both; its docstring says what is promised. A worker or a supervisor that dies
+costs what ran there its try, and the next try does again what was done; the death of a runner, a worker that stands
+still and a dropped connection cost none. A mark that is not reached, tasks that do not end, a wrong exit code, workers
+that outlive their supervisor: each fails its cell.
+""",
+    columns=("kills", "cells", "tasks", "executions", "deferrals", "tries_lost", "dropped"),
+    cells=("runs", "tries_lost", "findings", "failed"),
+    stretches=("kills", "tasks", "deferrals", "tries_lost", "findings"),
+    summary=_task_summary,
+)
+
+LAYOUTS = {layout.workload: layout for layout in (PAIR, TASKS)}
+
+Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one command counted: a row of the first table, whose columns these are in order."""
+    """The counts of one command, by name: a row of the first table."""
 
     ended: str
-    minutes: int
-    seed: int
-    kills: int
-    cells: int
-    events: int
-    redelivered: int
-    dropped: int
-    dropped_busy: int
-    logs: int
-    frames: int
-    failed: int
-    lost: int
-    stored_twice: int
-    advanced_early: int
-    disordered: int
-    passed_over: int
+    numbers: Mapping[str, int]
     commit: str
 
     def __str__(self) -> str:
-        values = [getattr(self, field.name) for field in fields(self)]
-        shown = [f"{value:,}" if isinstance(value, int) else value for value in values[:-1]]
-        return f"| {' | '.join(shown)} | `{self.commit}` |"
-
-
-RUN_HEAD = (
-    "| ended | minutes | seed | kills | cells | events | redelivered | dropped | in a transaction | logs replayed "
-    "| frames | failed | " + " | ".join(KINDS_SHOWN) + " | commit |"
-)
-
-
-Counts = tuple[int, ...]
-CELL = 5  # runs, redelivered, lost, stored twice, failed
-STRETCH = 5  # kills, events, redelivered, lost, stored twice
+        numbers = [f"{number:,}" for number in self.numbers.values()]
+        return f"| {' | '.join([self.ended, *numbers])} | `{self.commit}` |"
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a document tells: its runs, the counts of cells by mark and fault, of random kills by database and
-    subscribers, the marks that were reached, and the texts of what failed.
+class Tally:
+    """The content of a section: its runs, the counts of cells by mark and fault, those of random kills by database
+    (and subscribers), the marks that were reached, and the texts of the results that failed.
     """
 
     runs: Sequence[Run] = ()
-    cells: Mapping[tuple[str, str], Counts] = field(default_factory=dict)
-    random: Mapping[tuple[str, str], Counts] = field(default_factory=dict)
+    cells: Mapping[tuple[str, ...], Counts] = field(default_factory=dict)
+    random: Mapping[tuple[str, ...], Counts] = field(default_factory=dict)
     reached: frozenset[str] = frozenset()
     failures: Sequence[str] = ()
+
+    def __add__(self, new: Tally) -> Tally:
+        cells, random = dict(self.cells), dict(self.random)
+        for name, counts in new.cells.items():
+            _add(cells, name, counts)
+        for name, counts in new.random.items():
+            _add(random, name, counts)
+        runs, failures = (*self.runs, *new.runs), (*self.failures, *new.failures)
+        return Tally(runs, cells, random, self.reached | new.reached, failures)
+
+
+def _add(to: dict[tuple[str, ...], Counts], name: tuple[str, ...], counts: Counts) -> None:
+    to[name] = tuple(map(sum, zip(to.get(name, (0,) * len(counts)), counts, strict=True)))
 
 
 # --- from results and documents --------------------------------------------------------------------
 
 
-def told_by(results: Sequence[Result], *, seed: int, took_s: float, commit: str, ended: str) -> Told:
-    """Return what one run has to tell."""
-    found = counts(list(results))
-    failed = [result for result in results if not result.is_good]
-    run = Run(
-        ended,
-        round(took_s / 60),
-        seed,
-        sum(result.kills for result in results),
-        sum(result.mark in MARKS for result in results),
-        sum(result.events for result in results),
-        sum(result.redelivered for result in results),
-        sum(result.dropped for result in results),
-        sum(result.dropped_busy for result in results),
-        sum(result.logs for result in results),
-        sum(result.frames for result in results),
-        len(failed),
-        *(found[kind] for kind in KINDS_SHOWN),
-        commit,
-    )
-    cells: dict[tuple[str, str], Counts] = {}
-    random: dict[tuple[str, str], Counts] = {}
+def tally_of(results: Sequence[Result], layout: Layout, *, seed: int, took_s: float, commit: str, ended: str) -> Tally:
+    """Return the tally of one run."""
+    marks = layout.workload.marks
+
+    def number(result: Result, name: str) -> int:
+        match name:
+            case "runs":
+                return 1
+            case "cells":
+                return int(result.mark in marks)
+            case "failed":
+                return int(not result.is_good)
+            case "findings":
+                return len(result.findings)
+            case _:
+                return result.count(name) if name in layout.kinds else result.counts[name]
+
+    sums = {name: sum(number(result, name) for result in results) for name in layout.numbers}
+    run = Run(ended, sums | {"minutes": round(took_s / 60), "seed": seed}, commit)
+    cells: dict[tuple[str, ...], Counts] = {}
+    random: dict[tuple[str, ...], Counts] = {}
     for result in results:
-        bad = (result.count("lost"), result.count("stored twice"))
-        if result.mark in MARKS:
-            _add(cells, (result.mark, result.fault), (1, result.redelivered, *bad, int(not result.is_good)))
+        if result.mark in marks:
+            _add(cells, (result.mark, result.fault), tuple(number(result, name) for name in layout.cells))
         elif result.mark == "random":
-            which = (result.dialect, str(result.subscribers))
-            _add(random, which, (result.kills, result.events, result.redelivered, *bad))
+            which = (result.dialect, *([str(result.subscribers)] if result.subscribers else []))
+            _add(random, which, tuple(number(result, name) for name in layout.stretches))
     reached = frozenset(result.mark for result in results if result.is_reached)
-    return Told((run,), cells, random, reached, tuple(f"commit {commit}\n{result}" for result in failed))
+    failures = tuple(f"commit {commit}\n{result}" for result in results if not result.is_good)
+    return Tally((run,), cells, random, reached, failures)
 
 
-def _add(to: dict[tuple[str, str], Counts], name: tuple[str, str], numbers: Counts) -> None:
-    to[name] = tuple(map(sum, zip(to.get(name, (0,) * len(numbers)), numbers, strict=True)))
-
-
-def told_in(text: str) -> Told:
-    """Return what the section of a document tells. Marks and faults that there are no more are left out."""
+def tally_in(text: str, layout: Layout) -> Tally:
+    """Return the tally that a section was written from. Marks and faults that no longer exist are left out."""
     runs = []
-    cells: dict[tuple[str, str], Counts] = {}
-    random: dict[tuple[str, str], Counts] = {}
+    cells: dict[tuple[str, ...], Counts] = {}
+    random: dict[tuple[str, ...], Counts] = {}
     faults: list[str] = []
+    marks, width = layout.workload.marks, len(layout.stretches)
     for line in text.splitlines():
         row = [column.strip() for column in line.strip("|").split("|")] if line.startswith("|") else [""]
+        mark = row[0].strip("`")
         if row[0] == "mark":
             faults = row[1:]
-        elif row[0].strip("`") in MARKS:
+        elif mark in marks:
             for fault, column in zip(faults, row[1:], strict=True):
-                if fault in FAULTS and (numbers := _numbers(column)):
-                    cells[row[0].strip("`"), fault] = (*numbers, 0)[:CELL]
-        elif row[0] in DIALECTS and len(row) == STRETCH + 2:
-            random[row[0], row[1]] = _numbers(" ".join(row[2:]))
-        elif len(row) == len(fields(Run)) and row[-1].startswith("`"):
-            runs.append(Run(row[0], *_numbers(" ".join(row[1:-1])), row[-1].strip("`")))  # type: ignore[arg-type]
+                if fault in layout.workload.faults and (counts := _counts_in(column)):
+                    cells[mark, fault] = (*counts, 0)[: len(layout.cells)]
+        elif row[0] in DIALECTS:
+            random[tuple(row[:-width])] = _counts_in(" ".join(row[-width:]))
+        elif len(row) == len(layout.numbers) + 2 and row[-1].startswith("`"):
+            numbers = dict(zip(layout.numbers, _counts_in(" ".join(row[1:-1])), strict=True))
+            runs.append(Run(row[0], numbers, row[-1].strip("`")))
     reached = re.search(r"marks reached: (.*)$", text, re.MULTILINE)
-    names = frozenset(re.findall(r"`([^`]+)`", reached[1])) if reached else frozenset()
+    names = frozenset(re.findall(r"`([^`]+)`", reached[1])) if reached else frozenset[str]()
     failures = tuple(re.findall(r"^```\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE))
-    return Told(tuple(runs), cells, random, names & MARKS.keys(), failures)
+    return Tally(tuple(runs), cells, random, names & marks.keys(), failures)
 
 
-def _numbers(text: str) -> Counts:
+def _counts_in(text: str) -> Counts:
     return tuple(int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", text))
-
-
-def together(earlier: Told, new: Told) -> Told:
-    """Return both as one."""
-    cells, random = dict(earlier.cells), dict(earlier.random)
-    for name, numbers in new.cells.items():
-        _add(cells, name, numbers)
-    for name, numbers in new.random.items():
-        _add(random, name, numbers)
-    runs, failures = (*earlier.runs, *new.runs), (*earlier.failures, *new.failures)
-    return Told(runs, cells, random, earlier.reached | new.reached, failures)
 
 
 # --- into a document -------------------------------------------------------------------------------
 
 
-def earlier_in(path: Path) -> Told:
-    """Return what the document at ``path`` tells of earlier runs."""
-    return told_in(proof.section_of(path, "crash"))
+def earlier_in(path: Path, layout: Layout) -> Tally:
+    """Return the tally of the earlier runs in the document at ``path``."""
+    return tally_in(proof.section_of(path, layout.name), layout)
 
 
-def write(path: Path, told: Told, versions: str) -> None:
+def write(path: Path, tally: Tally, layout: Layout, versions: str) -> None:
     """Write the section of the document at ``path``; leave the others."""
-    proof.write("crash", section(told, versions), path)
+    proof.write(layout.name, section(tally, layout, versions), path)
 
 
 def versions(postgres: str, without_server: str) -> str:
-    """Say what the run ran on, and what is missing from it."""
+    """Return the software that the run used, and what is missing from it."""
     database = f"PostgreSQL {postgres}" if postgres else "without PostgreSQL"
     missing = f"; no server was restarted: {without_server}" if without_server else ""
     return f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {database}{missing}"
 
 
-def section(told: Told, versions: str) -> Iterator[str]:
+def section(tally: Tally, layout: Layout, versions: str) -> Iterator[str]:
     """Yield the lines."""
-    runs = told.runs
+    workload = layout.workload
 
-    def total(name: str) -> int:
-        return sum(getattr(run, name) for run in runs)
+    def total(name: str) -> str:
+        return f"{sum(run.numbers[name] for run in tally.runs):,}"
 
-    kinds = [column.name for column in fields(Run)][-len(KINDS_SHOWN) - 1 : -1]
-    commits = {run.commit for run in runs}
-    yield from ("## Crash tests", "", INTRODUCTION)
-    yield (
-        f"- **{total('kills'):,} processes killed with SIGKILL**, in {total('cells'):,} cells of the matrix and at "
-        f"random; {total('events'):,} events written; on {len(commits)} commit{'s' * (len(commits) > 1)}"
-    )
-    yield "- " + ", ".join(f"**{total(name):,} {kind}**" for name, kind in zip(kinds, KINDS_SHOWN, strict=True))
-    yield f"- {total('redelivered'):,} events redelivered, and recognised"
-    yield f"- {total('failed'):,} results failed"
-    yield (
-        f"- {total('dropped'):,} connections dropped, {total('dropped_busy'):,} of them in a transaction; "
-        f"{total('logs'):,} captures with {total('frames'):,} frames replayed, every answer compared"
-    )
-    yield f"- the last run on {versions}"
-    yield f"- {len(told.reached)} of {len(MARKS)} marks reached: " + ", ".join(
-        f"`{mark}`" for mark in sorted(told.reached)
-    )
-    yield from ("", RUN_HEAD, "|---" * len(fields(Run)) + "|", *map(str, runs), "")
-    yield from ("### Mark by fault", "", MATRIX_INTRODUCTION)
-    yield "| mark | " + " | ".join(FAULTS) + " |"
-    yield "|---|" + "---|" * len(FAULTS)
-    for mark in MARKS:
-        yield f"| `{mark}` | " + " | ".join(_cell(told, mark, fault) for fault in FAULTS) + " |"
-    yield from (
-        "",
-        "### Random kills",
-        "",
-        "| database | subscribers | kills | events | redelivered | lost | stored twice |",
-    )
-    yield "|---|---|---|---|---|---|---|"
-    for name, numbers in sorted(told.random.items()):
-        yield f"| {' | '.join(name)} | " + " | ".join(f"{number:,}" for number in numbers) + " |"
-    yield from ("", "### What the marks mean, and how it is counted", "")
-    yield from (f"- `{name}` ({mark.side}): {mark.meaning}" for name, mark in MARKS.items())
-    yield from ("", HOW)
-    if told.failures:
-        yield from ("### What failed", "")
-        for failure in told.failures:
+    def titles(*names: str) -> str:
+        return f"| {' | '.join(TITLES.get(name, name) for name in names)} |"
+
+    commits = len({run.commit for run in tally.runs})
+    yield from ("## Crash tests" + layout.among.replace("among", "of"), "", layout.introduction)
+    for line in layout.summary(total, f"{commits} commit{'s' * (commits > 1)}", versions):
+        yield f"- {line}"
+    reached = ", ".join(f"`{mark}`" for mark in sorted(tally.reached))
+    yield f"- {len(tally.reached)} of {len(workload.marks)} marks reached: {reached}"
+    yield from ("", titles("ended", *layout.numbers, "commit"), "|---" * (len(layout.numbers) + 2) + "|")
+    yield from (*map(str, tally.runs), "")
+    yield from (f"### {layout.matrix}", "", layout.matrix_introduction)
+    yield titles("mark", *workload.faults)
+    yield "|---|" + "---|" * len(workload.faults)
+    for mark in workload.marks:
+        yield f"| `{mark}` | " + " | ".join(_cell(tally, mark, fault) for fault in workload.faults) + " |"
+    by = ("database", "subscribers") if len(workload.subscriber_counts) > 1 else ("database",)
+    yield from ("", f"### Random kills{layout.among}", "", titles(*by, *layout.stretches))
+    yield "|---" * len((*by, *layout.stretches)) + "|"
+    for name, counts in sorted(tally.random.items()):
+        yield f"| {' | '.join(name)} | " + " | ".join(f"{count:,}" for count in counts) + " |"
+    yield from ("", f"### {layout.marks}", "")
+    yield from (f"- `{name}` ({mark.side}): {mark.meaning}" for name, mark in workload.marks.items())
+    yield from ("", layout.how)
+    if tally.failures:
+        yield from (f"### What failed{layout.among}", "")
+        for failure in tally.failures:
             yield from ("```", failure, "```", "")
 
 
-def _cell(told: Told, mark: str, fault: Fault) -> str:
+def _cell(tally: Tally, mark: str, fault: Fault) -> str:
     if not any(is_possible(mark, fault, dialect) for dialect in DIALECTS):
         return "-"
-    numbers = told.cells.get((mark, fault))
-    if numbers is None:
+    counts = tally.cells.get((mark, fault))
+    if counts is None:
         return "not run"
-    *counted, failed = numbers
-    text = " / ".join(f"{number:,}" for number in counted)
+    *shown, failed = counts
+    text = " / ".join(f"{count:,}" for count in shown)
     return f"{text} **{failed:,} failed**" if failed else text

@@ -1,4 +1,4 @@
-"""A handful of the cells of the matrix, for every change; all of them are run by ``python -m tests.proof.crash``."""
+"""A handful of the cells of both matrices, for every change; ``python -m tests.proof.crash`` runs all of them."""
 
 from __future__ import annotations
 
@@ -7,47 +7,74 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.proof.crash.campaign import FAULTS, SERVER_FAULTS, Campaign, Fault, is_possible
+from tests.proof.crash.campaign import RUNNERLESS_MARKS, Campaign, is_possible
 from tests.proof.crash.databases import Databases
-from tests.proof.crash.matrix import SUBSCRIBERS, plans
+from tests.proof.crash.faults import SERVER_FAULTS
+from tests.proof.crash.matrix import plans
+from tests.proof.crash.pair import PairWorkload
 from tests.proof.crash.server import why_none
+from tests.proof.crash.tasks import TASKS, TaskWorkload
+from tests.proof.crash.workload import Fault, Workload
+from tests.proof.history import task_history
+from tests.proof.history.task_records import decode_lines
 
-from headgate.protocol.marks import MARKS, Mark
+from headgate.protocol.marks import TASK_MARKS
+from headgate.store.db.engine import open_engine
 from headgate.testing.crash import history
 
 StartCampaign = Callable[..., Campaign]
+Cells = list[tuple[str, Fault]]
 
 # The points at which the promise is decided, each with the fault that would break it there.
-SQLITE: list[tuple[str, Fault]] = [
-    ("store.committed", "kill supervisor"),
-    ("runner.frame_half_sent", "kill runner"),
-    ("filelog.draft_written", "kill both"),
-    ("supervisor.frame_half_sent", "kill supervisor"),
-    ("session.started", "kill runner"),
-]
-POSTGRESQL: list[tuple[str, Fault]] = [
-    ("store.before_commit", "drop connection"),
-    ("store.begun", "database away"),
-    ("store.before_commit", "kill supervisor"),
-    ("group.before_advance", "kill both"),
-    ("leases.claim_written", "kill runner"),
-    ("store.committed", "stop"),
-]
+OF_PAIR: dict[str, Cells] = {
+    "sqlite": [
+        ("store.committed", "kill supervisor"),
+        ("runner.frame_half_sent", "kill runner"),
+        ("filelog.draft_written", "kill both"),
+        ("supervisor.frame_half_sent", "kill supervisor"),
+        ("session.started", "kill runner"),
+    ],
+    "postgresql": [
+        ("store.before_commit", "drop connection"),
+        ("store.begun", "database away"),
+        ("store.before_commit", "kill supervisor"),
+        ("group.before_advance", "kill both"),
+        ("leases.claim_written", "kill runner"),
+        ("store.committed", "stop"),
+    ],
+}
+OF_TASKS: dict[str, Cells] = {
+    "sqlite": [("defer.committed", "kill supervisor")],
+    "postgresql": [("resume.by_event", "drop connection"), ("resume.committed", "kill all")],
+}
+DIALECTS = ["sqlite", "postgresql"]
 
 
-@pytest.mark.parametrize(("dialect", "cells"), [("sqlite", SQLITE), ("postgresql", POSTGRESQL)])
-def test_nothing_is_lost_or_stored_twice_whatever_dies_at_a_mark(
-    start_campaign: StartCampaign, dialect: str, cells: list[tuple[str, Fault]]
-) -> None:
-    campaign = start_campaign(dialect, subscribers=3, seed=1)
-    for mark, fault in cells:
+@pytest.mark.parametrize("dialect", OF_PAIR)
+def test_nothing_is_lost_or_stored_twice_whatever_dies_at_a_mark(start_campaign: StartCampaign, dialect: str) -> None:
+    campaign = start_campaign(PairWorkload, dialect, subscribers=3, seed=1)
+    for mark, fault in OF_PAIR[dialect]:
         result = campaign.run_cell(mark, fault)
         assert result.is_good, str(result)
-        assert result.events
+        assert result.counts["events"]
     assert campaign.finish() is None
     replayed = campaign.replay()
     assert replayed.is_good, str(replayed)
-    assert replayed.frames
+    assert replayed.counts["frames"]
+
+
+@pytest.mark.parametrize("dialect", OF_TASKS)
+def test_every_task_is_resumed_once_and_ends_once_whatever_dies_at_a_mark(
+    start_campaign: StartCampaign, dialect: str
+) -> None:
+    campaign = start_campaign(TaskWorkload, dialect, seed=1)
+    for mark, fault in OF_TASKS[dialect]:
+        result = campaign.run_cell(mark, fault)
+        assert result.is_good, str(result)
+        assert result.counts["deferrals"]
+        assert result.counts["tasks"] >= 2 * len(TASKS)
+    if dialect == "sqlite":  # a supervisor takes its time to cancel what is over
+        assert campaign.finish() is None
 
 
 @pytest.mark.skipif(bool(why_none()), reason=why_none())
@@ -57,35 +84,55 @@ def test_nothing_is_lost_or_stored_twice_when_the_server_crashes_at_a_mark(tmp_p
     folder.mkdir()
     try:
         with databases.one("postgresql", folder, needs_server=True) as (url, server):
-            with Campaign(folder, url, subscribers=1, seed=5, server=server) as campaign:
+            with Campaign(PairWorkload(folder, url, 1), seed=5, server=server) as campaign:
                 result = campaign.run_cell("store.before_commit", "crash server")
                 assert result.is_good, str(result)
-                assert result.dropped_busy == 1, "its connection was in a transaction"
+                assert result.counts["dropped_busy"] == 1, "its connection was in a transaction"
                 assert campaign.finish() is None
     finally:
         databases.close()
 
 
 def test_nothing_is_lost_or_stored_twice_whatever_dies_at_random(start_campaign: StartCampaign) -> None:
-    campaign = start_campaign("sqlite", subscribers=1, seed=2)
+    campaign = start_campaign(PairWorkload, "sqlite", subscribers=1, seed=2)
     result = campaign.run_random(8)
     assert result.is_good, str(result)
-    assert result.kills >= 8
+    assert result.counts["kills"] >= 8
     assert campaign.finish() is None
 
 
-def test_a_cell_whose_mark_is_not_reached_fails(start_campaign: StartCampaign, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MARKS, "nowhere.at_all", Mark("runner", "flow", "no code reaches it"))
-    campaign = start_campaign("sqlite", subscribers=1, seed=3, complete_s_max=2.0)
+def test_a_cell_whose_mark_is_not_reached_fails(start_campaign: StartCampaign) -> None:
+    campaign = start_campaign(PairWorkload, "sqlite", subscribers=1, seed=3, complete_s_max=2.0)
     result = campaign.run_cell("nowhere.at_all", "kill runner")
     assert not result.is_good
     assert "nowhere.at_all" in result.error
 
 
+def test_a_cell_whose_mark_is_not_reached_fails_and_what_is_wrong_in_the_tables_is_found(
+    start_campaign: StartCampaign, sqlite_url: str, tmp_path: Path
+) -> None:
+    campaign = start_campaign(TaskWorkload, "sqlite", seed=2, complete_s_max=15.0)
+    result = campaign.run_random(1)
+    assert result.is_good, str(result)
+    assert result.counts["kills"]
+    engine = open_engine(sqlite_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM xcom WHERE key = 'step_2'")
+        connection.exec_driver_sql("UPDATE trigger SET finished_at = NULL WHERE id = 1")
+    engine.dispose()
+    campaign.complete_s_max = 0.5
+    result = campaign.run_cell("no.such_mark", "kill runner")
+    assert "no.such_mark" in result.error
+    assert {finding.kind for finding in result.findings} >= {"lost outcome", "trigger left behind"}
+    kept = tmp_path / "campaign" / "history.jsonl"
+    again = task_history.check(decode_lines(kept.read_bytes()))
+    assert {finding.kind for finding in again.findings} >= {"lost outcome", "trigger left behind"}
+
+
 def test_a_producer_that_commits_too_early_is_found_out_and_its_history_kept(
     start_campaign: StartCampaign, tmp_path: Path
 ) -> None:
-    campaign = start_campaign("sqlite", subscribers=1, seed=4, trigger="HastyTrigger", complete_s_max=5.0)
+    campaign = start_campaign(PairWorkload, "sqlite", subscribers=1, seed=4, trigger="HastyTrigger", complete_s_max=5.0)
     result = campaign.run_cell("host.event_bound", "kill runner")
     assert result.count("lost")
     assert result.count("commit past a failed offset")
@@ -94,30 +141,34 @@ def test_a_producer_that_commits_too_early_is_found_out_and_its_history_kept(
     assert again.count("lost") == result.count("lost")
 
 
-def test_the_matrix_holds_every_mark_with_every_fault_and_both_numbers_of_subscribers() -> None:
-    dialects = ["sqlite", "postgresql"]
-    todo = plans(dialects, None, kills=95, seed=0, repeat=2)
+@pytest.mark.parametrize("workload", [PairWorkload, TaskWorkload])
+def test_the_matrix_holds_every_mark_with_every_fault_and_all_numbers_of_subscribers(workload: type[Workload]) -> None:
+    todo = plans(workload, DIALECTS, None, kills=95, seed=0, repeat=2)
     cells = Counter((plan.mark, plan.dialect, plan.subscribers, fault) for plan in todo for fault in plan.faults)
     assert cells == Counter(
         {
             (mark, dialect, count, fault): 2
-            for mark in MARKS
-            for dialect in dialects
-            for count in SUBSCRIBERS
-            for fault in FAULTS
+            for mark in workload.marks
+            for dialect in DIALECTS
+            for count in workload.subscriber_counts
+            for fault in workload.faults
             if is_possible(mark, fault, dialect)
         }
     )
     assert sum(plan.kills for plan in todo) == 95
-    for mark in MARKS:
-        for fault in FAULTS:
-            exists = is_possible(mark, fault, "postgresql")
-            assert exists or mark in ("arbiter.reaped", "arbiter.before_spawn", "leases.registered")
+    impossible = {
+        mark for mark in workload.marks for fault in workload.faults if not is_possible(mark, fault, "postgresql")
+    }
+    assert impossible <= set(RUNNERLESS_MARKS)
+    assert PairWorkload.subscriber_counts == (1, 3)
+    assert TASK_MARKS.keys() <= TaskWorkload.marks.keys()
 
 
 def test_a_server_is_restarted_only_where_it_is_our_own() -> None:
-    for plan in plans(["sqlite", "postgresql"], None, kills=95, seed=0):
+    todo = plans(PairWorkload, DIALECTS, None, kills=95, seed=0)
+    assert any(plan.needs_server for plan in todo)
+    for plan in todo:
         assert plan.needs_server == bool(SERVER_FAULTS.keys() & plan.faults)
         assert plan.needs_server == (SERVER_FAULTS.keys() >= set(plan.faults) and bool(plan.faults))
-    without = plans(["sqlite", "postgresql"], None, kills=95, seed=0, restarts=False)
+    without = plans(PairWorkload, DIALECTS, None, kills=95, seed=0, restarts=False)
     assert not any(plan.needs_server for plan in without)

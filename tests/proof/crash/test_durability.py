@@ -96,6 +96,8 @@ class Disk:
                 self._written[call.path] = content[: call.offset].ljust(call.offset, b"\0")
             case "fdatasync" | "fsync":
                 self._certain[call.path] = content
+            case _:
+                pass  # an answer, which is not written to a file
 
     def events_after_power_cut(self, folder: Path) -> set[int]:
         """Return the events that SQLite finds when only what is certain is left."""
@@ -112,7 +114,7 @@ class Disk:
 
 def answers(calls: list[Call], disk: Disk, folder: Path) -> list[Answer]:
     """Follow the calls; at each answer, cut the power."""
-    found = []
+    found: list[Answer] = []
     for call in calls:
         disk.apply(call)
         if call.name in ("sendto", "sendmsg") and call.data[5:10] == b"\xa4sync":

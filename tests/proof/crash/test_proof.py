@@ -1,43 +1,77 @@
-"""What docs/proof.md says of the crash tests: what was written is read again, and runs add up."""
+"""The crash sections of docs/proof.md: a section is read as it was written, and runs add up."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tests.proof.crash.campaign import FAULTS, Result
-from tests.proof.crash.proof import Told, earlier_in, section, together, told_by, told_in, write
+import pytest
+from tests.proof.crash.campaign import Result
+from tests.proof.crash.proof import (
+    LAYOUTS,
+    PAIR,
+    TASKS,
+    Layout,
+    Tally,
+    earlier_in,
+    section,
+    tally_in,
+    tally_of,
+    write,
+)
+from tests.proof.history import task_history
 
-from headgate.protocol.marks import MARKS
 from headgate.testing.crash.history import Finding
 
 CELL = Result(
-    "store.committed", "kill both", 3, "sqlite", is_reached=True, kills=2, events=1200, redelivered=34, dropped=1
+    *("store.committed", "kill both", "sqlite", 3),
+    is_reached=True,
+    counts=Counter(kills=2, events=1200, redelivered=34, dropped=1),
 )
-RANDOM = Result("random", "kills", 1, "postgresql", kills=1041, events=90_000, redelivered=12_345)
-REPLAYED = Result("replay", "captures", 1, "sqlite", logs=12, frames=34_567)
+RANDOM = Result("random", "kills", "postgresql", 1, counts=Counter(kills=1041, events=90_000, redelivered=12_345))
+REPLAYED = Result("replay", "captures", "sqlite", 1, counts=Counter(logs=12, frames=34_567))
 LOST = replace(CELL, findings=[Finding("lost", "p0:17", "s1", ("published", "handed out | by 5"))])
-UNREACHED = Result("session.greeted", "stop", 1, "sqlite", error="the mark session.greeted: not within 60 s")
+UNREACHED = Result("session.greeted", "stop", "sqlite", 1, error="the mark session.greeted: not within 60 s")
+
+TASK_CELL = Result(
+    *("defer.committed", "kill all", "sqlite"),
+    is_reached=True,
+    counts=Counter(kills=5, tasks=26, executions=1060, deferrals=34, tries_lost=7),
+)
+TASK_RANDOM = Result(
+    *("random", "kills", "postgresql"), counts=Counter(kills=1041, tasks=9_000, deferrals=12_345, tries_lost=17)
+)
+RESUMED_TWICE = task_history.Finding("resumed twice", "d/r/t", "after d1, by x1 and by x2", ("made", "begins | x"))
+TASK_TWICE = replace(TASK_CELL, findings=[RESUMED_TWICE])
+TASK_UNREACHED = Result("resume.by_end", "stop", "postgresql", error="the mark resume.by_end: not within 60 s")
 
 
-def told(*results: Result, commit: str = "c0ffee") -> Told:
-    return told_by(results, seed=7, took_s=125.0, commit=commit, ended="2026-01-01 00:00 UTC")
+def tally(*results: Result, layout: Layout = PAIR, commit: str = "c0ffee") -> Tally:
+    return tally_of(results, layout, seed=7, took_s=125.0, commit=commit, ended="2026-01-01 00:00 UTC")
 
 
-def text_of(told: Told) -> str:
-    return "\n".join(section(told, "Python 3"))
+def text_of(tally: Tally, layout: Layout = PAIR) -> str:
+    return "\n".join(section(tally, layout, "Python 3"))
 
 
-def test_a_section_is_read_as_it_was_written() -> None:
-    one = told(CELL, RANDOM, REPLAYED, LOST, UNREACHED, commit="c0ffee, with changes that are not committed")
-    assert told_in(text_of(one)) == one
+@pytest.mark.parametrize(
+    ("layout", "results"),
+    [
+        (PAIR, [CELL, RANDOM, REPLAYED, LOST, UNREACHED]),
+        (TASKS, [TASK_CELL, TASK_RANDOM, TASK_TWICE, TASK_UNREACHED]),
+    ],
+)
+def test_a_section_is_read_as_it_was_written(layout: Layout, results: list[Result]) -> None:
+    one = tally(*results, layout=layout, commit="c0ffee, with changes that are not committed")
+    assert tally_in(text_of(one, layout), layout) == one
 
 
 def test_runs_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
     path = tmp_path / "proof.md"
-    write(path, told(CELL, RANDOM), "Python 3")
-    write(path, together(earlier_in(path), told(CELL, RANDOM, REPLAYED, commit="decaf")), "Python 3")
+    write(path, tally(CELL, RANDOM), PAIR, "Python 3")
+    write(path, earlier_in(path, PAIR) + tally(CELL, RANDOM, REPLAYED, commit="decaf"), PAIR, "Python 3")
     text = path.read_text()
     assert "**2,086 processes killed with SIGKILL**, in 2 cells" in text
     assert "on 2 commits" in text
@@ -50,16 +84,33 @@ def test_runs_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
     assert "What failed" not in text
 
 
-def test_the_other_sections_stay_as_they_are(tmp_path: Path) -> None:
+def test_runs_of_tasks_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
     path = tmp_path / "proof.md"
-    path.write_text("<!-- begin simulation -->\n\nof the simulation\n\n<!-- end simulation -->\n")
-    assert earlier_in(path) == Told()
-    write(path, told(RANDOM), "Python 3")
-    assert "of the simulation" in path.read_text()
+    write(path, tally(TASK_CELL, TASK_RANDOM, layout=TASKS), TASKS, "Python 3")
+    new = tally(TASK_CELL, TASK_RANDOM, layout=TASKS, commit="decaf")
+    write(path, earlier_in(path, TASKS) + new, TASKS, "Python 3")
+    text = path.read_text()
+    assert "**2,092 processes killed with SIGKILL**, in 2 cells" in text
+    assert ", ".join(f"**0 {kind}**" for kind in TASKS.kinds) in text
+    assert "| postgresql | 2,082 | 18,000 | 24,690 | 34 | 0 |" in text
+    assert f"1 of {len(TASKS.workload.marks)} marks reached: `defer.committed`" in text
+    cells = ["not run"] * len(TASKS.workload.faults)
+    cells[TASKS.workload.faults.index("kill all")] = "2 / 14 / 0"
+    assert f"| `defer.committed` | {' | '.join(cells)} |" in text
+    assert "What failed" not in text
+
+
+@pytest.mark.parametrize(("layout", "other"), [(PAIR, "simulation"), (TASKS, "crash")])
+def test_the_other_sections_stay_as_they_are(tmp_path: Path, layout: Layout, other: str) -> None:
+    path = tmp_path / "proof.md"
+    path.write_text(f"<!-- begin {other} -->\n\nthe other one\n\n<!-- end {other} -->\n")
+    assert earlier_in(path, layout) == Tally()
+    write(path, tally(RANDOM, layout=layout), layout, "Python 3")
+    assert f"<!-- begin {other} -->\n\nthe other one\n\n<!-- end {other} -->" in path.read_text()
 
 
 def test_what_failed_is_told_with_its_story_and_kept() -> None:
-    text = text_of(together(told(LOST, UNREACHED), told(CELL)))
+    text = text_of(tally(LOST, UNREACHED) + tally(CELL))
     assert "**1 lost**" in text
     assert "- 2 results failed" in text
     assert "**1 failed**" in text
@@ -68,8 +119,10 @@ def test_what_failed_is_told_with_its_story_and_kept() -> None:
     assert "`session.greeted`" not in text.split("marks reached: ")[1].split("\n")[0], "it was not reached"
 
 
-def test_the_matrix_shows_every_mark_with_every_fault() -> None:
-    rows = [line for line in text_of(told()).splitlines() if line.startswith("| `")]
-    assert len(rows) == len(MARKS)
-    assert all(line.count("|") == len(FAULTS) + 2 for line in rows)
-    assert all(line.count("not run") + line.count(" - ") == len(FAULTS) for line in rows)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.name)
+def test_the_matrix_shows_every_mark_with_every_fault(layout: Layout) -> None:
+    rows = [line for line in text_of(tally(layout=layout), layout).splitlines() if line.startswith("| `")]
+    faults = layout.workload.faults
+    assert len(rows) == len(layout.workload.marks)
+    assert all(line.count("|") == len(faults) + 2 for line in rows)
+    assert all(line.count("not run") + line.count(" - ") == len(faults) for line in rows)

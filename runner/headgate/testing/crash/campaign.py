@@ -138,7 +138,7 @@ class _Trial:
         self._has_journal = is_journaled(trigger)
         self._journal_folder = place / "journal"
         self._journal_folder.mkdir(parents=True)
-        self._journal = JournalReader(self._journal_folder)
+        self._journal = JournalReader(self._journal_folder, history.decode_lines)
         self._unread: list[history.Record] = []  # of the journal, read between two looks
         self._checker = history.Checker()
         self._subscribers: list[str] = []
@@ -277,12 +277,12 @@ class _Trial:
     def _wait_flow(self) -> None:
         """Wait until messages flow: since the last look, something is handed out, or at least stored."""
         if self._has_journal:
-            before = self._journal.handed_out
 
             def flows() -> bool:
                 self._check_publisher()
-                self._unread += self._journal.read()
-                return self._journal.handed_out > before
+                new = self._journal.read()
+                self._unread += new
+                return any(isinstance(record, history.HandedOut) for record in new)
 
             self._pair.wait_until(flows, "a message is handed out again")
         else:

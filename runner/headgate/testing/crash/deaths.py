@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from headgate.brokers.filelog import FileLogTrigger
 from headgate.protocol import marks
@@ -16,7 +16,7 @@ DELAY_S_MAX = 0.1  # a random wait before a death at no mark, so that none follo
 class Death(NamedTuple):
     """One SIGKILL: whose, and where it meets its process; at a random moment if ``mark`` is None."""
 
-    victim: Literal["runner", "supervisor"]
+    victim: marks.Side
     mark: str | None
     delay_s: float
 

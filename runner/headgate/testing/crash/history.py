@@ -26,7 +26,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, assert_never, get_args
+from typing import Literal, TypeVar, assert_never, get_args
 
 import msgspec
 
@@ -145,16 +145,24 @@ Record = Subscribed | Published | HandedOut | Advanced | Committed | Forgotten |
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
-def encode(record: Record) -> bytes:
+def encode(record: msgspec.Struct) -> bytes:
     """Return a record as one JSON line."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
     """Yield the records of whole lines; a last line that a kill tore off is no record. Raises `ValueError`."""
+    return decode_records(_decoder, data, where)
+
+
+RecordT = TypeVar("RecordT")
+
+
+def decode_records(decoder: msgspec.json.Decoder[RecordT], data: bytes, where: str) -> Iterator[RecordT]:
+    """Do the same for records of any kind."""
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            yield _decoder.decode(line)
+            yield decoder.decode(line)
         except msgspec.DecodeError as error:
             raise ValueError(f"{where}, line {number}: {error}") from error
 

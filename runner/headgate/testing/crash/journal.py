@@ -11,10 +11,10 @@ import os
 import pkgutil
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from headgate.runner.loading import import_class
 from headgate.streams import checks
@@ -166,17 +166,23 @@ class ProducerTrigger(BaseEventTrigger):
         yield
 
 
-class JournalReader:
-    """The harness's end: reads what all producers have written since the last time."""
+RecordT = TypeVar("RecordT")
 
-    def __init__(self, folder: Path) -> None:
+
+class JournalReader(Generic[RecordT]):
+    """The harness's end: reads the records that were appended to the journals in a folder since the last time.
+
+    ``decode`` is `history.decode_lines`, or its like for records of another kind.
+    """
+
+    def __init__(self, folder: Path, decode: Callable[..., Iterable[RecordT]]) -> None:
         self._folder = folder
+        self._decode = decode
         self._read_to: dict[Path, int] = {}
-        self.handed_out = 0
 
-    def read(self) -> list[history.Record]:
+    def read(self) -> list[RecordT]:
         """Return the new records, reader by reader, the oldest reader first."""
-        records: list[history.Record] = []
+        records: list[RecordT] = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             read_to = self._read_to.get(path, 0)
             with path.open("rb") as file:
@@ -184,8 +190,7 @@ class JournalReader:
                 data = file.read()
             data = data[: data.rfind(b"\n") + 1]
             self._read_to[path] = read_to + len(data)
-            records += history.decode_lines(data, where=path.name)
-        self.handed_out += sum(isinstance(record, history.HandedOut) for record in records)
+            records += self._decode(data, where=path.name)
         return records
 
 
