@@ -66,7 +66,7 @@ class Below(Tasks):
 
 def start_in_trigger(tasks: Tasks) -> None:
     with tasks.store._writing() as connection:
-        now = leases.read_clock(connection, tasks.store._clock)
+        now = leases.read_clock(connection, tasks.store.database.clock)
         deferral.start_in_trigger(connection, now, tasks.store.database.secrets, tasks.a, WAIT)
 
 
