@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pytest
 
 from headgate.cli.main import main
-from headgate.supervisor.logs import logs
+from headgate.supervisor.logs import process_log
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HEADGATE_HOME", str(home))
     monkeypatch.chdir(tmp_path)
     yield home
-    logs.reset()
+    process_log.reset()
 
 
 @pytest.fixture

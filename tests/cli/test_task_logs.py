@@ -31,7 +31,7 @@ def etl(database_url: str, home: Path, query: Query) -> Any:
 
 
 def write(home: Path, try_number: int, *events: str) -> None:
-    logs = TaskLogs(home / "logs", lambda: 1)
+    logs = TaskLogs(home / "logs")
     for event in events:
         logs.write(TryName("etl", "r1", "a", try_number), {"event": event, "level": "info", "n": try_number})
     logs.close()

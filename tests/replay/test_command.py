@@ -10,7 +10,7 @@ import pytest
 
 from headgate.cli.main import main
 from headgate.protocol.framelog.log import Record, encode_record, read_frames
-from headgate.supervisor.logs import logs
+from headgate.supervisor.logs import process_log
 
 CAPTURED = Path(__file__).parent / "captured"
 CONVERSATION = CAPTURED / "conversation-v1.hgframe"
@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HEADGATE_HOME", str(tmp_path))
     monkeypatch.setenv("HEADGATE_DATABASE_URL", f"sqlite:///{tmp_path}/production.db")
     yield
-    logs.reset()
+    process_log.reset()
     assert not (tmp_path / "production.db").exists()
 
 

@@ -41,10 +41,10 @@ class Invocation:
     def settings(self, **flags: Any) -> Settings:
         """Return the settings, with the log of this process set up by them. Raises `ConfigError`."""
         import_structlog()
-        from headgate.supervisor.logs import logs
+        from headgate.supervisor.logs import process_log
 
         settings = self.resolve(**flags).settings
-        logs.configure(settings)
+        process_log.configure(settings)
         return settings
 
     @contextlib.contextmanager

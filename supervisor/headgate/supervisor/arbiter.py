@@ -25,7 +25,7 @@ from headgate.supervisor.children.process import ChildProcess
 from headgate.supervisor.children.watched import WatchedChild
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.logs.logs import relay
+from headgate.supervisor.logs.process_log import relay
 from headgate.supervisor.logs.task_logs import LEVELS_FOR_ALL, TaskLogs
 
 log = structlog.get_logger(__name__)

@@ -235,6 +235,8 @@ class SupervisorCore:
 
     def _keep_lease(self, now: float) -> None:
         found = self.leases.step(now, owned=self.assignments.owned, claiming=not self.is_leaving)
+        if self._task_logs is not None and self.leases.is_held:
+            self._task_logs.epoch = self.leases.epoch
         if self._tasks is not None and (found.has_looked or found.has_fenced):
             self._tasks.notify(has_fenced=found.has_fenced)
         if found.claimed:

@@ -26,7 +26,7 @@ from headgate.supervisor.children.link import Link
 from headgate.supervisor.children.process import scrub, start_runner
 from headgate.supervisor.config import Settings
 from headgate.supervisor.core import CoreSettings, SupervisorCore
-from headgate.supervisor.logs import logs
+from headgate.supervisor.logs import process_log
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.replay.capture import Capture
@@ -137,7 +137,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     store = Store(engine, secrets=secrets)
     identity = this_process()
     answers = StoreQueries(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
-    task_logs = TaskLogs(settings.log_folder, lambda: core.leases.epoch, bytes_max=settings.task_log_bytes_max)
+    task_logs = TaskLogs(settings.log_folder, bytes_max=settings.task_log_bytes_max)
     recorder = None
     if capture is not None:
         writer = FrameLogWriter(
@@ -184,7 +184,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         outage=outage,
     )
     try:
-        with logs.in_background():
+        with process_log.in_background():
             return Arbiter(
                 core,
                 lambda incarnation: start_runner(incarnation, environment=environment, hide=hide),

@@ -31,7 +31,7 @@ from tests.proof.crash.server import NoServer, Server, why_none
 from tests.proof.crash.tasks import TaskWorkload
 
 from headgate.supervisor.config import Settings
-from headgate.supervisor.logs import logs
+from headgate.supervisor.logs import process_log
 
 KILLS = 400
 JOBS = 3  # pairs for two cores: each is waited for now and then
@@ -51,7 +51,7 @@ def main() -> int:
     # Like Ctrl-C: servers and databases of ours are not left behind, and what was counted is written.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Replays let the supervisor's core speak, of what was news when it was captured.
-    logs.configure(msgspec.structs.replace(Settings(), log_level="critical"))
+    process_log.configure(msgspec.structs.replace(Settings(), log_level="critical"))
     dialects = [given.db] if given.db else ["sqlite", "postgresql"]
     folder = Path(tempfile.mkdtemp(prefix="headgate-crash-"))
     with ExitStack() as stack:

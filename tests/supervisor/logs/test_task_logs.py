@@ -31,7 +31,8 @@ def open_logs(tmp_path: Path) -> Iterator[Open]:
     opened: list[TaskLogs] = []
 
     def open_another(epoch: int = 7, **settings: Any) -> TaskLogs:
-        opened.append(TaskLogs(tmp_path, lambda: epoch, **settings))
+        opened.append(TaskLogs(tmp_path, **settings))
+        opened[-1].epoch = epoch
         return opened[-1]
 
     yield open_another
@@ -345,7 +346,8 @@ from headgate.supervisor.logs import task_logs
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-logs = task_logs.TaskLogs(Path(sys.argv[1]), lambda: 7)
+logs = task_logs.TaskLogs(Path(sys.argv[1]))
+logs.epoch = 7
 name = TryName("etl", "r", "t", 1)
 for number in range(1000):
     logs.write(name, {"event": f"line {number}"})

@@ -63,7 +63,7 @@ def clean(
     is back: it might store again what is deleted.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, UNASKED, Kind
-    from headgate.supervisor.logs.task_log_cleaning import delete_logs
+    from headgate.supervisor.logs.task_log_files import delete_logs
 
     seconds = span_s(older_than, "--older-than")
     if seconds < CLEAN_AGE_MIN_S:

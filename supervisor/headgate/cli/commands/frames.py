@@ -156,12 +156,12 @@ def _frame_as_json(file: Path, record: Record | Torn | Damaged) -> str:
 
 def _log_nothing_but_trouble(given: Invocation) -> None:
     """Keep the core quiet: what it has to log was news when the capture was made. ``--debug`` lets it speak."""
-    from headgate.supervisor.logs import logs
+    from headgate.supervisor.logs import process_log
 
     settings = given.resolve().settings
     if given.flags.get("log_level") is None:
         settings = msgspec.structs.replace(settings, log_level="critical")
-    logs.configure(settings)
+    process_log.configure(settings)
 
 
 class _ReplayProgress:

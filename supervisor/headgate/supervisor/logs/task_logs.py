@@ -1,11 +1,11 @@
-"""Writes the logs of tasks, one for each try, in a thread of its own: a slow disk delays no acknowledgement.
+"""Writes the logs of tasks, one for each try, in a thread: a slow disk delays no acknowledgement.
 
-Whoever has something for a log only appends to a bounded queue. The thread takes all of it, and writes what belongs to
-one file at once. A disk that refuses holds up nothing but the logs: what could not be written is held, within a limit,
-and tried again; it is said once that it began, and once that it is over. What is more than queue and limit take is
-dropped, newest first, and counted in the log that lacks it.
+Records go into the bounded queue of a `LogWriter`, whose thread writes all lines of one file at once. A disk that
+refuses holds up nothing but the logs: lines that could not be written are held, up to a limit, and tried again; the
+beginning and the end of this are logged once. Lines beyond these limits are dropped, newest first, and counted in the
+log that lacks them.
 
-What is written is with the kernel: it outlives this process, as it must. Where the files are, and what is in them, says
+Written lines are with the kernel, so they survive this process. For the place and the format of the files see
 `headgate.supervisor.logs.task_log_files`.
 """
 
@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ import structlog
 
 from headgate.scheduling.names import TryName
 from headgate.supervisor.config import TASK_LOG_BYTES_MAX
+from headgate.supervisor.logs.log_writer import LogWriter
 from headgate.supervisor.logs.task_log_files import BEFORE_FIELD, file_of, folder_of_try, parts_in, record_of
 
 log = structlog.get_logger(__name__)
@@ -40,7 +40,6 @@ OPEN_FILES_MAX: Final = 128  # descriptors; the one that was not written for the
 LOSSES_MAX: Final = 1000  # tries of which it is counted apart what they lost
 RETRY_WAIT_S: Final = 5.0  # before a disk that refused is tried again
 FLUSH_WAIT_S: Final = 0.05  # how long the end of a step waits for its log: a healthy disk takes a thousandth of this
-CLOSE_WAIT_S: Final = 2.0  # how long the last records may take
 
 # Of a task's record, to be in the supervisor's log as well.
 LEVELS_FOR_ALL: Final = ("warning", "error", "critical")
@@ -49,29 +48,28 @@ _encode = msgspec.json.Encoder(enc_hook=repr).encode
 _NAMES: Final = frozenset(TryName.__struct_fields__)  # the folder says it
 
 
+_Key = tuple[int, TryName]  # epoch and try
+
+
 class TaskLogs:
-    """The logs that one supervisor writes. ``epoch`` tells its epoch, which is known once there is something to log."""
+    """The logs that one supervisor writes, in files of its ``epoch``, which is set before there is anything to log."""
 
-    def __init__(self, folder: Path, epoch: Callable[[], int], *, bytes_max: int = TASK_LOG_BYTES_MAX) -> None:
-        self._epoch = epoch
+    def __init__(self, folder: Path, *, bytes_max: int = TASK_LOG_BYTES_MAX) -> None:
+        self.epoch = 0
         self._files = _Files(folder, bytes_max)
-        self._queue: deque[tuple[int, TryName, bytes]] = deque()
-        self._bytes = 0
-        self._dropped: dict[tuple[int, TryName], int] = {}
-        self._wake = threading.Condition()
-        self._put = self._written = 0  # records, since the beginning
-        self._late_until = 0  # a flush gave up waiting for this record
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name="headgate task logs", daemon=True)
-        self._thread.start()
-
-    # --- what there is to log ---------------------------------------------------------------------
+        self._writer: LogWriter[_Key, bytes] = LogWriter(
+            "headgate task logs",
+            self._write_lines,
+            lambda dropped: _note("records were dropped: too many came at once", dropped),
+            lines_max=RECORDS_WAITING_MAX,
+            bytes_max=BYTES_WAITING_MAX,
+            wake_in_s=lambda: self._files.retry_in_s(time.monotonic()),
+        )
 
     def write(self, name: TryName, record: Mapping[str, Any], *, source: str = "task") -> None:
-        """Add a record that a child made. What it lacks of the usual fields is filled in; never waits, never raises."""
+        """Add a record that a child made, with the usual fields filled in; never waits, never raises."""
         kept = {key: value for key, value in record.items() if key not in _NAMES}
-        self._add(
-            name,
+        line = _line_of(
             {
                 "timestamp": kept.pop("timestamp", None) or now_text(),
                 "level": kept.pop("level", "info"),
@@ -79,78 +77,39 @@ class TaskLogs:
                 "logger": kept.pop("logger", ""),
                 "source": kept.pop("source", source),
                 **kept,
-            },
+            }
         )
+        self._writer.put((self.epoch, name), line)
 
     def output(self, name: TryName, line: str) -> None:
         """Add a line from the pipe of a worker: output of C code, or of a process that the task started."""
         self.write(name, {"event": line, "logger": "pipe"}, source="output")
 
     def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
-        """Add what the supervisor itself has to say about a task."""
+        """Add a record of the supervisor's own about a task."""
         self.write(name, {"level": level, "event": event, "logger": "headgate", **fields}, source="supervisor")
 
     def flush(self, within_s: float = FLUSH_WAIT_S) -> bool:
-        """Wait until what was added before is written; return whether it is, within so many seconds.
+        """Wait until the records added before are written, at most ``within_s``; return whether they are.
 
-        A disk that refuses at the moment is not waited for, nor one that has been slow until now.
+        Does not wait for a disk that refuses at the moment, nor for one that has been slow until now.
         """
-        with self._wake:
-            put = self._put
-            if self._written >= self._late_until:
-                self._wake.wait_for(lambda: self._written >= put or self._files.is_refused, within_s)
-            is_written = self._written >= put
-            if not is_written:
-                self._late_until = put
-            return is_written and not self._files.is_refused
+        is_written = self._writer.flush(within_s, is_stuck=lambda: self._files.is_refused)
+        return is_written and not self._files.is_refused
 
     def close(self) -> None:
-        """Write what is queued, for at most `CLOSE_WAIT_S` seconds."""
-        with self._wake:
-            self._is_closing = True
-            self._wake.notify_all()
-        self._thread.join(CLOSE_WAIT_S)
+        """Write what is queued, for at most `headgate.supervisor.logs.log_writer.CLOSE_WAIT_S` seconds."""
+        if self._writer.close():
+            self._files.close()
 
-    def _add(self, name: TryName, record: Mapping[str, Any]) -> None:
-        line = _line_of(record)
-        key = (self._epoch(), name)
-        with self._wake:
-            if len(self._queue) >= RECORDS_WAITING_MAX or self._bytes >= BYTES_WAITING_MAX:
-                if key in self._dropped or len(self._dropped) < LOSSES_MAX:
-                    self._dropped[key] = self._dropped.get(key, 0) + 1
-                return
-            self._queue.append((*key, line))
-            self._bytes += len(line)
-            self._put += 1
-            self._wake.notify_all()
-
-    # --- the thread -------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(
-                    lambda: self._queue or self._dropped or self._is_closing, self._files.retry_in_s(time.monotonic())
-                )
-                queue, self._queue = self._queue, deque()
-                dropped, self._dropped = self._dropped, {}
-                self._bytes = 0
-                is_closing = self._is_closing
-            batches: dict[tuple[int, TryName], list[bytes]] = {}
-            for epoch, name, line in queue:
-                batches.setdefault((epoch, name), []).append(line)
-            for key, count in dropped.items():
-                batches.setdefault(key, []).append(_note("records were dropped: too many came at once", count))
-            try:
-                self._files.write(batches, time.monotonic(), is_last=is_closing)
-            except Exception:  # a bug of ours; the next records may fare better, and the supervisor goes on
-                log.exception("logs of tasks were lost", records=len(queue))
-            with self._wake:
-                self._written += len(queue)
-                self._wake.notify_all()
-                if is_closing and not self._queue:
-                    break
-        self._files.close()
+    def _write_lines(self, lines: Sequence[tuple[_Key, bytes]], is_last: bool) -> None:
+        batches: dict[_Key, list[bytes]] = {}
+        for key, line in lines:
+            batches.setdefault(key, []).append(line)
+        try:
+            self._files.write(batches, time.monotonic(), is_last=is_last)
+        except Exception:  # a bug of ours; the next records may fare better, and the supervisor goes on
+            log.exception("logs of tasks were lost", records=len(lines))
 
 
 def now_text() -> str:
@@ -180,11 +139,9 @@ def _note(event: str, records: int) -> bytes:
 
 # --- the files -----------------------------------------------------------------------------------
 
-_Key = tuple[int, TryName]  # epoch and try
-
 
 class _File:
-    """The file that is written for one epoch and try, or the part of its end."""
+    """The file that is written for one epoch and try, or a part of its end."""
 
     __slots__ = ("bytes", "descriptor", "part", "records", "records_before")
 
@@ -202,14 +159,14 @@ class _File:
             while written < len(data):
                 written += os.write(self.descriptor, data[written:] if written else data)
         except OSError:
-            # Nobody else writes it: what was begun is taken back, and readers wait for the end of a line anyway.
+            # Only we write this file: take back the part of a line. Readers wait for the end of a line anyway.
             os.ftruncate(self.descriptor, self.bytes)
             raise
         self.bytes += len(data)
 
 
 class _Refused:
-    """What the disk did not take of one try: the first lines, and how many more there were."""
+    """The lines of one try that the disk refused: the first ones, and the number of those dropped after them."""
 
     __slots__ = ("dropped", "lines")
 
@@ -219,7 +176,7 @@ class _Refused:
 
 
 class _Files:
-    """Appends lines to files, and holds those that the disk refuses. Only the thread uses it."""
+    """Appends lines to files, and holds those that the disk refuses. Used by the writer's thread only."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
         self._folder = folder
@@ -233,15 +190,15 @@ class _Files:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the disk refused something that is not written yet."""
+        """Whether lines that the disk refused are not written yet."""
         return bool(self._refused)
 
     def retry_in_s(self, now: float) -> float | None:
-        """Return when what was refused is tried again; None where there is nothing."""
+        """Return the seconds until refused lines are tried again; None if there are none."""
         return max(0.0, self._retry_at - now) if self._refused else None
 
     def write(self, batches: Mapping[_Key, list[bytes]], now: float, *, is_last: bool = False) -> None:
-        """Write the lines of each try; hold those that the disk does not take, and try them again when it is time."""
+        """Write the lines of each try; hold those that the disk refuses, and try them again when it is time."""
         is_due = is_last or now >= self._retry_at
         for key in list(self._refused) if is_due else ():
             if key not in batches:
@@ -250,7 +207,7 @@ class _Files:
             if is_due or key not in self._refused:
                 self._write(key, lines, now)
             else:
-                self._hold(key, lines)  # those before them come first
+                self._hold(key, lines)  # behind those that are held already
         if self._is_failing and not self._refused:
             self._is_failing = False
             log.info("logs of tasks can be written again", records_lost=self._lost)
@@ -262,7 +219,7 @@ class _Files:
             self._close_oldest()
 
     def _write(self, key: _Key, lines: list[bytes], now: float) -> None:
-        """Write what was held of this try, and these lines; hold the rest, should the disk refuse it."""
+        """Write the held lines of this try, and then these lines; hold those that the disk refuses."""
         held = self._refused.pop(key, None) or _Refused()
         self._held_bytes -= sum(map(len, held.lines))
         dropped = held.dropped
@@ -294,7 +251,7 @@ class _Files:
         refused.dropped += dropped
 
     def _append(self, key: _Key, lines: list[bytes]) -> OSError | None:
-        """Append lines to their file, or to its end; take those that are written off the list."""
+        """Append lines to their file, or to its end; remove the written ones from the list."""
         done = 0
         try:
             while done < len(lines):
@@ -336,7 +293,7 @@ class _Files:
             folder.mkdir(parents=True, exist_ok=True)
             file = _File(path, 0)
         if file.bytes >= self._bytes_max // 2 and (part := max(parts_in(folder)[epoch])) > 0:
-            # It had been closed for another: it goes on where it was.
+            # It had been closed to open another: continue where it was.
             os.close(file.descriptor)
             path = file_of(self._folder, name, epoch, part)
             file = _File(path, part)
@@ -346,7 +303,7 @@ class _Files:
         return file
 
     def _begin_part(self, key: _Key, full: _File) -> _File:
-        """Go on in the next file of the end, and give up the one before the last."""
+        """Begin the next file of the end, and delete the one before the last."""
         epoch, name = key
         path = file_of(self._folder, name, epoch, full.part + 1)
         file = _File(path, full.part + 1)

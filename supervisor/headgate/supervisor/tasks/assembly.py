@@ -16,7 +16,7 @@ from headgate.supervisor.children.process import ChildProcess, start_worker
 from headgate.supervisor.config import Settings
 from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
-from headgate.supervisor.logs.logs import relay
+from headgate.supervisor.logs.process_log import relay
 from headgate.supervisor.logs.task_logs import LEVELS_FOR_ALL, TaskLogs
 from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes

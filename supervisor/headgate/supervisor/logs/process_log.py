@@ -1,9 +1,8 @@
-"""The log: structlog on standard error, human on a terminal and JSON lines elsewhere.
+"""The log of this process: structlog on standard error, human on a terminal and JSON lines elsewhere.
 
-Three streams of records end in one `_Sink`: those of headgate's own loggers (structlog), those of libraries
-(the standard library's logging, warnings and above), and those of children, which arrive finished over a
-channel of their own and are written as they are by `relay`. A log that cannot be written, because the
-terminal or the disk is gone, never stops the work.
+Three kinds of records end in one `_Sink`: those of headgate's own loggers (structlog), those of libraries (the standard
+library's logging, from warnings on), and those of children, which arrive complete over their own channel and are
+written by `relay`. A log that cannot be written, because the terminal or the disk is gone, never stops the work.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -21,7 +20,10 @@ import structlog
 from headgate.supervisor.config import Settings
 from headgate.supervisor.logs.log_writer import LogWriter
 
-# What stands first in every JSON line, so that lines can be read by eye too.
+LINES_WAITING_MAX = 10_000  # lines that wait for the reader of the log
+BYTES_WAITING_MAX = 8 * 1024 * 1024  # characters of these lines
+
+# The first fields of every JSON line, so that lines can be read by eye too.
 _FIRST = ("timestamp", "level", "event", "logger")
 _LEVELS: dict[str, int] = {
     "debug": logging.DEBUG,
@@ -39,7 +41,7 @@ class _Sink:
 
     def __init__(self, stream: TextIO | None, log_format: str, level: int) -> None:
         self._stream = stream
-        self._writer: LogWriter | None = None
+        self._writer: LogWriter[None, str] | None = None
         self.level = level
         terminal = self._target().isatty()
         self._human: structlog.dev.ConsoleRenderer | None = None
@@ -62,20 +64,30 @@ class _Sink:
         if self._writer is None:
             self._write_now(line)
         else:
-            self._writer.put(line)
+            self._writer.put(None, line)
 
     @contextmanager
     def in_background(self) -> Generator[None]:
-        self._writer = writer = LogWriter(self._write_now, self._tell_dropped)
+        self._writer = writer = LogWriter(
+            "headgate log",
+            self._write_lines,
+            self._note_of_dropped,
+            lines_max=LINES_WAITING_MAX,
+            bytes_max=BYTES_WAITING_MAX,
+        )
         try:
             yield
         finally:
             self._writer = None
             writer.close()
 
-    def _tell_dropped(self, lines: int) -> str:
+    def _note_of_dropped(self, lines: int) -> str:
         fields = {"timestamp": _text_of_time(None), "level": "warning", "event": "log lines were dropped"}
         return self.render({**fields, "logger": __name__, "lines": lines})
+
+    def _write_lines(self, lines: Sequence[tuple[None, str]], _is_last: bool) -> None:
+        for _, line in lines:
+            self._write_now(line)
 
     def _write_now(self, line: str) -> None:
         target = self._target()
@@ -83,12 +95,11 @@ class _Sink:
             target.write(line + "\n")
             target.flush()
         except (OSError, ValueError):
-            # The reader of the log has gone. Whoever waits for events to be stored has not.
-            pass
+            pass  # the reader of the log has gone; the work goes on without it
 
 
 class _Logger:
-    """What structlog calls with the rendered line; it has the name that `get_logger` was given."""
+    """Receives rendered lines from structlog; ``name`` is the argument of `get_logger`."""
 
     def __init__(self, name: str, sink: _Sink) -> None:
         self.name = name
@@ -101,7 +112,7 @@ class _Logger:
 
 
 class _FromLogging(logging.Handler):
-    """Takes the records of libraries that use the standard library's logging."""
+    """Receives the records of libraries that use the standard library's logging."""
 
     def __init__(self, sink: _Sink) -> None:
         super().__init__()
@@ -129,8 +140,8 @@ _sink: _Sink | None = None
 def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     """Send all records of this process to ``stream`` (standard error by default). May be called again.
 
-    ``settings.log_level`` holds for headgate's own loggers and for relayed records. Libraries are heard from
-    warnings on: below that they would write statements with their parameters.
+    ``settings.log_level`` is for headgate's own loggers and for relayed records. Of libraries only warnings and above
+    are written: below that they would log SQL statements with their parameters.
     """
     global _sink
     level = _LEVELS[settings.log_level]
@@ -158,15 +169,15 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
 
 
 def in_background() -> AbstractContextManager[None]:
-    """While this lasts, a thread writes the log, so that a log nobody reads delays nobody."""
+    """While this lasts, a thread writes the log, so that a reader that has stopped reading delays nobody."""
     return nullcontext() if _sink is None else _sink.in_background()
 
 
 def relay(record: Record) -> None:
-    """Write a record that a child made: ``event``, ``level``, ``timestamp``, ``logger`` and whatever else it has.
+    """Write a record that a child made, with its ``event``, ``level``, ``timestamp``, ``logger`` and other fields.
 
-    Every field is kept as it came; what is missing of the four is filled in. A record below the level that
-    was set is dropped. Never raises, whatever the record holds: it comes from a process that runs users' code.
+    Every field is kept as it came; missing ones of the four are filled in. A record below the configured level is
+    dropped. Never raises, whatever the record holds: it comes from a process that runs users' code.
     """
     sink = _sink if _sink is not None else _Sink(None, "auto", logging.INFO)
     level = str(record.get("level", "info")).lower()
@@ -179,7 +190,7 @@ def relay(record: Record) -> None:
         "level": level,
         "event": str(record.get("event", "")),
     }
-    # These mean live objects to the renderer; from a child they can only be text.
+    # The renderer expects live objects in these; from a child they can only be text.
     for key in ("exc_info", "stack_info"):
         if (value := fields.pop(key, None)) is not None:
             fields[f"{key}_text"] = str(value)
@@ -188,7 +199,7 @@ def relay(record: Record) -> None:
             fields[key] = str(fields[key])
     try:
         line = sink.render(fields)
-    except Exception as exc:  # a renderer's own opinion of a value must not cost the record
+    except Exception as exc:  # a value that the renderer cannot show must not cost the record
         line = _json_line({**fields, "render_error": repr(exc)})
     sink.write(line)
 
@@ -199,7 +210,7 @@ def _json_line(record: Record) -> str:
     try:
         return json.dumps(ordered, default=repr)
     except (TypeError, ValueError, RecursionError):
-        # A dict with keys that JSON does not have, or a cycle: the fields are told apart at least.
+        # A dict with keys that JSON does not have, or a cycle: at least the fields stay separate.
         return json.dumps({key: value if isinstance(value, str) else repr(value) for key, value in ordered.items()})
 
 

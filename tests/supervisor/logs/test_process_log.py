@@ -14,13 +14,13 @@ import pytest
 import structlog
 
 from headgate.supervisor.config import Settings
-from headgate.supervisor.logs import logs
+from headgate.supervisor.logs import process_log
 
 
 @pytest.fixture(autouse=True)
 def _unconfigured_afterwards() -> Iterator[None]:
     yield
-    logs.reset()
+    process_log.reset()
 
 
 class Terminal(io.StringIO):
@@ -41,7 +41,7 @@ def configured(
     log_level: Literal["debug", "info", "warning"] = "info",
 ) -> io.StringIO:
     stream = stream or io.StringIO()
-    logs.configure(Settings(home=Path("/h"), log_format=log_format, log_level=log_level), stream=stream)
+    process_log.configure(Settings(home=Path("/h"), log_format=log_format, log_level=log_level), stream=stream)
     return stream
 
 
@@ -89,9 +89,9 @@ def test_records_below_the_level_are_not_written() -> None:
     stream = configured(log_level="warning")
 
     structlog.get_logger().info("a")
-    logs.relay({"event": "b", "level": "info"})
+    process_log.relay({"event": "b", "level": "info"})
     structlog.get_logger().warning("c")
-    logs.relay({"event": "d", "level": "error"})
+    process_log.relay({"event": "d", "level": "error"})
 
     assert [record["event"] for record in lines(stream)] == ["c", "d"]
 
@@ -147,7 +147,7 @@ def test_a_relayed_record_loses_no_field() -> None:
         "nested": {"a": [1, None]},
     }
 
-    logs.relay(record)
+    process_log.relay(record)
 
     assert lines(stream) == [record]
 
@@ -166,7 +166,7 @@ def test_a_relayed_record_loses_no_field() -> None:
 def test_a_relayed_record_may_hold_anything(log_format: Literal["json", "human"], record: dict[Any, Any]) -> None:
     stream = configured(log_format=log_format)
 
-    logs.relay(record)
+    process_log.relay(record)
 
     assert stream.getvalue().endswith("\n")
     assert str(record.get("event", "")) in (lines(stream)[0]["event"] if log_format == "json" else stream.getvalue())
@@ -176,12 +176,12 @@ def test_a_log_nobody_reads_stops_nothing() -> None:
     configured(Gone())
 
     structlog.get_logger().error("a")
-    logs.relay({"event": "b"})
+    process_log.relay({"event": "b"})
     logging.getLogger("library").error("c")
 
 
 def test_relaying_before_the_configuration_writes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.relay({"event": "early", "level": "error"})
+    process_log.relay({"event": "early", "level": "error"})
 
     written = capsys.readouterr()
     assert "early" in written.err
