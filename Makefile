@@ -2,14 +2,22 @@
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+PARALLEL := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test crash simulate fuzz bench docs check lint lock clean
+.PHONY: demo test test-quick proof crash simulate fuzz bench docs check lint lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
 
-test: $(READY)  ## all tests: make test ARGS="-k streams"
-	$(VENV)/bin/python -m pytest $(ARGS)
+test: $(READY)  ## all tests but the campaigns: make test ARGS="-k streams"
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not campaign" $(ARGS)
+
+QUICK := protocol child streams runner brokers triggers tasks scheduling testing worker
+test-quick: $(READY)  ## the tests without databases: make test-quick VENV=.venv-3.13 PYTHON=python3.13
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not campaign" $(addprefix tests/,$(QUICK)) $(ARGS)
+
+proof: $(READY)  ## the campaigns in a bounded form: crash tests, simulation, deliberate bugs, fuzzing
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m campaign $(ARGS)
 
 crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: make crash ARGS="--kills 10000"
 	$(VENV)/bin/python -m tests.proof.crash $(ARGS)
@@ -27,7 +35,7 @@ bench: $(READY)  ## every figure beside its baseline: make bench ARGS="--quick -
 docs: $(READY)  ## the tables of docs/deferral.md, from the code
 	$(VENV)/bin/python -m tests.documents
 
-check: lint test  ## what CI runs
+check: lint test proof  ## what CI runs
 
 lint: $(READY)  ## style, types, and the three-folder rule
 	$(VENV)/bin/ruff check .
@@ -50,4 +58,4 @@ lock:  ## pin the newest versions anew (needs uv)
 		--group dev pyproject.toml --output-file requirements.lock
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

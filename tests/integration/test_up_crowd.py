@@ -14,6 +14,8 @@ from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, DagSpec, TaskSpec
 
+pytestmark = pytest.mark.campaign
+
 RUNS, TASKS = 10, 100  # a thousand tasks in all
 WITHIN_S = 200.0  # for all of them, where the machine is busy with something else
 WORKERS = 4

@@ -24,6 +24,8 @@ sys.path.append(str(Path(__file__).parent / "users"))
 
 import faulty_inboxes
 
+pytestmark = pytest.mark.campaign
+
 
 class FolderBroker:
     """The files of a folder as a broker."""

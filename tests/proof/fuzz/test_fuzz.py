@@ -16,6 +16,8 @@ from tests.proof.fuzz.fuzz_targets import MEMORY_BYTES_MAX, TARGETS, Broken, che
 
 from headgate.protocol.link.framing import FrameReader
 
+pytestmark = pytest.mark.campaign
+
 # Inputs a target is given in each test: so many take about a second on one core.
 RUNS = {"framing": 400, "message": 400, "value": 400, "link-of-runner": 60, "frame-log": 60, "core": 20, "replay": 20}
 RUNS_OTHERWISE = 200
