@@ -370,6 +370,32 @@ async def test_a_line_that_is_not_json_is_recorded_once_and_never_stops_the_log(
     assert len(rejected(tmp_path)) == 2
 
 
+async def test_a_line_is_recorded_once_however_often_the_reader_starts_again(
+    tmp_path: Path, writer: FileLogWriter
+) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b"0\nnot json\n1\n2\n")
+    (tmp_path / ".groups").mkdir(exist_ok=True)
+    for _ in range(3):
+        async with reading(tmp_path) as reader:
+            taken = await reader.take(3)
+            await reader.advance(taken, FAILED, REJECTED, CLEAN)
+    async with reading(tmp_path) as reader:
+        taken = await reader.take(3)
+        await reader.advance(taken, CLEAN, REJECTED, FAILED)
+        torn = tmp_path / ".groups" / "g.rejected.jsonl"
+        with torn.open("ab") as file:
+            file.write(b'{"key": "torn')
+        assert offsets(tmp_path) == {"p": 13}
+        (tmp_path / ".groups" / "g.json").write_text(
+            (tmp_path / ".groups" / "g.json").read_text().replace("13", "0")
+        )  # as if it had been killed before the commit
+    async with reading(tmp_path) as reader:
+        await reader.advance(await reader.take(3), CLEAN, REJECTED, CLEAN)
+        assert offsets(tmp_path) == {"p": 15}
+    assert [json.loads(line)["offset"] for line in torn.read_text().splitlines()[:2]] == [2, 11]
+    assert len(torn.read_text().splitlines()) == 3, "and the torn one"
+
+
 async def test_a_log_that_ends_in_bad_lines_is_committed_to_its_end(tmp_path: Path, writer: FileLogWriter) -> None:
     (tmp_path / "p.jsonl").write_bytes(b"0\nbad\n")
     writer.append("q", 1)

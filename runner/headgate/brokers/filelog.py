@@ -23,7 +23,7 @@ next look at the folder, at most ``rescan_interval_s`` later.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -118,6 +118,7 @@ class FileLogProducer(SharedStreamProducer):
         storage.group_path(self._folder, group, ".json")  # refuses a bad name of a group at once
         self._log_id = ""
         self._offsets: dict[str, int] = {}
+        self._recorded: set[str] = set()
         self._partitions: dict[str, Partition] = {}
         self._inotify: INotify | None = None
         self._lock_fd: int | None = None
@@ -200,6 +201,7 @@ class FileLogProducer(SharedStreamProducer):
         await self._lock()
         # Only the holder of the lock may read the offsets: until then, another process may still commit.
         self._offsets = await self._in_thread(partial(storage.load_offsets, self._folder, self._group, self._log_id))
+        self._recorded = await self._in_thread(partial(storage.recorded_keys, self._folder, self._group))
         # Watched before the first look at the folder, so that nothing falls between the two.
         self._inotify = await self._in_thread(self._watch)
 
@@ -341,17 +343,18 @@ class FileLogProducer(SharedStreamProducer):
             total = outcome.acked + outcome.rejected
             reason = f"rejected by {outcome.rejected} of {total} subscribers"
             records.append(self._rejected(position.partition, position.offset, position.end_offset, reason, text))
-        storage.append_rejected(self._folder, self._group, records)
+        self._record(records)
 
     def _record_bad_lines(self, partition: str, lines: list[BadLine]) -> None:
-        storage.append_rejected(
-            self._folder,
-            self._group,
-            (
-                self._rejected(partition, line.offset, line.end_offset, line.reason, storage.text_of(line.head))
-                for line in lines
-            ),
+        self._record(
+            self._rejected(partition, line.offset, line.end_offset, line.reason, storage.text_of(line.head))
+            for line in lines
         )
+
+    def _record(self, lines: Iterable[RejectedLine]) -> None:
+        """Append to the rejected lines, except for those that an earlier reader has recorded and not committed."""
+        if new := [line for line in lines if line.key not in self._recorded]:
+            storage.append_rejected(self._folder, self._group, new)
 
     def _rejected(self, partition: str, offset: int, end_offset: int, reason: str, text: str) -> RejectedLine:
         key = storage.event_key(self._log_id, partition, offset)

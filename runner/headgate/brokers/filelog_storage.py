@@ -14,7 +14,7 @@ These formats are stable: tools may read them, and fields may be added, never ch
   before a committed offset were accepted or rejected by every subscriber of the group (I1, I3). A partition that is
   missing from ``offsets`` is at 0.
 - A rejected line is ``{"key", "partition", "offset", "end_offset", "reason", "text"}``, where ``key`` is the event key.
-  It is written before the offset that passes over it, so after a crash the same key may stand there twice.
+  It is written before the offset that passes over it. A reader that starts again does not repeat the last records.
 - The identity in ``.log-id`` is made once for a folder, at random. It is the first part of every event key, so the
   lines of a log that was deleted and made anew are never taken for redeliveries of the old one (I2).
 
@@ -39,6 +39,7 @@ from headgate.protocol import marks
 LINE_BYTES_MAX = 1024 * 1024  # as EVENT_BYTES_MAX of the protocol: a longer line could not become an event anyway
 READ_BYTES_MAX = 64 * 1024  # one ordinary read: some hundred lines, so that one thread hop serves them all
 READ_LINES_MAX = 1000  # lines of one read: bounds what a rewind throws away, and the time the parser holds the GIL
+RECORDED_BYTES_MAX = 4 * 1024 * 1024  # of the rejected lines, read at the start; lines before these may be repeated
 REJECTED_HEAD_BYTES_MAX = 4096  # how much is kept of a rejected line that is longer than the limit
 
 PARTITION_SUFFIX = ".jsonl"
@@ -251,6 +252,17 @@ def append_rejected(folder: str, group: str, records: Iterable[RejectedLine]) ->
         os.close(fd)
     if not size:
         sync_folder(os.path.dirname(path))
+
+
+def recorded_keys(folder: str, group: str) -> set[str]:
+    """Return the keys of the last rejected lines of a group: a line that is not committed yet is among them."""
+    keys: set[str] = set()
+    with suppress(FileNotFoundError), open(group_path(folder, group, ".rejected.jsonl"), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - RECORDED_BYTES_MAX))
+        for line in file:
+            with suppress(msgspec.DecodeError):  # torn by a crash, or cut at the beginning of what is read
+                keys.add(msgspec.json.decode(line, type=RejectedLine).key)
+    return keys
 
 
 def read_text(path: str, offset: int, end_offset: int) -> str:
