@@ -192,6 +192,22 @@ async def test_an_event_carries_the_brokers_key_and_its_position_and_is_confirme
         assert rig.broker.outcomes == {7: [ACKED], 8: [ACKED]}
 
 
+async def test_the_log_names_the_message_that_a_filter_failed_on(autojump_clock: MockClock) -> None:
+    class Trigger(Watcher):
+        async def filter_shared_stream(self, shared_stream: AsyncIterator[int]) -> AsyncIterator[TriggerEvent]:
+            async for message in shared_stream:
+                if message == 8:
+                    raise TypeError("list indices must be integers")
+                yield TriggerEvent(message)
+
+    async with hosting() as rig:
+        await rig.start(Trigger)
+        with structlog.testing.capture_logs() as records:
+            await rig.publish(7, 8)
+        (failed,) = (record for record in records if record["event"] == "a trigger failed")
+        assert (failed["message_key"], failed["outcome"]) == ("m8", "failed")
+
+
 async def test_without_a_key_of_the_brokers_the_triggers_own_is_used(autojump_clock: MockClock) -> None:
     class Trigger(Watcher):
         async def filter_shared_stream(self, shared_stream: AsyncIterator[int]) -> AsyncIterator[TriggerEvent]:

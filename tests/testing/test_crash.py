@@ -124,6 +124,20 @@ def test_a_producer_that_forgets_what_failed_is_found_without_any_kill(broker: F
     assert min(finding.event for finding in failed.value.report.checked.findings) == "message-000007"
 
 
+@pytest.mark.parametrize("kills", [0, 1])
+def test_a_producer_that_ignores_what_failed_is_found(broker: FolderBroker, tmp_path: Path, kills: int) -> None:
+    with pytest.raises(CrashTestFailed, match="messages are never acknowledged at the broker") as failed:
+        crash_test(
+            faulty_inboxes.Deaf,
+            broker,
+            kwargs={"folder": str(broker.folder)},
+            messages=40,
+            kills=kills,
+            folder=tmp_path / "place",
+        )
+    assert failed.value.report.pending >= 1, "the one after the last kill, at least"
+
+
 def test_what_is_never_acknowledged_and_what_names_no_message_is_a_fault() -> None:
     nothing = Report((), published=20, stored=20, redelivered=0, advances=0, looks=3)
     report = CrashReport(

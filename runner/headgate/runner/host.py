@@ -78,6 +78,7 @@ class Ending(NamedTuple):
     outcome: Outcome
     reason: CancelReason | None
     error: BaseException | None
+    message_key: str | None = None  # of the shared stream's message that its filter was working on
 
     @property
     def is_done(self) -> bool:
@@ -428,7 +429,8 @@ class Host:
             if "no running event loop" in text:
                 text = f"{text}: triggers are trio code, not asyncio; use trio.sleep and other libraries of trio"
             level = log.error if ending.outcome == "failed" else log.warning
-            level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **SpecNames(spec))
+            message = {} if ending.message_key is None else {"message_key": ending.message_key}
+            level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **message, **SpecNames(spec))
         self._outbox.enqueue(
             FinishedTrigger(spec.trigger_id, spec.trigger_run_id, ending.outcome, events, text, trace, ending.reason)
         )
@@ -449,7 +451,9 @@ def _judge(run: TriggerRun, error: BaseException | None) -> Ending:
     error = error or run.forced
     if reason is not None:
         return Ending("cancelled", reason, error)
-    return Ending("returned" if error is None else "failed", None, error)
+    if error is None:
+        return Ending("returned", None, None)
+    return Ending("failed", None, error, None if run.subscription is None else run.subscription.message_key)
 
 
 def _is_cancellation(error: BaseException) -> bool:

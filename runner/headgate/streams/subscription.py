@@ -128,6 +128,11 @@ class Subscription:
         position = share.derived
         return Binding(share.account.ledger.bind(share), share.event.key, position)
 
+    @property
+    def message_key(self) -> str | None:
+        """The producer's name for the raw event that the filter is working on; None if there is none."""
+        return None if self._window is None else self._window.event.key
+
     # --- the group's side ------------------------------------------------------------------------
 
     @property

@@ -67,6 +67,13 @@ class Careless(Inbox):
             await item.broker_payload.unlink(missing_ok=True)
 
 
+class Deaf(Inbox):
+    """Does nothing about what failed, and so never hands it out again."""
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        await super().advance([item for item in batch if not item.outcome.failed])
+
+
 class FailsOnce(BaseEventTrigger):
     """Of all subscribers the first that sees one message raises, once; reads a careless inbox."""
 

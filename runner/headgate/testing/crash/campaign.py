@@ -68,7 +68,8 @@ def crash_test(
     ``trigger`` is an event trigger, or the class of a producer, made with ``kwargs``. It must be importable by its
     classpath, and fire ``events_per_message`` events for each message that ``broker`` publishes, each with the name of
     the message in its payload; where messages differ, or a filter skips some, that is a function of the name of the
-    message (``lambda message: int(message[-6:]) % 3``). ``settings`` are headgate's, by name. ``seed`` draws where the
+    message (``lambda message: int(message[-6:]) % 3``). Some messages fail once, as if a filter had raised: a producer
+    has to hand them out again. ``settings`` are headgate's, by name. ``seed`` draws where the
     kills fall; the same one draws the same plan, though processes are never killed at the very same instant twice.
     ``folder`` is where the database, the log and the history are kept; by default one that is removed if all is well.
 
@@ -93,8 +94,11 @@ def crash_test(
     )
     with pair:
         trial = _Trial(pair, trigger, broker, MarkedDeaths(place / "deaths"), place, wanted)
-        trial.subscribe(subscribers)
-        report = trial.run(messages, plan_deaths(kills, trigger, seed), seed)
+        plan = plan_deaths(kills, trigger, seed)
+        # One message between two deaths, and one after the last death, when nothing starts the producer again.
+        window = messages // (len(plan) + 1)
+        trial.subscribe(subscribers, [_NAME.format(n * window + window // 2) for n in range(len(plan) + 1)])
+        report = trial.run(messages, plan, seed)
     reports.append(report)
     if report.faults():
         raise CrashTestFailed(report)
@@ -154,12 +158,12 @@ class _Trial:
         self._publishing_failed: BaseException | None = None
         self._done: list[tuple[Death, bool]] = []  # and whether it met its process where it was meant to
 
-    def subscribe(self, count: int) -> None:
-        """Add the watchers."""
+    def subscribe(self, count: int, failing: Sequence[str]) -> None:
+        """Add the watchers. The messages ``failing`` fail once."""
         trigger = self._trigger
         if self._has_journal:
             classpath, kwargs = trigger.serialize()
-            trigger = JournaledTrigger(classpath, kwargs, str(self._journal_folder))
+            trigger = JournaledTrigger(classpath, kwargs, str(self._journal_folder), failing)
         for number in range(count):
             name = f"subscriber-{number}"
             self._pair.add(trigger, name)

@@ -2,7 +2,8 @@
 
 `JournaledTrigger` stands in for an author's trigger: it runs that trigger's own filter on that trigger's own producer,
 and writes down what passes between the producer and its stream. The journal is written with one ``write`` a record and
-before anything is done about it, so it survives the death of its process; each producer writes a file of its own.
+before anything is done about it, so it survives the death of its process; each producer writes a file of its own. It
+also has some messages fail once, by changing the outcome that the producer gets: it has to hand them out again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headgate.runner.loading import import_class
 from headgate.streams import checks
 from headgate.testing.crash import history
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
-from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
 SUFFIX = ".jsonl"
 # What names a message of a crash test wherever it is met: in a raw event of any form, in a payload, at the broker.
@@ -34,10 +35,14 @@ def message_in(value: object) -> str | None:
 
 
 class JournaledTrigger(BaseEventTrigger):
-    """Does what the trigger of ``classpath`` and ``kwargs`` does, with a journal of its producer in ``journal``."""
+    """Does what the trigger of ``classpath`` and ``kwargs`` does, with a journal of its producer in ``journal``.
 
-    def __init__(self, classpath: str, kwargs: dict[str, Any], journal: str) -> None:
+    The messages named in ``failing`` fail once each.
+    """
+
+    def __init__(self, classpath: str, kwargs: dict[str, Any], journal: str, failing: Sequence[str] = ()) -> None:
         self.journal = journal
+        self.failing = list(failing)
         inner = import_class(classpath)(**kwargs)
         assert isinstance(inner, BaseEventTrigger), "only a trigger with a producer is journaled"
         self._inner = inner
@@ -46,7 +51,7 @@ class JournaledTrigger(BaseEventTrigger):
         """Return this class, with what the journaled trigger says of itself."""
         classpath, kwargs = self._inner.serialize()
         cls = type(self)
-        arguments = {"classpath": classpath, "kwargs": kwargs, "journal": self.journal}
+        arguments = {"classpath": classpath, "kwargs": kwargs, "journal": self.journal, "failing": self.failing}
         return f"{cls.__module__}.{cls.__qualname__}", arguments
 
     def shared_stream_key(self) -> Hashable | None:
@@ -58,7 +63,8 @@ class JournaledTrigger(BaseEventTrigger):
         """Return the producer of the journaled trigger, with a journal."""
         inner = import_class(kwargs["classpath"])
         assert issubclass(inner, BaseEventTrigger)
-        return JournaledProducer(inner.create_shared_stream_producer(kwargs["kwargs"]), Path(kwargs["journal"]))
+        producer = inner.create_shared_stream_producer(kwargs["kwargs"])
+        return JournaledProducer(producer, Path(kwargs["journal"]), kwargs["failing"])
 
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
         """Return the filter of the journaled trigger itself."""
@@ -87,8 +93,10 @@ class _Marked(NamedTuple):
 class JournaledProducer(SharedStreamProducer):
     """A producer between an author's producer and the stream."""
 
-    def __init__(self, inner: SharedStreamProducer, folder: Path) -> None:
+    def __init__(self, inner: SharedStreamProducer, folder: Path, failing: Sequence[str]) -> None:
         self._inner = inner
+        self._folder = folder
+        self._failing = frozenset(failing)
         self._reader = f"{time.time_ns()}-{os.getpid()}"
         self._file = os.open(folder / f"{self._reader}{SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -105,6 +113,7 @@ class JournaledProducer(SharedStreamProducer):
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """Write the batch down, and have the author's producer advance it."""
+        batch = [self._failed_once(item) for item in batch]
         items = tuple(
             history.AdvancedItem(item.broker_payload.message, *_counts(item))
             for item in batch
@@ -129,6 +138,16 @@ class JournaledProducer(SharedStreamProducer):
             await self._inner.aclose()
         finally:
             os.close(self._file)
+
+    def _failed_once(self, item: AdvanceItem) -> AdvanceItem:
+        message = item.broker_payload.message
+        if message not in self._failing:
+            return item
+        try:
+            (self._folder / f"{message}.failed").touch(exist_ok=False)
+        except FileExistsError:
+            return item
+        return AdvanceItem(item.broker_payload, AdvanceOutcome(failed=1))
 
     def _write(self, record: history.Record) -> None:
         os.write(self._file, history.encode(record))
