@@ -13,8 +13,8 @@ from benchmarks.databases import KEYS, Database, add_triggers, bare_driver, fres
 from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Options, Target, main
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.framing import encode_frame
-from headgate.protocol.link.session import Role
-from headgate.protocol.link.wire import Message, encode_message
+from headgate.protocol.link.runner_dialect import Message, RunnerDialect
+from headgate.protocol.link.wire import Role, encode_message
 from headgate.protocol.messages.runner import (
     FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
@@ -43,7 +43,7 @@ class Supervisor:
         self._core = SupervisorCore(self.store, this_process(), core_settings(Settings()), is_gone=lambda row: False)
         self._step_until(lambda command: isinstance(command, Spawn))
         self._incarnation = self._core.runner.incarnation
-        self._link = Connection(Role.SUPERVISOR, incarnation=self._incarnation)
+        self._link = Connection(RunnerDialect(self._incarnation), Role.SUPERVISOR)
         self.receive(frame_of(Hello(PROTOCOL_VERSION, self._incarnation, 1, "benchmark")))
         self._step_until(lambda command: isinstance(command, Send) and isinstance(command.message, StateSync))
 

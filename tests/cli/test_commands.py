@@ -11,7 +11,7 @@ import pytest
 
 from headgate.cli.commands import events as reading
 from headgate.protocol.framelog.log import FrameLogWriter
-from headgate.protocol.link.session import Direction
+from headgate.protocol.link.runner_dialect import Direction
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import PROTOCOL_VERSION, FiredEvent, Hello, RefusedEvent
 from headgate.protocol.values import encode_value

@@ -9,19 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.protocol import Connection, Direction, Message, Role, State
+from headgate.protocol import Connection, Message, Role, State
 from headgate.protocol.errors import FrameTooLong, LocalProtocolError, RemoteProtocolError, VersionMismatch
 from headgate.protocol.link.framing import encode_frame
+from headgate.protocol.link.runner_dialect import RUNNER_WIRE, RunnerDialect
 from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.queries import LastEvent, Request, Response
 from headgate.protocol.messages.runner import (
     FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
     Drain,
     FiredEvent,
     Hello,
-    LastEvent,
-    Request,
-    Response,
     RunnerSettings,
     StateChanges,
     StateSync,
@@ -36,22 +35,22 @@ class Pair:
     """A runner's and a supervisor's connection; everything sent is delivered at once, and checked on arrival."""
 
     def __init__(self, *, incarnation: int = 1, settings: RunnerSettings | None = None) -> None:
-        self.seen: dict[Role, list[tuple[Direction, Message, bytes]]] = {role: [] for role in Role}
+        self.seen: dict[Role, list[tuple[Role, Message, bytes]]] = {role: [] for role in RUNNER_WIRE.types}
         self.sides: dict[Role, Connection[Any, Any]] = {
-            Role.RUNNER: Connection(Role.RUNNER, incarnation=incarnation, observer=self._observer(Role.RUNNER)),
+            Role.RUNNER: Connection(RunnerDialect(incarnation), Role.RUNNER, observer=self._observer(Role.RUNNER)),
             Role.SUPERVISOR: Connection(
-                Role.SUPERVISOR, incarnation=incarnation, observer=self._observer(Role.SUPERVISOR)
+                RunnerDialect(incarnation), Role.SUPERVISOR, observer=self._observer(Role.SUPERVISOR)
             ),
         }
         self._settings = settings or RunnerSettings()
         self._incarnation = incarnation
 
     def _observer(self, role: Role) -> Any:
-        return lambda direction, message, body: self.seen[role].append((direction, message, body))
+        return lambda sender, message, body: self.seen[role].append((sender, message, body))
 
     def say(self, sender: Role, message: Message, *, chunk_bytes: int = 1_000_000) -> None:
         data = self.sides[sender].send(message)
-        receiver = self.sides[sender.peer]
+        receiver = self.sides[RUNNER_WIRE.peer(sender)]
         got = []
         for start in range(0, len(data), chunk_bytes):
             receiver.receive_data(data[start : start + chunk_bytes])
@@ -67,7 +66,7 @@ class Pair:
 
 
 def supervisor_after_hello() -> Connection[Any, Any]:
-    connection = Connection(Role.SUPERVISOR, incarnation=1)
+    connection = Connection(RunnerDialect(1), Role.SUPERVISOR)
     connection.receive_data(encode_frame(encode_message(HELLO), FRAME_BYTES_MAX))
     assert connection.next_message() == HELLO
     return connection
@@ -112,10 +111,10 @@ def test_both_sides_observe_every_frame_with_its_body() -> None:
     pair = Pair().shake_hands()
     pair.say(Role.RUNNER, StateChanges(1))
     assert pair.seen[Role.RUNNER] == pair.seen[Role.SUPERVISOR]
-    assert [(direction, type(message)) for direction, message, _ in pair.seen[Role.RUNNER]] == [
-        (Direction.FROM_RUNNER, Hello),
-        (Direction.FROM_SUPERVISOR, Welcome),
-        (Direction.FROM_RUNNER, StateChanges),
+    assert [(sender, type(message)) for sender, message, _ in pair.seen[Role.RUNNER]] == [
+        (Role.RUNNER, Hello),
+        (Role.SUPERVISOR, Welcome),
+        (Role.RUNNER, StateChanges),
     ]
     assert all(body == encode_message(message) for _, message, body in pair.seen[Role.RUNNER])
 
@@ -123,7 +122,7 @@ def test_both_sides_observe_every_frame_with_its_body() -> None:
 def test_a_message_out_of_state_is_observed_before_it_is_refused() -> None:
     seen: list[Message] = []
     supervisor = Connection(
-        Role.SUPERVISOR, incarnation=1, observer=lambda direction, message, body: seen.append(message)
+        RunnerDialect(1), Role.SUPERVISOR, observer=lambda sender, message, body: seen.append(message)
     )
     supervisor.receive_data(encode_frame(encode_message(StateChanges(1)), FRAME_BYTES_MAX))
     with pytest.raises(RemoteProtocolError, match="the runner cannot send StateChanges in state OPENING"):
@@ -141,7 +140,7 @@ def test_a_message_too_long_is_not_sent_and_changes_nothing() -> None:
     assert len(pair.seen[Role.RUNNER]) == observed
     pair.say(Role.RUNNER, StateChanges(1))
 
-    hello = Connection(Role.RUNNER, incarnation=1, frame_bytes_max=5)
+    hello = Connection(RunnerDialect(1), Role.RUNNER, frame_bytes_max=5)
     with pytest.raises(FrameTooLong):
         hello.send(HELLO)
     assert hello.state is State.OPENING
@@ -156,7 +155,7 @@ def test_the_limit_of_the_welcome_holds_for_both_sides_from_then_on() -> None:
 
 
 def test_a_higher_limit_holds_for_a_frame_right_behind_the_welcome() -> None:
-    runner = Connection(Role.RUNNER, incarnation=1, frame_bytes_max=1000)
+    runner = Connection(RunnerDialect(1), Role.RUNNER, frame_bytes_max=1000)
     runner.send(HELLO)
     welcome = msgspec.structs.replace(WELCOME, settings=RunnerSettings(frame_bytes_max=2000))
     response = Response(1, error="x" * 1500)
@@ -209,10 +208,10 @@ def test_after_a_remote_fault_every_call_raises(data: bytes, reason: str) -> Non
 
 def test_the_handshake_is_checked_by_version_and_incarnation() -> None:
     for hello, fault in (
-        (msgspec.structs.replace(HELLO, protocol_version=2), VersionMismatch),
+        (msgspec.structs.replace(HELLO, protocol_version=1), VersionMismatch),
         (msgspec.structs.replace(HELLO, incarnation=2), RemoteProtocolError),
     ):
-        supervisor = Connection(Role.SUPERVISOR, incarnation=1)
+        supervisor = Connection(RunnerDialect(1), Role.SUPERVISOR)
         supervisor.receive_data(encode_frame(encode_message(hello), 100))
         with pytest.raises(fault):
             supervisor.next_message()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
+import msgspec
 import pytest
 
 from headgate.protocol import Direction
@@ -24,7 +25,8 @@ from headgate.protocol.framelog.log import (
     read_frames,
     verify,
 )
-from headgate.protocol.link.wire import MESSAGE_TYPES, Message, encode_message
+from headgate.protocol.link.runner_dialect import RUNNER_WIRE, Message
+from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
@@ -39,8 +41,7 @@ from headgate.protocol.messages.runner import (
 
 FROM_RUNNER, FROM_SUPERVISOR = Direction.FROM_RUNNER, Direction.FROM_SUPERVISOR
 FILE_HEADER_BYTES = 16
-OLDER = Path(__file__).parents[1] / "replay" / "captured" / "conversation-v1.hgframe"  # without StateSync.lease_s
-GOLDEN = OLDER.with_name("conversation-v1-lease.hgframe")
+GOLDEN = Path(__file__).parents[1] / "replay" / "captured" / "conversation-v2.hgframe"
 
 SPEC = TriggerSpec(9, "run-9", "orders", "triggers.Orders", b'{"password":"swordfish"}')
 CONVERSATION: list[Message] = [
@@ -60,7 +61,7 @@ def clock() -> Iterator[float]:
 
 
 def record(writer: FrameLogWriter, message: Message, *, incarnation: int = 1) -> None:
-    direction = next(d for d in Direction if type(message) in MESSAGE_TYPES[d.sender])
+    direction = next(d for d in Direction if type(message) in RUNNER_WIRE.types[d.sender])
     writer.record(direction, incarnation, message, encode_message(message))
 
 
@@ -92,10 +93,26 @@ def test_a_record_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> No
 def test_the_format_is_what_it_was(tmp_path: Path) -> None:
     """A log taken in production is read by later versions: the golden files are never changed."""
     assert write(tmp_path).read_bytes() == GOLDEN.read_bytes()
-    for golden in (GOLDEN, OLDER):
-        assert verify(golden).findings == ()
-        messages = [record.message() for record in read_frames(golden) if isinstance(record, Record)]
-        assert messages == [mask(message) for message in CONVERSATION]
+    assert verify(GOLDEN).findings == ()
+    messages = [record.message() for record in read_frames(GOLDEN) if isinstance(record, Record)]
+    assert messages == [mask(message) for message in CONVERSATION]
+
+
+def test_a_log_of_before_fields_were_appended_is_read_with_their_defaults(tmp_path: Path) -> None:
+    """As a headgate wrote it whose StateSync ended with ``more``."""
+    writer = FrameLogWriter(tmp_path)
+    writer.close()
+    older = writer.path.read_bytes()
+    for item in read_frames(GOLDEN):
+        assert isinstance(item, Record)
+        body = item.body
+        if isinstance(item.message(), StateSync):
+            body = msgspec.msgpack.encode(msgspec.msgpack.decode(body)[:-2])
+        older += encode_record(item.time, item.direction, item.incarnation, body)
+    writer.path.write_bytes(older)
+    assert verify(writer.path).findings == ()
+    messages = [record.message() for record in read_frames(writer.path) if isinstance(record, Record)]
+    assert messages == [mask(message) for message in CONVERSATION]
 
 
 # --- secrets ---------------------------------------------------------------------------------------

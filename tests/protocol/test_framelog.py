@@ -9,7 +9,9 @@ import pytest
 
 from headgate.protocol import Direction
 from headgate.protocol.framelog.log import FINDINGS_MAX, FrameLogWriter, Record, describe, encode_record, verify
-from headgate.protocol.link.wire import MESSAGE_TYPES, Message, encode_message
+from headgate.protocol.link.runner_dialect import RUNNER_WIRE, Message
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.queries import LastEvent, Request, Response, StoredEvent
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
@@ -17,15 +19,11 @@ from headgate.protocol.messages.runner import (
     FinishedTrigger,
     FiredEvent,
     Hello,
-    LastEvent,
     Refusal,
     RefusedEvent,
-    Request,
-    Response,
     RunnerSettings,
     StateChanges,
     StateSync,
-    StoredEvent,
     TriggerSpec,
     Welcome,
 )
@@ -42,7 +40,7 @@ def welcome(incarnation: int = 1) -> Welcome:
 
 
 def direction_of(message: Message) -> Direction:
-    return next(d for d in Direction if type(message) in MESSAGE_TYPES[d.sender])
+    return next(d for d in Direction if type(message) in RUNNER_WIRE.types[d.sender])
 
 
 def empty_file(folder: Path) -> Path:
@@ -184,12 +182,12 @@ def test_findings_are_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        (hello(3), "runner -> supervisor  Hello version=1 pid=4711 0.1.0"),
-        (welcome(3), "runner <- supervisor  Welcome version=1 incarnation=3"),
+        (hello(3), "runner -> supervisor  Hello version=2 pid=4711 0.1.0"),
+        (welcome(3), "runner <- supervisor  Welcome version=2 incarnation=3"),
         (Request(4, LastEvent(5)), "runner -> supervisor  Request id=4 last event of trigger 5"),
         (
             Response(4, StoredEvent("run", 1, b'{"a":1}')),
-            'runner <- supervisor  Response id=4 answered payload={"a":1}',
+            'runner <- supervisor  Response id=4 payload={"a":1}',
         ),
         (Response(4, error="gone"), "runner <- supervisor  Response id=4 error=gone"),
         (Drain(2.5), "runner <- supervisor  Drain deadline=2.5s"),

@@ -144,6 +144,14 @@ def test_many_triggers_to_create_are_cut_into_full_frames() -> None:
     assert len(pieces) == 11
 
 
+def test_every_piece_says_that_the_lease_is_lost() -> None:
+    """I10: the first one has to be enough, whatever becomes of the rest."""
+    sync = StateSync(to_cancel=tuple(CancelTrigger(number, "reassigned") for number in range(1000)), lease_lost=True)
+    pieces = split_sync(sync, 1000)
+    assert len(pieces) > 10
+    assert all(piece.lease_lost for piece in pieces)
+
+
 def test_an_element_that_fits_no_frame_is_named() -> None:
     good, bad = FiredEvent(1, "run", 0, 1, b"1"), FiredEvent(1, "run", 1, 2, bytes(1000))
     with pytest.raises(FrameTooLong, match="StateChanges with one element of events needs a frame of 1,0"):

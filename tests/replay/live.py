@@ -8,8 +8,8 @@ from typing import Any
 from cryptography.fernet import Fernet
 
 from headgate.protocol.framelog.log import FrameLogWriter
-from headgate.protocol.link.session import Direction
-from headgate.protocol.link.wire import Message, encode_message
+from headgate.protocol.link.runner_dialect import Direction, Message
+from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     FiredEvent,

@@ -13,7 +13,7 @@ from headgate.protocol.framelog.log import Record, encode_record, read_frames
 from headgate.supervisor.logs import process_log
 
 CAPTURED = Path(__file__).parent / "captured"
-CONVERSATION = CAPTURED / "conversation-v1.hgframe"
+CONVERSATION = CAPTURED / "conversation-v2.hgframe"
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def test_a_clean_replay_is_one_line_and_leaves_with_0(capsys: pytest.CaptureFixt
     assert main(["frames", "replay", str(CAPTURED / "both-and-drain")]) == 0
     out, err = capsys.readouterr()
     (line,) = out.splitlines()
-    assert "replayed clean: 374 frames of 3 supervisors and 4 runners" in line
-    assert "480 rows, 0 redelivered, 0 dead letters" in line
+    assert "replayed clean: 349 frames of 3 supervisors and 4 runners" in line
+    assert "480 rows, 2 redelivered, 0 dead letters" in line
     assert err == "", "what a core has to say was news when the log was made"
 
 

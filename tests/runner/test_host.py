@@ -17,6 +17,7 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     CancelReason,
@@ -25,7 +26,6 @@ from headgate.protocol.messages.runner import (
     FiredEvent,
     RefusedEvent,
     RunnerSettings,
-    StoredEvent,
     TriggerSpec,
 )
 from headgate.protocol.values import encode_value

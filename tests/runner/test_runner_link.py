@@ -13,16 +13,13 @@ from trio.testing import MockClock, memory_stream_one_way_pair, memory_stream_pa
 from headgate.child.queries import QueryFailed
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Role
-from headgate.protocol.messages.queries import GetVariable, SecretText
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role
+from headgate.protocol.messages.queries import GetVariable, LastEvent, Request, Response, SecretText
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     FiredEvent,
     Hello,
-    LastEvent,
-    Reply,
-    Request,
-    Response,
     RunnerSettings,
     StateChanges,
     StateSync,
@@ -41,7 +38,7 @@ class Peer:
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
-        self.connection = Connection(Role.SUPERVISOR, incarnation=1)
+        self.connection = Connection(RunnerDialect(1), Role.SUPERVISOR)
 
     async def say(self, message: Any) -> None:
         await self.stream.send_all(self.connection.send(message))
@@ -57,7 +54,7 @@ class Peer:
 @asynccontextmanager
 async def linked() -> AsyncIterator[tuple[Link, Peer, trio.Nursery]]:
     ours, theirs = memory_stream_pair()
-    link, peer = Link(ours, Connection(Role.RUNNER, incarnation=1)), Peer(theirs)
+    link, peer = Link(ours, Connection(RunnerDialect(1), Role.RUNNER)), Peer(theirs)
     await link.send(Hello(PROTOCOL_VERSION, 1, 4, "0"))
     await peer.hear()
     await peer.say(Welcome(PROTOCOL_VERSION, 1, SETTINGS))
@@ -76,7 +73,7 @@ async def test_the_end_of_the_stream_is_the_end_of_the_supervisor(autojump_clock
 
 async def test_a_connection_that_breaks_is_the_end_of_the_supervisor_too(autojump_clock: MockClock) -> None:
     sender, _ = memory_stream_one_way_pair()
-    link = Link(trio.StapledStream(sender, _Broken()), Connection(Role.RUNNER, incarnation=1))
+    link = Link(trio.StapledStream(sender, _Broken()), Connection(RunnerDialect(1), Role.RUNNER))
     with pytest.raises(SupervisorGone):
         await link.receive()
 
@@ -183,29 +180,29 @@ async def test_a_query_whose_asker_has_gone_makes_room_for_another(autojump_cloc
             link.note_response(Response(4))
 
 
-async def test_a_variable_is_answered_by_a_reply_and_a_refusal_by_a_response(autojump_clock: MockClock) -> None:
+async def test_a_query_gets_its_result_or_the_reason_why_there_is_none(autojump_clock: MockClock) -> None:
     async with linked() as (link, peer, nursery):
         nursery.start_soon(link.send_requests)
 
         async def obey() -> None:
             while True:
                 response = await link.receive()
-                assert isinstance(response, Response | Reply)
+                assert isinstance(response, Response)
                 link.note_response(response)
 
         async def supervise() -> None:
             request = await peer.hear()
             assert request == Request(1, GetVariable("v"))
-            await peer.say(Reply(1, SecretText("x")))
+            await peer.say(Response(1, SecretText("x")))
             await peer.hear()
             await peer.say(Response(2, error="there is no such thing"))
             await peer.hear()
-            await peer.say(Reply(3, SecretText("x")))
+            await peer.say(Response(3, SecretText("x")))
 
         nursery.start_soon(obey)
         nursery.start_soon(supervise)
-        assert await link.ask(GetVariable("v")) == SecretText("x")
+        assert await link.send_query(GetVariable("v")) == SecretText("x")
         with pytest.raises(QueryFailed, match="there is no such thing"):
-            await link.ask(GetVariable("w"))
-        with pytest.raises(LastEventUnknown, match="answered another query"):
+            await link.send_query(GetVariable("w"))
+        with pytest.raises(LastEventUnknown, match="sent a SecretText instead"):
             await link.ask_last_event(1)

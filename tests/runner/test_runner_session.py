@@ -16,8 +16,9 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 
 from headgate.protocol.errors import VersionMismatch
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Role
-from headgate.protocol.link.wire import encode_message
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role, encode_message
+from headgate.protocol.messages.queries import LastEvent, Request, Response, StoredEvent
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
@@ -26,14 +27,10 @@ from headgate.protocol.messages.runner import (
     FiredEvent,
     FromRunner,
     Hello,
-    LastEvent,
     Refusal,
-    Request,
-    Response,
     RunnerSettings,
     StateChanges,
     StateSync,
-    StoredEvent,
     TriggerSpec,
     Welcome,
 )
@@ -74,7 +71,7 @@ class Supervisor:
     def __init__(self, stream: trio.abc.Stream, settings: RunnerSettings) -> None:
         self.stream = stream
         self.settings = settings
-        self.connection = Connection(Role.SUPERVISOR, incarnation=INCARNATION)
+        self.connection = Connection(RunnerDialect(INCARNATION), Role.SUPERVISOR)
         self.frames: list[StateChanges] = []
         self.events: list[FiredEvent] = []
         self.finished: list[FinishedTrigger] = []
@@ -157,7 +154,7 @@ async def supervising(
     supervisor = Supervisor(ours, settings)
 
     async def run() -> None:
-        link = Link(theirs, Connection(Role.RUNNER, incarnation=INCARNATION))
+        link = Link(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
         welcome_settings = await shake_hands(link, INCARNATION)
         session = Session(link, welcome_settings, exit_process=lambda code: supervisor.exits.append(code))
         supervisor.exit_code = await session.run()
@@ -231,7 +228,7 @@ def watcher_of(broker: Broker) -> type[BaseEventTrigger]:
 
 async def test_a_supervisor_of_another_version_is_refused_with_both_versions(autojump_clock: MockClock) -> None:
     ours, theirs = memory_stream_pair()
-    link = Link(theirs, Connection(Role.RUNNER, incarnation=INCARNATION))
+    link = Link(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
     welcome = encode_message(Welcome(PROTOCOL_VERSION + 1, INCARNATION, SETTINGS))
     await ours.send_all(len(welcome).to_bytes(4, "big") + welcome)
     with pytest.raises(
@@ -436,23 +433,49 @@ async def test_i10_what_fired_nothing_is_advanced_only_as_long_as_rounds_are_ans
         await supervisor.drain()
 
 
-async def test_i10_nothing_is_advanced_after_the_lease_was_lost(autojump_clock: MockClock) -> None:
+REASSIGNED = (CancelTrigger(7, "reassigned"),)
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        StateSync(lease_lost=True),
+        StateSync(to_cancel=REASSIGNED, lease_lost=True),
+        StateSync(to_cancel=REASSIGNED, more=True, lease_lost=True),
+    ],
+)
+async def test_i10_nothing_is_advanced_after_the_lease_was_lost(sync: StateSync, autojump_clock: MockClock) -> None:
     broker = Broker()
     async with supervising() as supervisor:
         await supervisor.start(skipper_of(broker))
         await wait_all_tasks_blocked()
-        await supervisor.say(StateSync(to_cancel=(CancelTrigger(7, "reassigned"),)))
+        await supervisor.say(sync)
         broker.publish.send_nowait(1)
         await wait_all_tasks_blocked()
         await supervisor.drain()
         assert broker.outcomes == {}
 
 
+@pytest.mark.parametrize("sync", [StateSync(), StateSync(to_cancel=REASSIGNED), StateSync(more=True)])
+async def test_a_message_that_does_not_say_that_the_lease_is_lost_takes_nothing_away(
+    sync: StateSync, autojump_clock: MockClock
+) -> None:
+    broker = Broker()
+    async with supervising() as supervisor:
+        await supervisor.start(skipper_of(broker))
+        await wait_all_tasks_blocked()
+        await supervisor.say(sync)
+        broker.publish.send_nowait(1)
+        await wait_all_tasks_blocked()
+        assert broker.outcomes == {1: [AdvanceOutcome(acked=1)]}
+        await supervisor.drain()
+
+
 async def test_a_round_for_the_lease_goes_before_the_events_that_wait_and_not_twice(autojump_clock: MockClock) -> None:
     outbox = Outbox(events_max=10, round_events_max=10)
     lease = Lease(request_round=outbox.request_round)
     ours, theirs = memory_stream_pair()
-    link = Link(theirs, Connection(Role.RUNNER, incarnation=INCARNATION))
+    link = Link(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
     supervisor = Supervisor(ours, SETTINGS)
     rounds: list[StateChanges] = []
     async with trio.open_nursery() as nursery:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Role
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
@@ -106,7 +107,7 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 cwd=folder,
             )
-        self.connection = Connection(Role.SUPERVISOR, incarnation=1)
+        self.connection = Connection(RunnerDialect(1), Role.SUPERVISOR)
         self.events: list[FiredEvent] = []
         self.finished: list[FinishedTrigger] = []
 

@@ -7,7 +7,6 @@ import trio
 from tests.brokers.fake_broker import ACKED, Broker, ask, bind, subscribe
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from headgate.protocol.messages.runner import CancelTrigger, StateSync, TriggerSpec, tells_lost_lease
 from headgate.streams.group import LEASE_WAIT_S
 from headgate.streams.lease import Lease
 from headgate.triggers.shared_stream import SharedStreamManager
@@ -137,24 +136,6 @@ async def test_an_answer_that_grants_less_takes_nothing_away(autojump_clock: Moc
     assert lease.is_held
     await trio.sleep(4.0)
     assert not lease.is_held
-
-
-@pytest.mark.parametrize(
-    ("sync", "tells"),
-    [
-        (StateSync(), True),
-        (StateSync(to_cancel=(CancelTrigger(1, "reassigned"), CancelTrigger(2, "reassigned"))), True),
-        (StateSync(to_cancel=(CancelTrigger(1, "reassigned"),), more=True), True),
-        (StateSync(to_cancel=(CancelTrigger(1, "reassigned"), CancelTrigger(2, "user"))), False),
-        (StateSync(to_cancel=(CancelTrigger(1, "timeout"),)), False),
-        (StateSync(to_create=(TriggerSpec(1, "run", "n", "a.B", b"{}"),)), False),
-        (StateSync(round=1), False),
-        (StateSync(round=1, persisted=(1,)), False),
-        (StateSync(more=True), False),
-    ],
-)
-def test_what_says_that_the_lease_is_lost(sync: StateSync, tells: bool) -> None:
-    assert tells_lost_lease(sync) is tells
 
 
 async def test_a_supervisor_that_tells_nothing_sets_no_limit_until_it_does(autojump_clock: MockClock) -> None:

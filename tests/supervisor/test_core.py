@@ -12,10 +12,18 @@ import pytest
 from sqlalchemy import Engine
 
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
-from headgate.protocol.link.connection import split_sync
+from headgate.protocol.link.splitting import split_sync
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
-from headgate.protocol.messages.queries import GetConnection, GetVariable, SecretText
+from headgate.protocol.messages.queries import (
+    GetConnection,
+    GetVariable,
+    LastEvent,
+    Request,
+    Response,
+    SecretText,
+    StoredEvent,
+)
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
@@ -25,16 +33,11 @@ from headgate.protocol.messages.runner import (
     FromRunner,
     FromSupervisor,
     Hello,
-    LastEvent,
-    Reply,
-    Request,
-    Response,
     RunnerSettings,
     StateChanges,
     StateSync,
     TriggerSpec,
     Welcome,
-    tells_lost_lease,
 )
 from headgate.protocol.values import encode_value
 from headgate.scheduling.names import TryName
@@ -538,12 +541,12 @@ def test_requests_are_answered_while_a_round_waits_for_the_database(
     supervisor.round(fired(spec, 1))
     supervisor.say(Request(1, LastEvent(trigger_id)))
     (response,) = supervisor.sent(Response)
-    assert response.answer is not None
-    assert (response.answer.sequence_index, response.answer.key) == (0, "k")
+    assert isinstance(response.result, StoredEvent)
+    assert (response.result.sequence_index, response.result.key) == (0, "k")
     monkeypatch.setattr(world.store, "last_event", away)
     supervisor.say(Request(2, LastEvent(trigger_id)))
     (response,) = supervisor.sent(Response)
-    assert response.answer is None
+    assert response.result is None
     assert "no answer" in response.error
 
 
@@ -790,7 +793,7 @@ def test_a_lost_lease_is_told_before_anything_else_is_answered(world: World, *, 
     world.store.release_triggerer(supervisor.core.leases.epoch)
     supervisor.round(fired(spec, 0))
     first, *rest = supervisor.sent(StateSync)
-    assert tells_lost_lease(first)
+    assert first.lease_lost
     assert [cancel.trigger_id for cancel in first.to_cancel] == [spec.trigger_id]
     assert rest, "answered, so that the runner can end"
     assert [(sync.persisted, sync.lease_s) for sync in rest] == [((), 0.0)] * len(rest)
@@ -899,7 +902,7 @@ def test_a_broken_protocol_has_the_runner_killed_and_replaced(world: World) -> N
 def test_another_protocol_version_ends_the_supervisor_with_both_versions_named(world: World) -> None:
     supervisor = world.supervisor()
     supervisor.settle()
-    supervisor.core.protocol_failed(VersionMismatch(supervisor=2, runner=1))
+    supervisor.core.protocol_failed(VersionMismatch("runner", supervisor=2, child=1))
     supervisor.settle()
     supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
     supervisor.settle()
@@ -1130,7 +1133,7 @@ def test_a_trigger_is_told_variables_and_connections(world: World) -> None:
     supervisor.say(Request(1, GetVariable("region")))
     supervisor.say(Request(2, GetConnection("db")))
     supervisor.say(Request(3, GetVariable("nothing")))
-    assert [(reply.id, reply.answer) for reply in supervisor.sent(Reply)] == [
+    assert [(response.id, response.result) for response in supervisor.sent(Response)] == [
         (1, SecretText("north")),
         (2, SecretText("pg://me:hunter22@h")),
         (3, SecretText(None)),
@@ -1176,4 +1179,4 @@ def test_a_database_that_does_not_answer_is_not_asked_again_for_any_query(
     monkeypatch.undo()
     supervisor.pass_time(10.0)
     supervisor.say(Request(11, GetVariable("v")))
-    assert [reply.id for reply in supervisor.sent(Reply)] == [11]
+    assert [reply.id for reply in supervisor.sent(Response)] == [11]

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
+from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.framing import encode_frame
-from headgate.protocol.link.workconnection import WorkConnection
-from headgate.protocol.link.worksession import WorkRole
-from headgate.protocol.link.workwire import encode_work
-from headgate.protocol.messages.runner import FRAME_BYTES_MAX
+from headgate.protocol.link.wire import Role, encode_message
+from headgate.protocol.link.worker_dialect import WorkerDialect
+from headgate.protocol.messages.runner import FRAME_BYTES_MAX, PROTOCOL_VERSION
 from headgate.protocol.messages.steps import StepSucceeded
 from headgate.protocol.messages.worker import (
-    WORK_PROTOCOL_VERSION,
     ParseFile,
     RunStep,
     Step,
@@ -54,7 +53,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-        self.connection = WorkConnection(WorkRole.SUPERVISOR)
+        self.connection = Connection(WorkerDialect(), Role.SUPERVISOR)
 
     def say(self, message: Any) -> None:
         self.frames.sendall(self.connection.send(message))
@@ -68,8 +67,8 @@ class Worker:
         return message
 
     def greet(self) -> None:
-        assert self.hear() == WorkerHello(WORK_PROTOCOL_VERSION, self.process.pid, "0.1.0")
-        self.say(WorkerWelcome(WORK_PROTOCOL_VERSION, WorkerSettings(import_paths=(str(self.folder),))))
+        assert self.hear() == WorkerHello(PROTOCOL_VERSION, self.process.pid, "0.1.0")
+        self.say(WorkerWelcome(PROTOCOL_VERSION, WorkerSettings(import_paths=(str(self.folder),))))
 
     def write(self, source: str) -> str:
         path = self.folder / "dag.py"
@@ -128,8 +127,8 @@ def test_a_thread_that_a_step_left_behind_does_not_keep_the_worker(worker: Worke
     "frame",
     [
         lambda: encode_frame(b"\xc1", FRAME_BYTES_MAX),
-        lambda: encode_frame(encode_work(WorkerWelcome(99, WorkerSettings())), FRAME_BYTES_MAX),
-        lambda: encode_frame(encode_work(ParseFile("/early.py")), FRAME_BYTES_MAX),
+        lambda: encode_frame(encode_message(WorkerWelcome(99, WorkerSettings())), FRAME_BYTES_MAX),
+        lambda: encode_frame(encode_message(ParseFile("/early.py")), FRAME_BYTES_MAX),
     ],
 )
 def test_a_supervisor_that_breaks_the_protocol_is_left(worker: Worker, frame: Callable[[], bytes]) -> None:

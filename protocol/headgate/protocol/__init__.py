@@ -1,7 +1,7 @@
-"""What the two sides of headgate say to each other: bytes in, messages out, and no I/O but the frame log's.
+"""The protocol between the supervisor and its children: bytes in, messages out, and no I/O except the frame log's.
 
-`Connection` is the door for a link, `encode_value` and `decode_value` for authors' values, `FrameLogWriter`,
-`read_frames`, `verify` and `describe` for the frame log. The messages are in `headgate.protocol.messages.runner`.
+`Connection` is one side of a link, `encode_value` and `decode_value` are for authors' values; `FrameLogWriter`,
+`read_frames`, `verify` and `describe` are the frame log. The messages are in `headgate.protocol.messages`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,12 @@ from headgate.protocol.framelog.log import (
     read_frames,
     verify,
 )
-from headgate.protocol.link.connection import (
-    Connection,
-    Observer,
-    RunnerConnection,
-    SupervisorConnection,
-    split_round,
-    split_sync,
-)
-from headgate.protocol.link.session import Direction, Role, State
-from headgate.protocol.link.wire import Message
+from headgate.protocol.link.connection import Connection, Observer
+from headgate.protocol.link.runner_dialect import Direction, Message, RunnerDialect
+from headgate.protocol.link.session import State
+from headgate.protocol.link.splitting import split_round, split_sync
+from headgate.protocol.link.wire import Role
+from headgate.protocol.link.worker_dialect import WorkerDialect
 from headgate.protocol.values import decode_value, encode_value, register
 
 __all__ = [
@@ -55,15 +51,15 @@ __all__ = [
     "Record",
     "RemoteProtocolError",
     "Role",
-    "RunnerConnection",
+    "RunnerDialect",
     "State",
-    "SupervisorConnection",
     "Torn",
     "ValueMalformed",
     "ValueNotSerializable",
     "ValueTooLong",
     "Verification",
     "VersionMismatch",
+    "WorkerDialect",
     "decode_value",
     "describe",
     "encode_value",

@@ -34,29 +34,17 @@ class FrameTooLong(LocalProtocolError):
 
 
 class VersionMismatch(RemoteProtocolError):
-    """Supervisor and runner speak different versions of the protocol."""
+    """Supervisor and child speak different versions of the protocol. ``child_name`` is ``runner`` or ``worker``."""
 
-    def __init__(self, *, supervisor: int, runner: int) -> None:
-        older = "runner" if runner < supervisor else "supervisor"
+    def __init__(self, child_name: str, *, supervisor: int, child: int) -> None:
+        older = child_name if child < supervisor else "supervisor"
         super().__init__(
-            f"the supervisor speaks protocol version {supervisor}, the runner version {runner}: "
+            f"the supervisor speaks protocol version {supervisor}, the {child_name} version {child}: "
             f"upgrade the headgate that the {older} is started from"
         )
+        self.child_name = child_name
         self.supervisor = supervisor
-        self.runner = runner
-
-
-class WorkerVersionMismatch(RemoteProtocolError):
-    """Supervisor and task worker speak different versions of the protocol."""
-
-    def __init__(self, *, supervisor: int, worker: int) -> None:
-        older = "worker" if worker < supervisor else "supervisor"
-        super().__init__(
-            f"the supervisor speaks work protocol version {supervisor}, the worker version {worker}: "
-            f"upgrade the headgate that the {older} is started from"
-        )
-        self.supervisor = supervisor
-        self.worker = worker
+        self.child = child
 
 
 class ValueNotSerializable(ProtocolError, TypeError):

@@ -41,9 +41,9 @@ MARKS: Final[dict[str, Mark]] = {
     "store.rows_inserted": Mark("supervisor", "flow", "the rows of the events are in the open transaction"),
     "store.before_commit": Mark("supervisor", "flow", "everything is written but the commit"),
     "store.committed": Mark("supervisor", "flow", "the commit is durable, and no answer exists"),
-    "supervisor.frame_encoded": Mark("supervisor", "flow", "the answer is encoded, and nothing of it is sent"),
-    "supervisor.frame_half_sent": Mark("supervisor", "flow", "half of the bytes of the answer are sent"),
-    "supervisor.frame_sent": Mark("supervisor", "flow", "the whole answer is with the kernel, if the socket took it"),
+    "supervisor.frame_encoded": Mark("supervisor", "flow", "a frame for a child is encoded, and nothing of it is sent"),
+    "supervisor.frame_half_sent": Mark("supervisor", "flow", "half of the bytes of a frame for a child are sent"),
+    "supervisor.frame_sent": Mark("supervisor", "flow", "the whole message is with the kernel, if the socket took it"),
     # --- back in the runner, and on to the broker
     "session.answer_read": Mark("runner", "flow", "an answer has been read, and nothing is confirmed"),
     "session.confirmed": Mark("runner", "flow", "the stream knows what is stored, the link not that it is answered"),

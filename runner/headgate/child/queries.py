@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from headgate.protocol.masking import SecretMask
-from headgate.protocol.messages.queries import Query, QueryResult, TriggerQuery
+from headgate.protocol.messages.queries import Query, QueryResult, Response, TriggerQuery
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 
 QueryHandler: TypeAlias = Callable[[Query], QueryResult]
 TriggerQueryHandler: TypeAlias = Callable[[TriggerQuery], Awaitable[QueryResult]]
+Waiter = TypeVar("Waiter")
 
 QUERY_BYTES_MAX: Final = KWARGS_BYTES_MAX + 64 * 1024  # the conf of a run, and names: far less than a frame
 
@@ -85,6 +86,41 @@ def _check(query: Query) -> None:
         raise InvalidQuery(f"{type(query).__name__} cannot be sent: {error}") from None
     if len(data) > QUERY_BYTES_MAX:
         raise InvalidQuery(f"{type(query).__name__} has {len(data):,} bytes; the limit is {QUERY_BYTES_MAX:,}")
+
+
+def result_of(query: Query, response: Response) -> QueryResult:
+    """Return the result in the response to a query. Raises `QueryFailed` if there is none."""
+    if response.error or response.result is None:
+        raise QueryFailed(response.error or f"the supervisor has no result for {type(query).__name__}")
+    return response.result
+
+
+class OpenRequests(Generic[Waiter]):
+    """The requests of one link that have no response yet, by id. Ids grow and are not used twice."""
+
+    def __init__(self) -> None:
+        self._waiters: dict[int, Waiter] = {}
+        self._last_id = 0
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next request gets."""
+        return self._last_id + 1
+
+    def open(self, waiter: Waiter) -> int:
+        """Return the id of a new request, for which ``waiter`` waits."""
+        self._last_id += 1
+        self._waiters[self._last_id] = waiter
+        return self._last_id
+
+    def close(self, request_id: int) -> Waiter | None:
+        """Return the waiter of a request that is over; None if it is not open, for example because it was cancelled."""
+        return self._waiters.pop(request_id, None)
+
+    def close_all(self) -> dict[int, Waiter]:
+        """Close all requests; return their waiters by id."""
+        waiters, self._waiters = self._waiters, {}
+        return waiters
 
 
 # --- triggers ------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from headgate.child.logs import SpecNames, naming_trigger, trigger_names
 from headgate.child.output import end_lines
 from headgate.protocol import marks
 from headgate.protocol.errors import ValueNotSerializable, ValueTooLong
+from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     KEY_CHARS_MAX,
@@ -38,7 +39,6 @@ from headgate.protocol.messages.runner import (
     Outcome,
     RefusedEvent,
     RunnerSettings,
-    StoredEvent,
     TriggerSpec,
 )
 from headgate.protocol.values import encode_value

@@ -6,23 +6,13 @@ import math
 
 import trio
 
-from headgate.child.queries import QueryFailed
+from headgate.child.queries import OpenRequests, result_of
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
-from headgate.protocol.link.connection import Connection, split_round
-from headgate.protocol.messages.queries import QueryResult, TriggerQuery
-from headgate.protocol.messages.runner import (
-    FromRunner,
-    FromSupervisor,
-    LastEvent,
-    Reply,
-    Request,
-    Response,
-    RunnerSettings,
-    StateChanges,
-    StateSync,
-    StoredEvent,
-)
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.splitting import split_round
+from headgate.protocol.messages.queries import LastEvent, QueryResult, Request, Response, StoredEvent, TriggerQuery
+from headgate.protocol.messages.runner import FromRunner, FromSupervisor, RunnerSettings, StateChanges, StateSync
 from headgate.runner.outbox import Outbox
 from headgate.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
@@ -51,8 +41,7 @@ class Link:
         self._is_heartbeat = False  # the newest round has nothing to be stored
         self.round_sent_at = -math.inf  # when the last round began to be sent, by trio's clock
         self._answers = trio.lowlevel.ParkingLot()
-        self._next_request = 0
-        self._queries: dict[int, _OpenRequest] = {}
+        self._requests: OpenRequests[_Waiter] = OpenRequests()
         self._unsent: dict[int, LastEvent | TriggerQuery] = {}
         self._has_unsent = trio.Event()
         self._requests_limit = trio.CapacityLimiter(REQUESTS_MAX)
@@ -132,7 +121,7 @@ class Link:
     # --- requests ---------------------------------------------------------------------------------
 
     async def send_requests(self) -> None:
-        """Send what triggers ask."""
+        """Send the queries of triggers."""
         while True:
             await self._has_unsent.wait()
             while self._unsent:
@@ -141,44 +130,39 @@ class Link:
             self._has_unsent = trio.Event()
 
     async def ask_last_event(self, trigger_id: int) -> StoredEvent | None:
-        """Ask the supervisor for the newest stored event of a trigger. Raises `LastEventUnknown`."""
-        response = await self._ask(LastEvent(trigger_id))
-        if isinstance(response, Reply) or response.error:
-            problem = "the supervisor answered another query" if isinstance(response, Reply) else response.error
-            raise LastEventUnknown(problem)
-        return response.answer
+        """Return the newest stored event of a trigger. Raises `LastEventUnknown`."""
+        response = await self._request(LastEvent(trigger_id))
+        if response.error or not isinstance(response.result, StoredEvent | None):
+            raise LastEventUnknown(response.error or f"the supervisor sent a {type(response.result).__name__} instead")
+        return response.result
 
-    async def ask(self, query: TriggerQuery) -> QueryResult:
-        """Ask the supervisor what is no trigger's own. Raises `QueryFailed`."""
-        response = await self._ask(query)
-        if isinstance(response, Response):
-            raise QueryFailed(response.error or "the supervisor answered another query")
-        return response.answer
+    async def send_query(self, query: TriggerQuery) -> QueryResult:
+        """Send a query of a trigger and return its result. Raises `QueryFailed`."""
+        return result_of(query, await self._request(query))
 
-    async def _ask(self, asked: LastEvent | TriggerQuery) -> Response | Reply:
+    async def _request(self, query: LastEvent | TriggerQuery) -> Response:
         async with self._requests_limit:
-            self._next_request += 1
-            number, query = self._next_request, _OpenRequest()
-            self._queries[number] = query
-            self._unsent[number] = asked
+            waiter = _Waiter()
+            request_id = self._requests.open(waiter)
+            self._unsent[request_id] = query
             self._has_unsent.set()
             try:
-                await query.answered.wait()
+                await waiter.is_answered.wait()
             finally:
-                del self._queries[number]
-                self._unsent.pop(number, None)
-        assert query.response is not None
-        return query.response
+                self._requests.close(request_id)
+                self._unsent.pop(request_id, None)
+        assert waiter.response is not None
+        return waiter.response
 
-    def note_response(self, response: Response | Reply) -> None:
-        """Hand an answer to whoever asked; if they were cancelled meanwhile, nobody needs it."""
-        query = self._queries.get(response.id)
-        if query is not None:
-            query.response = response
-            query.answered.set()
+    def note_response(self, response: Response) -> None:
+        """Hand a response to its waiter; it is dropped if that was cancelled meanwhile."""
+        waiter = self._requests.close(response.id)
+        if waiter is not None:
+            waiter.response = response
+            waiter.is_answered.set()
 
 
-class _OpenRequest:
+class _Waiter:
     def __init__(self) -> None:
-        self.answered = trio.Event()
-        self.response: Response | Reply | None = None
+        self.is_answered = trio.Event()
+        self.response: Response | None = None

@@ -23,17 +23,16 @@ from headgate.child import queries
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Role
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role
+from headgate.protocol.messages.queries import Response
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
     Hello,
-    Reply,
-    Response,
     RunnerSettings,
     StateSync,
     Welcome,
-    tells_lost_lease,
 )
 from headgate.protocol.version import VERSION
 from headgate.runner.host import Host
@@ -64,7 +63,7 @@ def run(sock: socket.socket, incarnation: int, *, exit_process: ExitProcess) -> 
 async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess) -> int:
     sock.setblocking(False)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-    link = Link(stream, Connection(Role.RUNNER, incarnation=incarnation))
+    link = Link(stream, Connection(RunnerDialect(incarnation), Role.RUNNER))
     try:
         settings = await shake_hands(link, incarnation)
         sys.path += [folder for folder in settings.import_paths if folder not in sys.path]
@@ -112,7 +111,7 @@ class Session:
         """Obey until drained or abandoned; return the exit code."""
         settings = self._settings
         # Inherited by the tasks of all triggers, and by the threads they start through trio.
-        with queries.trigger_queries_handled_by(self._link.ask):
+        with queries.trigger_queries_handled_by(self._link.send_query):
             await self._run(settings)
         return self._exit_code
 
@@ -163,7 +162,7 @@ class Session:
             match message:
                 case StateSync():
                     await self._sync(message)
-                case Response() | Reply():
+                case Response():
                     self._link.note_response(message)
                 case Drain():
                     nursery.start_soon(self._drain_within, message.deadline_s, nursery.cancel_scope, name="drain")
@@ -175,7 +174,7 @@ class Session:
     async def _sync(self, sync: StateSync) -> None:
         """Confirm first, since a broker waits for it; then cancel; then start."""
         marks.reach("session.answer_read")
-        if tells_lost_lease(sync) and not self._is_assembling:  # which an empty last piece would not tell
+        if sync.lease_lost:
             self._lease.give_up()
         self._confirm(sync)
         for cancel in sync.to_cancel:

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from headgate.child import queries
+from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
     CancelReason,
     CancelTrigger,
@@ -22,7 +23,6 @@ from headgate.protocol.messages.runner import (
     FiredEvent,
     RunnerSettings,
     StateChanges,
-    StoredEvent,
     TriggerSpec,
 )
 from headgate.protocol.values import decode_value, encode_value

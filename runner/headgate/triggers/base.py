@@ -13,8 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headgate.child import queries
-from headgate.protocol.messages.queries import GetConnection, GetVariable
-from headgate.protocol.messages.runner import StoredEvent
+from headgate.protocol.messages.queries import GetConnection, GetVariable, StoredEvent
 from headgate.protocol.values import decode_value
 from headgate.triggers.named_values import REQUIRED, Connection, connection_of, variable_json, variable_text
 

@@ -12,12 +12,13 @@ import socket
 import threading
 from typing import Final
 
-from headgate.child.queries import QueryFailed
+from headgate.child.queries import OpenRequests, result_of
 from headgate.protocol import marks
-from headgate.protocol.link.workconnection import WorkConnection
-from headgate.protocol.link.worksession import WorkRole
-from headgate.protocol.messages.queries import Query, QueryResult
-from headgate.protocol.messages.worker import FromWorker, Request, Response, StepEnded, ToWorker
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.wire import Role
+from headgate.protocol.link.worker_dialect import WorkerDialect
+from headgate.protocol.messages.queries import Query, QueryResult, Request, Response
+from headgate.protocol.messages.worker import FromWorker, StepEnded, ToWorker
 from headgate.worker.stops import Stops
 
 READ_BYTES_MAX: Final = 256 * 1024  # read in one go
@@ -28,17 +29,16 @@ class SupervisorGone(Exception):
 
 
 class WorkerLink:
-    """Messages to and from the supervisor. `send` and `ask` may be called in any thread, `receive` in one."""
+    """Messages to and from the supervisor. `send` and `send_query` may be called in any thread, `receive` in one."""
 
     def __init__(self, sock: socket.socket, stops: Stops) -> None:
         self._socket = sock
         self._stops = stops
-        self._connection = WorkConnection(WorkRole.WORKER)
+        self._connection = Connection(WorkerDialect(), Role.WORKER)
         self._state = threading.Lock()  # held, shortly, where the connection or the queries are touched
         self._sending = threading.Lock()  # held while a frame is written
         self._inbox: queue.SimpleQueue[ToWorker | Exception] = queue.SimpleQueue()
-        self._last_ask = 0
-        self._asked: dict[int, queue.SimpleQueue[Response]] = {}
+        self._requests: OpenRequests[queue.SimpleQueue[Response]] = OpenRequests()
         self._wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
         stops.listen(wakeup_write)
@@ -70,19 +70,15 @@ class WorkerLink:
                     self._refuse_all("the step has ended")
             self._write(frame, is_outcome=isinstance(message, StepEnded))
 
-    def ask(self, query: Query) -> QueryResult:
+    def send_query(self, query: Query) -> QueryResult:
         """Request, and wait for the answer. Raises `QueryFailed`, `LocalProtocolError`, `SupervisorGone`."""
-        answered: queue.SimpleQueue[Response] = queue.SimpleQueue()
+        waiter: queue.SimpleQueue[Response] = queue.SimpleQueue()
         with self._stops.held(), self._sending:
             with self._state:
-                frame = self._connection.send(Request(self._last_ask + 1, query))
-                self._last_ask += 1
-                self._asked[self._last_ask] = answered
+                frame = self._connection.send(Request(self._requests.next_id, query))
+                self._requests.open(waiter)
             self._write(frame, is_outcome=False)
-        answer = answered.get()
-        if answer.error or answer.answer is None:
-            raise QueryFailed(answer.error or f"the supervisor has no answer to {type(query).__name__}")
-        return answer.answer
+        return result_of(query, waiter.get())
 
     def _write(self, frame: bytes, *, is_outcome: bool) -> None:
         try:
@@ -125,15 +121,14 @@ class WorkerLink:
         while True:
             with self._state:
                 message = self._connection.next_message()
-                waiting = self._asked.pop(message.id, None) if isinstance(message, Response) else None
+                waiter = self._requests.close(message.id) if isinstance(message, Response) else None
             if message is None:
                 return
             if not isinstance(message, Response):
                 self._inbox.put(message)
-            elif waiting is not None:  # whoever asked may be gone with the step
-                waiting.put(message)
+            elif waiter is not None:  # it may be gone with the step
+                waiter.put(message)
 
     def _refuse_all(self, reason: str) -> None:
-        for number, waiting in self._asked.items():
-            waiting.put(Response(number, error=reason))
-        self._asked.clear()
+        for request_id, waiter in self._requests.close_all().items():
+            waiter.put(Response(request_id, error=reason))

@@ -18,13 +18,13 @@ from headgate.child.logs import STEP_FIELDS, Channel, configure, naming_process
 from headgate.child.queries import queries_handled_by
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
-from headgate.protocol.link.worksession import FILE_PIECES_MAX
+from headgate.protocol.link.worker_dialect import FILE_PIECES_MAX
+from headgate.protocol.messages.queries import Response
+from headgate.protocol.messages.runner import PROTOCOL_VERSION
 from headgate.protocol.messages.steps import StepFailed, StepOutcome
 from headgate.protocol.messages.worker import (
-    WORK_PROTOCOL_VERSION,
     FileParsed,
     ParseFile,
-    Response,
     RunStep,
     Step,
     StepEnded,
@@ -54,7 +54,7 @@ def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
     link = WorkerLink(sock, stops)
     try:
         with stops.interruptible():
-            link.send(WorkerHello(WORK_PROTOCOL_VERSION, os.getpid(), VERSION))
+            link.send(WorkerHello(PROTOCOL_VERSION, os.getpid(), VERSION))
             welcome = link.receive()
         assert isinstance(welcome, WorkerWelcome), "the session lets nothing else through"
         Session(link, welcome, channel, stops).run()
@@ -135,8 +135,8 @@ class Session:
         """Run the step; None where it was stopped."""
         self._load_anew(step.file)
         try:
-            with queries_handled_by(self._link.ask), self._stops.interruptible():
-                return steps.run(step, ask=self._link.ask, killing=self._stops.killing)
+            with queries_handled_by(self._link.send_query), self._stops.interruptible():
+                return steps.run(step, ask=self._link.send_query, killing=self._stops.killing)
         except StepStopped:
             # Where it was is what its author will want to know.
             log.warning("the step was stopped", exc_info=True)

@@ -20,7 +20,7 @@ import structlog
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages.runner import FromRunner, FromSupervisor
-from headgate.supervisor.children.link import Link
+from headgate.supervisor.children.link import RunnerLink
 from headgate.supervisor.children.process import ChildProcess
 from headgate.supervisor.children.watched import WatchedChild
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
@@ -41,7 +41,7 @@ class Arbiter:
         self,
         core: SupervisorCore,
         spawn: Callable[[int], ChildProcess],
-        link_of: Callable[[socket.socket, int], Link],
+        link_of: Callable[[socket.socket, int], RunnerLink],
         *,
         task_logs: TaskLogs | None = None,
         selector: selectors.BaseSelector | None = None,

@@ -30,12 +30,12 @@ import msgspec
 import structlog
 
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
+from headgate.protocol.messages.queries import Request
 from headgate.protocol.messages.runner import (
     CancelTrigger,
     FinishedTrigger,
     FromRunner,
     Hello,
-    Request,
     RunnerSettings,
     StateChanges,
     StateSync,
@@ -267,7 +267,7 @@ class SupervisorCore:
             self._tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
         if self.runner.is_listening(self.runner.incarnation):
-            self.runner.send(StateSync(to_cancel=cancels))  # which also says that the lease is lost
+            self.runner.send(StateSync(to_cancel=cancels, lease_lost=True))
             for round_ in unanswered:
                 self.runner.send(StateSync(round=round_, lease_s=0.0))
         self._leave(Exit(commands.EXIT_LEASE_LOST, str(error)), now)

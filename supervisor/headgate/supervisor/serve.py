@@ -14,7 +14,8 @@ import structlog
 
 from headgate.protocol.framelog.log import FrameLogWriter
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Role
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import require_current
 from headgate.store.db.secrets import Secrets
@@ -22,7 +23,7 @@ from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.backoff import DatabaseOutage
-from headgate.supervisor.children.link import Link
+from headgate.supervisor.children.link import RunnerLink
 from headgate.supervisor.children.process import scrub, start_runner
 from headgate.supervisor.config import Settings
 from headgate.supervisor.core import CoreSettings, SupervisorCore
@@ -145,14 +146,14 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         )
         recorder = Capture(writer)
 
-    def link_of(sock: socket.socket, incarnation: int) -> Link:
+    def link_of(sock: socket.socket, incarnation: int) -> RunnerLink:
         connection = Connection(
+            RunnerDialect(incarnation),
             Role.SUPERVISOR,
-            incarnation=incarnation,
             frame_bytes_max=settings.frame_bytes_max,
             observer=None if recorder is None else recorder.of(incarnation),
         )
-        return Link(sock, connection, settings.frame_bytes_max)
+        return RunnerLink(sock, connection, "runner")
 
     environment = scrub(
         os.environ,

@@ -13,13 +13,14 @@ from typing import Any
 from sqlalchemy import event
 
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Role
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role
 from headgate.protocol.messages.runner import PROTOCOL_VERSION, FiredEvent, Hello, RunnerSettings, StateChanges, Welcome
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.children.link import Link
+from headgate.supervisor.children.link import RunnerLink
 from headgate.supervisor.triggers.intake import Intake
 
 
@@ -39,8 +40,8 @@ def main(url: str, keys: str, rounds: int, synchronous: str) -> None:
     )
     intake = Intake(store, slice_events_max=10, retry=DatabaseRetry("events", 0.1, 1.0))
     ours, theirs = socket.socketpair()
-    link = Link(ours, Connection(Role.SUPERVISOR, incarnation=1), 2**20)
-    runner = Connection(Role.RUNNER, incarnation=1)
+    link = RunnerLink(ours, Connection(RunnerDialect(1), Role.SUPERVISOR, frame_bytes_max=2**20), "runner")
+    runner = Connection(RunnerDialect(1), Role.RUNNER)
     theirs.setblocking(True)
     theirs.send(runner.send(Hello(PROTOCOL_VERSION, 1, 1, "0")))
     link.receive()

@@ -17,7 +17,7 @@ import msgspec
 
 from headgate.protocol.framelog.log import Record, encode_record, read_frames
 from headgate.protocol.link.framing import encode_frame
-from headgate.protocol.link.session import Direction
+from headgate.protocol.link.runner_dialect import Direction
 
 CAPTURED = Path(__file__).parents[2] / "replay" / "captured"
 FILE_HEADER_BYTES = 16
@@ -87,7 +87,7 @@ def seeds(target: str) -> list[Input]:
         case "message":
             one = {b"\0" + body for seed in runner for body in seed.parts}
             other = {b"\xff" + body for seed in supervisor for body in seed.parts}
-            golden = (CAPTURED / "messages-v1.txt").read_text().splitlines()
+            golden = (CAPTURED / "messages-v2.txt").read_text().splitlines()
             pinned = [bytes.fromhex(line.split()[1]) for line in golden if line and not line.startswith("#")]
             more = {side + body for body in pinned for side in (b"\0", b"\xff")}
             return [Input((body,), _joined) for body in sorted(one | other | more)]

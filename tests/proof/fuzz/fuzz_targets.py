@@ -31,16 +31,15 @@ from headgate.protocol.errors import (
 from headgate.protocol.framelog.log import Record, describe, read_frames, verify
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.framing import HEADER_BYTES, FrameReader
-from headgate.protocol.link.session import Role
-from headgate.protocol.link.wire import decode_message, encode_message
+from headgate.protocol.link.runner_dialect import RUNNER_WIRE, RunnerDialect
+from headgate.protocol.link.wire import Role, encode_message
+from headgate.protocol.messages.queries import Request, Response
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     Drain,
     FromRunner,
     FromSupervisor,
     Hello,
-    Request,
-    Response,
     RunnerSettings,
     StateChanges,
     StateSync,
@@ -109,17 +108,17 @@ def message(data: bytes) -> str:
     """One body, of either direction."""
     role = Role.RUNNER if data[:1] < b"\x80" else Role.SUPERVISOR
     try:
-        decoded = decode_message(role, data[1:])
+        decoded = RUNNER_WIRE.decode(role, data[1:])
     except RemoteProtocolError as error:
         return _outcome(error)
     encoded = encode_message(decoded)
-    assert encode_message(decode_message(role, encoded)) == encoded, "it does not come back as it was"
+    assert encode_message(RUNNER_WIRE.decode(role, encoded)) == encoded, "it does not come back as it was"
     return type(decoded).__name__
 
 
 def conversation_of_runner(data: bytes) -> str:
     """What a runner sends, at the supervisor's connection, which answers."""
-    connection = Connection(Role.SUPERVISOR, incarnation=INCARNATION, frame_bytes_max=FRAME_BYTES_MAX)
+    connection = Connection(RunnerDialect(INCARNATION), Role.SUPERVISOR, frame_bytes_max=FRAME_BYTES_MAX)
     heard = []
     try:
         for read in _reads(data):
@@ -151,7 +150,7 @@ def _is_broken(connection: Connection[FromSupervisor, FromRunner]) -> bool:
 
 def conversation_of_supervisor(data: bytes) -> str:
     """What a supervisor sends, at the runner's connection, which has said hello and reported a round."""
-    connection = Connection(Role.RUNNER, incarnation=INCARNATION, frame_bytes_max=FRAME_BYTES_MAX)
+    connection = Connection(RunnerDialect(INCARNATION), Role.RUNNER, frame_bytes_max=FRAME_BYTES_MAX)
     connection.send(Hello(PROTOCOL_VERSION, INCARNATION, 1, "0"))
     heard = []
     try:
@@ -218,8 +217,8 @@ def link_of_supervisor(data: bytes) -> str:
     """What a runner sends, on a real socket, at the supervisor's end."""
     ours, theirs = socket.socketpair()
     with theirs:
-        connection = Connection(Role.SUPERVISOR, incarnation=INCARNATION, frame_bytes_max=FRAME_BYTES_MAX)
-        link = supervisor_link.Link(ours, connection, FRAME_BYTES_MAX)
+        connection = Connection(RunnerDialect(INCARNATION), Role.SUPERVISOR, frame_bytes_max=FRAME_BYTES_MAX)
+        link = supervisor_link.RunnerLink(ours, connection, "runner")
         heard = 0
         # A runner says hello and waits: what came in the same read as its hello would be out of order.
         hello_bytes = HEADER_BYTES + int.from_bytes(data[:HEADER_BYTES], "big")
@@ -248,7 +247,7 @@ def link_of_runner(data: bytes) -> str:
 
 async def _listen(data: bytes) -> str:
     ours, theirs = trio.testing.memory_stream_pair()
-    connection = Connection(Role.RUNNER, incarnation=INCARNATION, frame_bytes_max=FRAME_BYTES_MAX)
+    connection = Connection(RunnerDialect(INCARNATION), Role.RUNNER, frame_bytes_max=FRAME_BYTES_MAX)
     link = runner_link.Link(ours, connection)
     await theirs.send_all(data)
     await theirs.send_eof()
@@ -293,7 +292,7 @@ def _fresh_store() -> ReplayStore:
 
 def core(data: bytes) -> str:
     """What a runner sends, at the core of a supervisor with a real store behind it."""
-    connection = Connection(Role.SUPERVISOR, incarnation=INCARNATION, frame_bytes_max=FRAME_BYTES_MAX)
+    connection = Connection(RunnerDialect(INCARNATION), Role.SUPERVISOR, frame_bytes_max=FRAME_BYTES_MAX)
     heard: list[str] = []
     with contextlib.closing(_fresh_store()) as store:
         settings = CoreSettings(runner=RunnerSettings(), lease=LeaseTimes(1e9, 1e9, 1e9))

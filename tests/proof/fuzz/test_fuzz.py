@@ -83,7 +83,7 @@ def test_an_error_that_is_not_documented_is_found(monkeypatch: pytest.MonkeyPatc
     def decode(role: object, body: bytes) -> object:
         raise KeyError("not documented")
 
-    monkeypatch.setattr(fuzz_targets, "decode_message", decode)
+    monkeypatch.setattr(fuzz_targets.RUNNER_WIRE, "decode", decode)
     with pytest.raises(Broken) as raised:
         check("message", b"\0x", measured=False)
     assert raised.value.data == b"\0x"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 from tests.proof.simulation import records
 
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent
+from headgate.protocol.messages.queries import StoredEvent
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
 from headgate.protocol.values import decode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade

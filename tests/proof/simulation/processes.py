@@ -16,8 +16,8 @@ from tests.proof.simulation.wire import Bell, Pipe, RunnerStream, SupervisorSock
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Direction, Role
-from headgate.protocol.link.wire import Message
+from headgate.protocol.link.runner_dialect import Message, RunnerDialect
+from headgate.protocol.link.wire import Role
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     FiredEvent,
@@ -92,7 +92,7 @@ class RunnerProcess:
         self.die(f"exit code {code}")
 
     async def _converse(self) -> int:
-        link = RunnerLink(self._stream, Connection(Role.RUNNER, incarnation=self.incarnation))
+        link = RunnerLink(self._stream, Connection(RunnerDialect(self.incarnation), Role.RUNNER))
         # Not the runner's own handshake, which tells the pid and the version: they differ between machines.
         await link.send(Hello(PROTOCOL_VERSION, self.incarnation, self.number, "simulated"))
         welcome = await link.receive()
@@ -282,17 +282,17 @@ class SupervisorProcess:
         assert self.runner is None, "one runner at a time"
         self.runner = runner = RunnerProcess(self.world, self, incarnation)
 
-        def observe(direction: Direction, message: Message, body: bytes) -> None:
-            self.world.note_frame(runner, body, is_up=direction is Direction.FROM_RUNNER)
+        def observe(sender: Role, message: Message, body: bytes) -> None:
+            self.world.note_frame(runner, body, is_up=sender is Role.RUNNER)
 
         connection = Connection(
+            RunnerDialect(incarnation),
             Role.SUPERVISOR,
-            incarnation=incarnation,
             frame_bytes_max=self.world.settings.runner.frame_bytes_max,
             observer=observe,
         )
         fake = SupervisorSocket(runner.up, runner.down)
-        self._link = SupervisorLink(cast(socket.socket, fake), connection, self.world.settings.runner.frame_bytes_max)
+        self._link = SupervisorLink(cast(socket.socket, fake), connection, "runner")
         self.world.nursery.start_soon(runner.run)
 
     def _note_report(self, runner: RunnerProcess, message: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     KEY_CHARS_MAX,
@@ -17,7 +18,6 @@ from headgate.protocol.messages.runner import (
     FinishedTrigger,
     FiredEvent,
     RefusedEvent,
-    StoredEvent,
 )
 from headgate.store.db import bulk, schema
 from headgate.store.db.engine import open_engine

@@ -9,9 +9,9 @@ import pytest
 
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
-from headgate.protocol.link.session import Role
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role
 from headgate.protocol.messages.runner import (
-    FRAME_BYTES_MAX,
     PROTOCOL_VERSION,
     Hello,
     RunnerSettings,
@@ -21,7 +21,7 @@ from headgate.protocol.messages.runner import (
     Welcome,
 )
 from headgate.supervisor.children import link as link_module
-from headgate.supervisor.children.link import Link
+from headgate.supervisor.children.link import RunnerLink
 
 
 class Peer:
@@ -29,8 +29,8 @@ class Peer:
 
     def __init__(self) -> None:
         ours, self.socket = socket.socketpair()
-        self.link = Link(ours, Connection(Role.SUPERVISOR, incarnation=1), FRAME_BYTES_MAX)
-        self.connection = Connection(Role.RUNNER, incarnation=1)
+        self.link = RunnerLink(ours, Connection(RunnerDialect(1), Role.SUPERVISOR), "runner")
+        self.connection = Connection(RunnerDialect(1), Role.RUNNER)
 
     def shake_hands(self) -> None:
         self.socket.sendall(self.connection.send(Hello(PROTOCOL_VERSION, 1, 1, "1.0")))

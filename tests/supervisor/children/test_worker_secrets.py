@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from tests.supervisor.executors.workers_harness import Author, Pool, closing
 
-from headgate.protocol.messages.queries import GetConnection, GetVariable
+from headgate.protocol.messages.queries import GetConnection, GetVariable, Response
 from headgate.protocol.messages.steps import StepFailed, StepSucceeded
-from headgate.protocol.messages.worker import Response
 from headgate.store.store import Store
 from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
 from headgate.supervisor.executors.base import StepLost

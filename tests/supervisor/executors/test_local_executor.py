@@ -15,9 +15,9 @@ import pytest
 from tests.supervisor.executors.workers_harness import Author, Pool, closing
 
 from headgate.protocol.marks import TASK_MARKS
-from headgate.protocol.messages.queries import EncodedValue, GetXCom
+from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.worker import AssetEvent, Response
+from headgate.protocol.messages.worker import AssetEvent
 from headgate.protocol.values import decode_value, encode_value
 from headgate.supervisor.children import worker as worker_module
 from headgate.supervisor.children.process import ChildProcess, scrub, start_worker

@@ -15,18 +15,24 @@ from tests.replay.live import Live
 
 from headgate.protocol.errors import FrameLogError
 from headgate.protocol.framelog.log import FrameLogWriter, Record, describe, encode_record, read_frames
-from headgate.protocol.link.session import Direction
-from headgate.protocol.link.wire import Message, encode_message
-from headgate.protocol.messages.queries import GetConnection, GetTaskStates, GetVariable, SecretText, TaskStates
+from headgate.protocol.link.runner_dialect import Direction, Message
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.queries import (
+    GetConnection,
+    GetTaskStates,
+    GetVariable,
+    LastEvent,
+    Request,
+    Response,
+    SecretText,
+    StoredEvent,
+    TaskStates,
+)
 from headgate.protocol.messages.runner import (
     FinishedTrigger,
     FiredEvent,
     Hello,
-    LastEvent,
     RefusedEvent,
-    Reply,
-    Request,
-    Response,
     StateChanges,
     StateSync,
     TriggerSpec,
@@ -174,14 +180,14 @@ EDITS: dict[str, tuple[Callable[[int, Message], Any], str]] = {
         "classpath is 'users.One', replayed 'x.Y'",  # where it is started again
     ),
     "an answer to a query changed": (
-        change_first(Response, lambda m: with_field(answer=with_field(payload=b"0")(m.answer))(m), having="answer"),
-        r"answer.payload is b'0', replayed b'\{",
+        change_first(Response, lambda m: with_field(result=with_field(payload=b"0")(m.result))(m), having="result"),
+        r"result.payload is b'0', replayed b'\{",
     ),
     "an answer to a query made up": (
         change_first(
-            Response, lambda m: with_field(answer=with_field(sequence_index=77)(m.answer))(m), having="answer"
+            Response, lambda m: with_field(result=with_field(sequence_index=77)(m.result))(m), having="result"
         ),
-        r"answer.sequence_index is 77, replayed 2",
+        r"result.sequence_index is 77, replayed 2",
     ),
     "an answer to no query": (change_first(Response, with_field(id=77)), "query 77, which was not asked"),
     "a refusal taken out": (
@@ -283,9 +289,9 @@ def test_a_round_in_doubt_was_stored_as_far_as_the_log_shows_it(live: Live, stor
     live.start_supervisor()
     live.start_runner()
     live.say(Request(1, LastEvent(one.trigger_id)))
-    answers = [message.answer for message in live.sent if isinstance(message, Response)]
-    assert answers[0] is not None
-    assert answers[0].sequence_index == stored
+    (answer,) = [message.result for message in live.sent if isinstance(message, Response)]
+    assert isinstance(answer, StoredEvent)
+    assert answer.sequence_index == stored
     live.round(*(msgspec.structs.replace(event, trigger_run_id=live.specs()["one"].trigger_run_id) for event in events))
     result = assert_clean(live.files())
     assert (result.rows, result.redelivered) == (4, stored)
@@ -360,7 +366,8 @@ def test_what_a_trigger_asked_for_is_masked_and_replays_clean(live: Live, monkey
         live.say(Request(10, GetVariable("v")))
     live.say(Request(11, GetVariable("v")))
     live.round(fired(one, 0))
-    assert [message.answer for message in live.sent if isinstance(message, Reply)] == [
+    results = [message.result for message in live.sent if isinstance(message, Response)]
+    assert [result for result in results if result is not None] == [
         SecretText("the-north"),
         SecretText("pg://me:hunter22@h"),
         SecretText(None),
@@ -372,7 +379,7 @@ def test_what_a_trigger_asked_for_is_masked_and_replays_clean(live: Live, monkey
         assert b"hunter22" not in data
         shown = "\n".join(describe(record) for record in read_frames(path) if isinstance(record, Record))
         assert "Request id=1 variable region" in shown
-        assert "Reply id=2 a secret" in shown
+        assert "Response id=2 a secret" in shown
     assert_clean(live.files())
 
 
@@ -387,7 +394,8 @@ def test_a_lost_lease_replays_clean_and_nothing_is_stored_after_it(live: Live) -
     live.pass_time(6.0)
     live.round(fired(one, 1))
     live.round()
-    assert any(isinstance(m, StateSync) and m.to_cancel and m.to_cancel[0].reason == "reassigned" for m in live.sent)
+    (lost,) = [m for m in live.sent if isinstance(m, StateSync) and m.lease_lost]
+    assert [(cancel.trigger_id, cancel.reason) for cancel in lost.to_cancel] == [(one.trigger_id, "reassigned")]
     assert assert_clean(live.files()).rows == 1
 
 

@@ -15,10 +15,10 @@ from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, clear, event
 
 from headgate.protocol.messages import queries
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec
-from headgate.protocol.messages.queries import EncodedValue, GetXCom, QueryResult
+from headgate.protocol.messages.queries import EncodedValue, GetXCom, QueryResult, Response
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.worker import Response, Step, StepEnded
+from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import encode_value
 from headgate.scheduling.names import TryName
 from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused

@@ -44,11 +44,11 @@ import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.errors import FrameLogError
-from headgate.protocol.link.session import Direction
-from headgate.protocol.link.wire import Message, decode_message, encode_message
+from headgate.protocol.link.runner_dialect import RUNNER_WIRE, Direction, Message
+from headgate.protocol.link.wire import encode_message
 from headgate.protocol.masking import MASK
-from headgate.protocol.messages.queries import SecretText
-from headgate.protocol.messages.runner import Reply, StateSync, TriggerSpec
+from headgate.protocol.messages.queries import Response, SecretText
+from headgate.protocol.messages.runner import StateSync, TriggerSpec
 
 FORMAT_VERSION = 1
 FILE_BYTES_MAX = 64 * 1024 * 1024  # a file rotates at this size: still comfortable to copy and to read
@@ -73,8 +73,8 @@ def mask(message: Message) -> Message:
     match message:
         case StateSync(to_create=specs) if specs:
             return msgspec.structs.replace(message, to_create=tuple(_mask_spec(spec) for spec in specs))
-        case Reply(answer=SecretText(value=value)) if value is not None:
-            return msgspec.structs.replace(message, answer=SecretText(MASK))
+        case Response(result=SecretText(value=value)) if value is not None:
+            return msgspec.structs.replace(message, result=SecretText(MASK))
         case _:
             return message
 
@@ -214,7 +214,8 @@ class Record:
 
     def message(self) -> Message:
         """Return the message; raises `RemoteProtocolError` where the body holds none."""
-        return decode_message(self.direction.sender, self.body)
+        message: Message = RUNNER_WIRE.decode(self.direction.sender, self.body)
+        return message
 
 
 @dataclass(frozen=True, slots=True)

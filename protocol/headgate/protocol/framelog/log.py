@@ -23,28 +23,22 @@ from headgate.protocol.framelog.file import (
     read_frames,
     read_part,
 )
-from headgate.protocol.link.session import TRANSITIONS, Direction, Role, State
-from headgate.protocol.link.wire import Message
+from headgate.protocol.link.runner_dialect import TRANSITIONS, Direction, Message
+from headgate.protocol.link.session import State
+from headgate.protocol.link.wire import Role
 from headgate.protocol.messages.queries import (
     GetConnection,
     GetTaskStates,
     GetVariable,
-    QueryResult,
-    SecretText,
-    TaskStates,
-    TriggerQuery,
-)
-from headgate.protocol.messages.runner import (
-    Drain,
-    Hello,
     LastEvent,
-    Reply,
+    Query,
     Request,
     Response,
-    StateChanges,
-    StateSync,
-    Welcome,
+    SecretText,
+    StoredEvent,
+    TaskStates,
 )
+from headgate.protocol.messages.runner import Drain, Hello, StateChanges, StateSync, Welcome
 
 __all__ = [
     "FILES_MAX",
@@ -213,7 +207,7 @@ class _Conversation:
                 problems += self._follow_changes(message)
             case StateSync():
                 problems += self._follow_sync(message)
-            case Request() | Response() | Reply() | Drain():
+            case Request() | Response() | Drain():
                 pass
             case _:
                 assert_never(message)
@@ -293,11 +287,7 @@ def _describe_message(message: Message) -> str:
         case Request():
             fields = [f"id={message.id}", _describe_query(message.query)]
         case Response():
-            fields = [f"id={message.id}", f"error={_cut(message.error)}" if message.error else "answered"]
-            if message.answer is not None:
-                fields.append(f"payload={_cut(message.answer.payload)}")
-        case Reply():
-            fields = [f"id={message.id}", *_describe_answer(message.answer)]
+            fields = [f"id={message.id}", *_describe_response(message)]
         case Drain():
             fields = [f"deadline={message.deadline_s:g}s"]
         case _:
@@ -338,10 +328,11 @@ def _describe_sync(message: StateSync) -> list[str]:
         *_listed("to_create", len(message.to_create), to_create),
         *_listed("to_cancel", len(message.to_cancel), to_cancel),
         *(["more"] if message.more else []),
+        *(["lease lost"] if message.lease_lost else []),
     ]
 
 
-def _describe_query(query: LastEvent | TriggerQuery) -> str:
+def _describe_query(query: Query | LastEvent) -> str:
     match query:
         case LastEvent():
             return f"last event of trigger {query.trigger_id}"
@@ -351,19 +342,25 @@ def _describe_query(query: LastEvent | TriggerQuery) -> str:
             return f"connection {_cut(query.name)}"
         case GetTaskStates():
             return f"states of DAG {_cut(query.dag_id)}"
-        case _:
-            assert_never(query)
+        case other:
+            return type(other).__name__
 
 
-def _describe_answer(answer: QueryResult) -> list[str]:
-    match answer:
+def _describe_response(response: Response) -> list[str]:
+    if response.error:
+        return [f"error={_cut(response.error)}"]
+    match response.result:
+        case None:
+            return ["none"]
+        case StoredEvent(payload=payload):
+            return [f"payload={_cut(payload)}"]
         case SecretText(value=value):
             return ["none" if value is None else "a secret"]
-        case TaskStates():
-            found = "none" if answer.run_id is None else _cut(answer.run_id)
-            return [f"run={found}", answer.run_state, *_listed("tasks", len(answer.tasks), [])]
-        case _:
-            return [type(answer).__name__]
+        case TaskStates() as states:
+            found = "none" if states.run_id is None else _cut(states.run_id)
+            return [f"run={found}", states.run_state, *_listed("tasks", len(states.tasks), [])]
+        case other:
+            return [type(other).__name__]
 
 
 def _listed(name: str, count: int, shown: list[str]) -> list[str]:

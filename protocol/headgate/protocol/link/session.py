@@ -1,183 +1,138 @@
-"""The state of one conversation between a runner and its supervisor.
+"""The state of one conversation between a child of the supervisor, a runner or a worker, and its supervisor.
 
-Both sides hold a `Session` and move it by what either of them sends, so both always know what may come::
+Both sides hold a `Session` and move it by what either of them sends, so both always know what may come next. What may
+be sent when is the `Dialect` of the link: see the drawings at the head of `runner_dialect` and `worker_dialect`. They
+begin and end alike::
 
-               runner: Hello            supervisor: Welcome
-    OPENING ------------------> GREETED ------------------> READY --+  runner: StateChanges, Request
-                                                              |  ^  |  supervisor: StateSync, Response, Reply
-                                                              |  +--+
-                                            supervisor: Drain |
-                                                              v
-                                                          DRAINING --+  runner: StateChanges, Request
-                                                                 ^   |  supervisor: StateSync, Response, Reply
-                                                                 +---+
+               child: Hello                        supervisor: Welcome
+    OPENING ------------------> HELLO_RECEIVED ------------------> ...
+
     any state -- either side: Closed --> CLOSED
 
-Both sides speak at will once READY, so a message is judged when it is sent and when it arrives, by the
-same table: what the runner sent before it read `Drain` is legal in DRAINING too. A side can die at any
-moment, so `Closed` is legal everywhere; whether it was expected is for the owner of the link to say.
-
-The handshake is judged by its content as well: both sides must speak one version and mean the same
-incarnation (I6).
+A message is judged when it is sent and when it arrives, by the same table. A side can die at any moment, so `Closed` is
+legal everywhere; whether it was expected is for the owner of the link to say. A message with ``more`` is continued by
+the next one, so it leaves the state as it is.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from headgate.protocol.errors import LocalProtocolError, ProtocolError, RemoteProtocolError, VersionMismatch
 from headgate.protocol.link.framing import check_frame_limit
-from headgate.protocol.messages.runner import (
-    PROTOCOL_VERSION,
-    Drain,
-    FromRunner,
-    FromSupervisor,
-    Hello,
-    Reply,
-    Request,
-    Response,
-    StateChanges,
-    StateSync,
-    Welcome,
-)
+from headgate.protocol.link.wire import Role, Wire
+from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.runner import PROTOCOL_VERSION, Hello, Welcome
+from headgate.protocol.messages.worker import WorkerHello, WorkerWelcome
 
-
-class Role(enum.Enum):
-    """Which side of the link."""
-
-    RUNNER = "runner"
-    SUPERVISOR = "supervisor"
-
-    @property
-    def peer(self) -> Role:
-        """The other side."""
-        return Role.SUPERVISOR if self is Role.RUNNER else Role.RUNNER
-
-
-class Direction(enum.Enum):
-    """Which way a frame goes; the values are those of the frame log."""
-
-    FROM_RUNNER = 1
-    FROM_SUPERVISOR = 2
-
-    @property
-    def sender(self) -> Role:
-        """The side that sends in this direction."""
-        return Role.RUNNER if self is Direction.FROM_RUNNER else Role.SUPERVISOR
-
-    @classmethod
-    def of(cls, sender: Role) -> Direction:
-        """Return the direction in which ``sender`` sends."""
-        return cls.FROM_RUNNER if sender is Role.RUNNER else cls.FROM_SUPERVISOR
+FromChild = TypeVar("FromChild", bound=WireStruct)
+FromSupervisor = TypeVar("FromSupervisor", bound=WireStruct)
 
 
 class State(enum.Enum):
-    """Where a conversation stands; see the drawing at the head of the module."""
+    """The state of a conversation; see the drawings of the dialects."""
 
     OPENING = "OPENING"
-    GREETED = "GREETED"
-    READY = "READY"
+    HELLO_RECEIVED = "HELLO_RECEIVED"
+    READY = "READY"  # of a runner
     DRAINING = "DRAINING"
+    IDLE = "IDLE"  # of a worker
+    RUNNING = "RUNNING"
+    PARSING = "PARSING"
     CLOSED = "CLOSED"
 
 
 class Closed:
-    """The event of a side that closes its end; no message, it is not on the wire."""
+    """The event of a side that closes its end. It is not a message, so it is not on the wire."""
 
     __slots__ = ()
 
 
-Event = FromRunner | FromSupervisor | Closed
+Event: TypeAlias = WireStruct | Closed
+Transitions: TypeAlias = Mapping[State, Mapping[tuple[Role, type[Event]], State]]
 
-_CLOSING: Final[dict[tuple[Role, type[Event]], State]] = {
-    (Role.RUNNER, Closed): State.CLOSED,
-    (Role.SUPERVISOR, Closed): State.CLOSED,
-}
 
-TRANSITIONS: Final[dict[State, dict[tuple[Role, type[Event]], State]]] = {
-    State.OPENING: {
-        (Role.RUNNER, Hello): State.GREETED,
-        **_CLOSING,
-    },
-    State.GREETED: {
-        (Role.SUPERVISOR, Welcome): State.READY,
-        **_CLOSING,
-    },
-    State.READY: {
-        (Role.RUNNER, StateChanges): State.READY,
-        (Role.RUNNER, Request): State.READY,
-        (Role.SUPERVISOR, StateSync): State.READY,
-        (Role.SUPERVISOR, Response): State.READY,
-        (Role.SUPERVISOR, Reply): State.READY,
-        (Role.SUPERVISOR, Drain): State.DRAINING,
-        **_CLOSING,
-    },
-    State.DRAINING: {
-        (Role.RUNNER, StateChanges): State.DRAINING,
-        (Role.RUNNER, Request): State.DRAINING,
-        (Role.SUPERVISOR, StateSync): State.DRAINING,
-        (Role.SUPERVISOR, Response): State.DRAINING,
-        (Role.SUPERVISOR, Reply): State.DRAINING,
-        **_CLOSING,
-    },
-    State.CLOSED: {
-        **_CLOSING,
-    },
-}
+def closing(child: Role) -> dict[tuple[Role, type[Event]], State]:
+    """Return the transitions that every state has."""
+    return {(child, Closed): State.CLOSED, (Role.SUPERVISOR, Closed): State.CLOSED}
+
+
+class Dialect(ABC, Generic[FromChild, FromSupervisor]):
+    """What one kind of child and its supervisor may send each other, and when.
+
+    ``transitions`` says who may send what in which state. `check` adds what a table cannot say: a message must fit
+    what it answers. An instance belongs to one session, and remembers what `check` needs to know.
+    """
+
+    child: ClassVar[Role]
+    wire: ClassVar[Wire]
+    transitions: ClassVar[Transitions]
+
+    @abstractmethod
+    def check(self, here: Role, sender: Role, message: WireStruct) -> str | None:
+        """Return why a message that the table allows does not fit what came before it; None if it does.
+
+        ``here`` is this side. Raises `VersionMismatch` for a peer of another version.
+        """
+
+    def note(self, here: Role, message: WireStruct) -> None:  # not every dialect has to remember
+        """Remember what `check` needs to know of a message that was sent or received."""
+
+    def check_handshake(
+        self, here: Role, sender: Role, message: Hello | Welcome | WorkerHello | WorkerWelcome
+    ) -> str | None:
+        """Check the version and the frame limit of a handshake; returns and raises as `check` does."""
+        theirs = message.protocol_version
+        if theirs != PROTOCOL_VERSION:
+            if sender is here:
+                return f"it must carry protocol version {PROTOCOL_VERSION}"
+            if sender is Role.SUPERVISOR:
+                raise VersionMismatch(self.child.value, supervisor=theirs, child=PROTOCOL_VERSION)
+            raise VersionMismatch(self.child.value, supervisor=PROTOCOL_VERSION, child=theirs)
+        if isinstance(message, Welcome | WorkerWelcome):
+            try:
+                check_frame_limit(message.settings.frame_bytes_max)
+            except ValueError as error:
+                return str(error)
+        return None
 
 
 class Session:
-    """The state of one incarnation's conversation, as seen by ``role``.
+    """The state of one conversation, as seen by ``role``; ValueError if the dialect has no such role."""
 
-    ``incarnation`` is the number this side knows the runner by; the handshake must carry it.
-    """
+    __slots__ = ("_state", "dialect", "role")
 
-    __slots__ = ("_state", "incarnation", "role")
-
-    def __init__(self, role: Role, *, incarnation: int) -> None:
+    def __init__(self, dialect: Dialect[FromChild, FromSupervisor], role: Role) -> None:
+        if role not in dialect.wire.types:
+            raise ValueError(f"this link is between supervisor and {dialect.child.value}, so it has no {role.value}")
+        self.dialect: Final = dialect
         self.role = role
-        self.incarnation = incarnation
         self._state = State.OPENING
 
     @property
     def state(self) -> State:
-        """Where the conversation stands."""
+        """The state of the conversation."""
         return self._state
 
     def move(self, sender: Role, event: Event) -> None:
         """Move on by one event of ``sender``.
 
-        Raises `LocalProtocolError` if this side is the sender and the event is illegal now,
-        `RemoteProtocolError` (`VersionMismatch` for a peer of another version) if the peer is; the state
-        is then as it was.
+        Raises `LocalProtocolError` if this side is the sender and the event is illegal now, `RemoteProtocolError`
+        (`VersionMismatch` for a peer of another version) if the peer is; the state is then as it was.
         """
-        to = TRANSITIONS[self._state].get((sender, type(event)))
+        to = self.dialect.transitions[self._state].get((sender, type(event)))
         if to is None:
             raise self._fault(sender, f"cannot send {type(event).__name__} in state {self._state.name}")
-        if isinstance(event, Hello | Welcome):
-            self._check_handshake(sender, event)
+        if not isinstance(event, Closed):
+            if (problem := self.dialect.check(self.role, sender, event)) is not None:
+                raise self._fault(sender, f"cannot send this {type(event).__name__}: {problem}")
+            self.dialect.note(self.role, event)
+            if getattr(event, "more", False):
+                return
         self._state = to
-
-    def _check_handshake(self, sender: Role, message: Hello | Welcome) -> None:
-        name = type(message).__name__
-        if message.protocol_version != PROTOCOL_VERSION:
-            if sender is self.role:
-                raise LocalProtocolError(f"{name} must carry protocol version {PROTOCOL_VERSION}")
-            theirs, ours = message.protocol_version, PROTOCOL_VERSION
-            if sender is Role.RUNNER:
-                raise VersionMismatch(supervisor=ours, runner=theirs)
-            raise VersionMismatch(supervisor=theirs, runner=ours)
-        if message.incarnation != self.incarnation:
-            raise self._fault(
-                sender,
-                f"cannot send {name} of incarnation {message.incarnation}: this is incarnation {self.incarnation}",
-            )
-        if isinstance(message, Welcome):
-            try:
-                check_frame_limit(message.settings.frame_bytes_max)
-            except ValueError as error:
-                raise self._fault(sender, f"cannot send this Welcome: {error}") from None
 
     def _fault(self, sender: Role, problem: str) -> ProtocolError:
         kind = LocalProtocolError if sender is self.role else RemoteProtocolError

@@ -1,57 +1,83 @@
-"""Messages as bytes: tagged msgpack arrays, and who may send which.
+"""Messages as bytes: tagged msgpack arrays, and which side of a link may send which.
 
-Encoders and decoders are built once, one decoder for each direction, so that a message that goes the
-wrong way is refused before any of its content is looked at.
+Each link has one decoder for each direction, built once, so a message that goes the wrong way is refused before any of
+its content is looked at.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, Union
 
 import msgspec
 
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
-from headgate.protocol.link.session import Role
-from headgate.protocol.messages.runner import (
-    Drain,
-    FromRunner,
-    FromSupervisor,
-    Hello,
-    Reply,
-    Request,
-    Response,
-    StateChanges,
-    StateSync,
-    Welcome,
-)
-
-Message = FromRunner | FromSupervisor
-
-MESSAGE_TYPES: Final[dict[Role, tuple[type[Message], ...]]] = {
-    Role.RUNNER: (Hello, StateChanges, Request),
-    Role.SUPERVISOR: (Welcome, StateSync, Response, Drain, Reply),
-}
-
-_TAGS: Final[dict[Role, dict[str, str]]] = {
-    role: {str(type_.__struct_config__.tag): type_.__name__ for type_ in types} for role, types in MESSAGE_TYPES.items()
-}
+from headgate.protocol.messages import WireStruct
 
 _ENCODER = msgspec.msgpack.Encoder()
-_FROM_RUNNER: msgspec.msgpack.Decoder[FromRunner] = msgspec.msgpack.Decoder(FromRunner)
-_FROM_SUPERVISOR: msgspec.msgpack.Decoder[FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor)
 _PARTS: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 # All that msgspec raises for bytes of any kind: RecursionError comes from deep nesting in a field that a
 # newer peer appended and this side skips.
-MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def encode_message(message: Message) -> bytes:
+class Role(enum.Enum):
+    """One side of a link: the supervisor, or the child of that link."""
+
+    RUNNER = "runner"
+    WORKER = "worker"
+    SUPERVISOR = "supervisor"
+
+
+class Wire:
+    """The messages of one link. ``types`` are those that each of its two sides may send."""
+
+    def __init__(self, types: Mapping[Role, tuple[type[WireStruct], ...]]) -> None:
+        first, second = types
+        self.types = types
+        self._peers = {first: second, second: first}
+        self._tags = {
+            role: {str(type_.__struct_config__.tag): type_.__name__ for type_ in kinds} for role, kinds in types.items()
+        }
+        self._decoders: dict[Role, msgspec.msgpack.Decoder[Any]] = {
+            role: msgspec.msgpack.Decoder(Union[kinds])  # noqa: UP007  # the members are known at run time alone
+            for role, kinds in types.items()
+        }
+
+    def peer(self, role: Role) -> Role:
+        """Return the other side of the link. Raises KeyError for a role that is not one of its sides."""
+        return self._peers[role]
+
+    def decode(self, sender: Role, body: bytes) -> Any:
+        """Return the message in ``body``, one of ``types[sender]``.
+
+        Raises `RemoteProtocolError` that says what is wrong: a malformed body, an unknown tag, or a message of the
+        other direction.
+        """
+        try:
+            return self._decoders[sender].decode(body)
+        except _MALFORMED as error:
+            raise self._explain(sender, body, error) from error
+
+    def _explain(self, sender: Role, body: bytes, error: BaseException) -> RemoteProtocolError:
+        side, peer = sender.value, self.peer(sender)
+        tag = _tag_of(body)
+        if tag is None:
+            return RemoteProtocolError(f"the {side} sent a malformed body of {len(body):,} bytes: {error}")
+        if tag in self._tags[sender]:
+            return RemoteProtocolError(f"the {side} sent a malformed {self._tags[sender][tag]}: {error}")
+        if tag in self._tags[peer]:
+            return RemoteProtocolError(f"the {side} sent {self._tags[peer][tag]}, which only the {peer.value} may send")
+        return RemoteProtocolError(f"the {side} sent a message with the unknown tag {tag[:50]!r}")
+
+
+def encode_message(message: WireStruct) -> bytes:
     """Return the body of the message's frame.
 
-    Raises `LocalProtocolError` where a field has no form on the wire: a str with a lone surrogate, an int
-    of more than 64 bits, an object of another type.
+    Raises `LocalProtocolError` if a field has no form on the wire: a str with a lone surrogate, an int of more than 64
+    bits, an object of another type.
     """
     try:
         return _ENCODER.encode(message)
@@ -59,56 +85,10 @@ def encode_message(message: Message) -> bytes:
         raise LocalProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from error
 
 
-def decode_from_runner(body: bytes) -> FromRunner:
-    """Return the runner's message in ``body``; raises `RemoteProtocolError` as `decode_message` does."""
-    try:
-        return _FROM_RUNNER.decode(body)
-    except MALFORMED as error:
-        raise _explain(Role.RUNNER, body, error) from error
-
-
-def decode_from_supervisor(body: bytes) -> FromSupervisor:
-    """Return the supervisor's message in ``body``; raises `RemoteProtocolError` as `decode_message` does."""
-    try:
-        return _FROM_SUPERVISOR.decode(body)
-    except MALFORMED as error:
-        raise _explain(Role.SUPERVISOR, body, error) from error
-
-
-def decode_message(sender: Role, body: bytes) -> Message:
-    """Return the message in ``body``, which ``sender`` sent.
-
-    Raises `RemoteProtocolError` that says what is wrong: a malformed body, an unknown tag, or a message
-    of the other direction.
-    """
-    return decode_from_runner(body) if sender is Role.RUNNER else decode_from_supervisor(body)
-
-
-def _explain(sender: Role, body: bytes, error: BaseException) -> RemoteProtocolError:
-    return explain_malformed(sender.value, sender.peer.value, _TAGS[sender], _TAGS[sender.peer], body, error)
-
-
-def explain_malformed(
-    sender: str, peer: str, sent: Mapping[str, str], received: Mapping[str, str], body: bytes, error: BaseException
-) -> RemoteProtocolError:
-    """Return what to raise for a body of ``sender`` that could not be decoded.
-
-    ``sent`` and ``received`` are the names of the messages that ``sender`` and its peer may send, by their tags.
-    """
-    tag = _tag_of(body)
-    if tag is None:
-        return RemoteProtocolError(f"the {sender} sent a malformed body of {len(body):,} bytes: {error}")
-    if tag in sent:
-        return RemoteProtocolError(f"the {sender} sent a malformed {sent[tag]}: {error}")
-    if tag in received:
-        return RemoteProtocolError(f"the {sender} sent {received[tag]}, which only the {peer} may send")
-    return RemoteProtocolError(f"the {sender} sent a message with the unknown tag {tag[:50]!r}")
-
-
 def _tag_of(body: bytes) -> str | None:
-    """Return the tag of a body that could not be decoded, None where there is none to be found."""
+    """Return the tag of a body that could not be decoded; None if it has none."""
     try:
         parts = _PARTS.decode(body)
         return msgspec.msgpack.decode(parts[0], type=str) if parts else None
-    except MALFORMED:
+    except _MALFORMED:
         return None

@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
+from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_states import TaskState as TaskState  # to be imported from here as well
 
@@ -69,11 +70,7 @@ RunContract: TypeAlias = Literal["all", "each", "batch", "latest"]
 # --- the structs ---------------------------------------------------------------------------------
 
 
-class _Part(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
-    """What all structs of a DAG have in common; as those of the messages, they can be in no cycle."""
-
-
-class StartTrigger(_Part, frozen=True):
+class StartTrigger(WireStruct, frozen=True):
     """The trigger a task starts with, in the runner and without a worker; part of `TaskSpec`.
 
     ``kwargs`` and ``next_kwargs`` are dicts encoded by `headgate.protocol.values`. The task resumes in ``next_method``.
@@ -86,7 +83,7 @@ class StartTrigger(_Part, frozen=True):
     timeout_s: float | None = None
 
 
-class TaskSpec(_Part, frozen=True):
+class TaskSpec(WireStruct, frozen=True):
     """One task of a DAG; part of `DagSpec`.
 
     ``upstream`` are task ids in order of their names. ``execution_timeout_s`` counts over the whole task, deferrals
@@ -109,14 +106,14 @@ class TaskSpec(_Part, frozen=True):
     start_trigger: StartTrigger | None = None
 
 
-class CronSchedule(_Part, frozen=True, tag="cron"):
+class CronSchedule(WireStruct, frozen=True, tag="cron"):
     """Runs whenever a cron expression says so, read in the IANA time zone ``timezone``; part of `DagSpec`."""
 
     cron: str
     timezone: str = "UTC"
 
 
-class AssetSchedule(_Part, frozen=True, tag="assets"):
+class AssetSchedule(WireStruct, frozen=True, tag="assets"):
     """Runs on events of ``assets`` (their URIs); part of `DagSpec`. ``contract`` says which events make a run.
 
     ``all``: one of every asset, and whatever else waits then. ``each``: a run per event. ``batch``: as soon as
@@ -130,7 +127,7 @@ class AssetSchedule(_Part, frozen=True, tag="assets"):
     batch_seconds: float | None = None
 
 
-class DagSpec(_Part, frozen=True):
+class DagSpec(WireStruct, frozen=True):
     """One DAG as its file says; a worker process reports it. ``schedule`` None: it runs when asked to.
 
     ``start_date_s`` is in seconds since the epoch: no run's interval begins before it.

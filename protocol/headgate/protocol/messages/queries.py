@@ -1,49 +1,49 @@
-"""What users' code may ask the supervisor while it runs: queries, and what they are answered with.
+"""Queries that users' code sends to the supervisor, their results, and the two messages that carry them.
 
-A task asks in its worker, by `headgate.protocol.messages.worker.Ask`; a trigger in the runner, by its `Request`.
-Neither sees the
-database (I12): the supervisor looks, and answers with values encoded by `headgate.protocol.values`, or with text.
+A step of a task sends them from its worker, a trigger from the runner; both by `Request`, which is answered by the
+`Response` with the same id. Users' code does not see the database (I12): the supervisor looks up the result. Values in
+a result are encoded by `headgate.protocol.values`.
 """
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-import msgspec
-
+from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.task_states import TaskState
-
-
-class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
-    """What all structs of the wire have in common."""
-
 
 # --- queries -----------------------------------------------------------------------------------
 
 
-class GetXCom(_Wire, frozen=True, tag="get_xcom"):
-    """What a task of the asking step's run has left under a key. For tasks only. QueryResult by `EncodedValue`."""
+class LastEvent(WireStruct, frozen=True, tag="last_event"):
+    """The newest stored event of a trigger, from which it can resume. For triggers. Answered by `StoredEvent`."""
+
+    trigger_id: int
+
+
+class GetXCom(WireStruct, frozen=True, tag="get_xcom"):
+    """An XCom of a task in the same run. For tasks. Answered by `EncodedValue`."""
 
     task_id: str
     key: str
 
 
-class GetVariable(_Wire, frozen=True, tag="get_variable"):
+class GetVariable(WireStruct, frozen=True, tag="get_variable"):
     """The value of a variable. QueryResult by `SecretText`."""
 
     name: str
 
 
-class GetConnection(_Wire, frozen=True, tag="get_connection"):
+class GetConnection(WireStruct, frozen=True, tag="get_connection"):
     """A connection, as the URI it was stored as. QueryResult by `SecretText`."""
 
     name: str
 
 
-class GetTaskStates(_Wire, frozen=True, tag="get_task_states"):
-    """How another DAG's run stands. QueryResult by `TaskStates`.
+class GetTaskStates(WireStruct, frozen=True, tag="get_task_states"):
+    """The states of another DAG's run and its tasks. Answered by `TaskStates`.
 
-    The run is the one with ``run_id``, or with ``logical_date_s``; of several the newest. ``task_ids`` empty: all.
+    The run is the one with ``run_id`` or ``logical_date_s`` if given, otherwise the newest. No ``task_ids``: all tasks.
     """
 
     dag_id: str
@@ -52,8 +52,8 @@ class GetTaskStates(_Wire, frozen=True, tag="get_task_states"):
     task_ids: tuple[str, ...] = ()
 
 
-class CreateRun(_Wire, frozen=True, tag="create_run"):
-    """Begin a run of a DAG. For tasks only. QueryResult by `RunCreated`. ``params`` is an encoded dict."""
+class CreateRun(WireStruct, frozen=True, tag="create_run"):
+    """Create a run of a DAG. For tasks. QueryResult by `RunCreated`. ``params`` is an encoded dict."""
 
     dag_id: str
     run_id: str
@@ -62,29 +62,38 @@ class CreateRun(_Wire, frozen=True, tag="create_run"):
 
 
 Query: TypeAlias = GetXCom | GetVariable | GetConnection | GetTaskStates | CreateRun
-TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates  # what a trigger may ask of these
+TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates  # those that a trigger may send
 
 
-# --- answers -------------------------------------------------------------------------------------
+# --- results -------------------------------------------------------------------------------------
 
 
-class EncodedValue(_Wire, frozen=True, tag="value"):
-    """An encoded value; None where there is none."""
+class StoredEvent(WireStruct, frozen=True, tag="stored_event"):
+    """One event as the database holds it."""
+
+    trigger_run_id: str
+    sequence_index: int
+    payload: bytes
+    key: str | None = None
+
+
+class EncodedValue(WireStruct, frozen=True, tag="value"):
+    """An encoded value; None if there is none."""
 
     value: bytes | None
 
 
-class SecretText(_Wire, frozen=True, tag="secret"):
-    """A variable or a connection, None where there is none. It is masked wherever frames and logs are kept."""
+class SecretText(WireStruct, frozen=True, tag="secret"):
+    """A variable or a connection; None if there is none. It is masked in frame logs and in what children write."""
 
     value: str | None
 
 
-class TaskStates(_Wire, frozen=True, tag="task_states"):
-    """How a run stands: ``run_id`` None where there is no such run. ``tasks`` are in order of their names.
+class TaskStates(WireStruct, frozen=True, tag="task_states"):
+    """The states of a run and its tasks, sorted by task id; ``run_id`` None: there is no such run.
 
-    ``run_state`` is ``queued``, ``running``, ``success`` or ``failed``. ``missing`` are tasks the run does not have.
-    ``has_dag`` False: no DAG of this name was ever seen.
+    ``run_state`` is ``queued``, ``running``, ``success`` or ``failed``. ``missing`` are tasks that are not in the run.
+    ``has_dag`` False: no DAG of this name is known.
     """
 
     run_id: str | None = None
@@ -94,10 +103,31 @@ class TaskStates(_Wire, frozen=True, tag="task_states"):
     has_dag: bool = True
 
 
-class RunCreated(_Wire, frozen=True, tag="run_created"):
+class RunCreated(WireStruct, frozen=True, tag="run_created"):
     """``is_new`` False: the DAG had a run of this name already."""
 
     is_new: bool
 
 
-QueryResult: TypeAlias = EncodedValue | SecretText | TaskStates | RunCreated
+QueryResult: TypeAlias = StoredEvent | EncodedValue | SecretText | TaskStates | RunCreated
+
+
+# --- the messages --------------------------------------------------------------------------------
+
+
+class Request(WireStruct, frozen=True, tag="request"):
+    """Child to supervisor: a query of users' code. Answered by the `Response` with the same id."""
+
+    id: int
+    query: Query | LastEvent
+
+
+class Response(WireStruct, frozen=True, tag="response"):
+    """Supervisor to child: the result of the `Request` with this id, or ``error``.
+
+    Both are empty for a `LastEvent` of a trigger that has no event yet.
+    """
+
+    id: int
+    result: QueryResult | None = None
+    error: str = ""

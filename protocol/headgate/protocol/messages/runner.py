@@ -1,6 +1,6 @@
-"""Everything the two sides can say to each other: one frozen struct per message.
+"""The messages between the runner and its supervisor: one frozen struct per message.
 
-A conversation, one incarnation of the runner long::
+A conversation, which lasts for one incarnation of the runner::
 
     runner                                supervisor
     ------                                ----------
@@ -11,26 +11,24 @@ A conversation, one incarnation of the runner long::
                               <------     StateSync(round=1, persisted=...)
     Request(id=1)             ------>
                               <------     Response(id=1)
-    Request(id=2)             ------>
-                              <------     Reply(id=2)
                               <------     Drain
     StateChanges(round=2)     ------>
                               <------     StateSync(round=2)
     (closes)
 
-Structs travel as tagged msgpack arrays: a new field goes to the end of its struct and has a default,
-and a tag never changes its meaning (golden frames under ``tests/replay/captured`` hold this).
+`Request` and `Response` are in `headgate.protocol.messages.queries`. Structs travel as tagged msgpack arrays: a new
+field goes to the end of its struct and has a default, and a tag never changes its meaning (golden frames under
+``tests/replay/captured`` hold this).
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.queries import Request, Response
 
-from headgate.protocol.messages.queries import QueryResult, TriggerQuery
-
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # of both links
 
 # The limits of the wire. Both sides hold them; the supervisor's settings reach the runner in `Welcome`.
 FRAME_BYTES_MAX = 16 * 1024 * 1024  # one frame: what either side may have to hold in memory at once
@@ -45,14 +43,10 @@ EventKind = Literal["event", "success", "failed", "skipped"]
 Outcome = Literal["returned", "failed", "cancelled"]
 
 
-class _Wire(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
-    """What all structs of the wire have in common. They can be in no cycle, so the collector need not look at them."""
-
-
 # --- parts of messages ---------------------------------------------------------------------------
 
 
-class RunnerSettings(_Wire, frozen=True):
+class RunnerSettings(WireStruct, frozen=True):
     """The limits and times the runner works with; part of `Welcome`. All times in seconds."""
 
     heartbeat_s: float = 5.0  # an idle runner sends an empty round this often
@@ -70,7 +64,7 @@ class RunnerSettings(_Wire, frozen=True):
     import_paths: tuple[str, ...] = ()  # folders of users' modules, put at the end of sys.path
 
 
-class TriggerSpec(_Wire, frozen=True):
+class TriggerSpec(WireStruct, frozen=True):
     """One trigger to run; part of `StateSync`.
 
     ``kwargs`` are encoded by `headgate.protocol.values`, in clear: they are decrypted by the supervisor
@@ -84,14 +78,14 @@ class TriggerSpec(_Wire, frozen=True):
     kwargs: bytes
 
 
-class CancelTrigger(_Wire, frozen=True):
+class CancelTrigger(WireStruct, frozen=True):
     """One trigger to cancel, and why; part of `StateSync`."""
 
     trigger_id: int
     reason: CancelReason
 
 
-class FiredEvent(_Wire, frozen=True):
+class FiredEvent(WireStruct, frozen=True):
     """One event a trigger fired; part of `StateChanges`.
 
     ``(trigger_run_id, sequence_index)`` names the event itself: the same pair is never stored twice, not
@@ -111,7 +105,7 @@ class FiredEvent(_Wire, frozen=True):
     is_last: bool = False
 
 
-class RefusedEvent(_Wire, frozen=True):
+class RefusedEvent(WireStruct, frozen=True):
     """One event the runner refused, because it has no form on the wire or is too big; part of `StateChanges`.
 
     It is recorded as a dead letter without its payload, of which only the head is known.
@@ -128,7 +122,7 @@ class RefusedEvent(_Wire, frozen=True):
     position: int = 0
 
 
-class FinishedTrigger(_Wire, frozen=True):
+class FinishedTrigger(WireStruct, frozen=True):
     """One trigger run that ended; part of `StateChanges`, never before the last of its events.
 
     ``events`` is the number of events the run fired (so its last ``sequence_index`` is one less).
@@ -144,7 +138,7 @@ class FinishedTrigger(_Wire, frozen=True):
     reason: CancelReason | None = None
 
 
-class Refusal(_Wire, frozen=True):
+class Refusal(WireStruct, frozen=True):
     """One event that went to the dead letters instead of the event log; part of `StateSync`.
 
     ``payload_kept``: the dead letter holds the whole payload, so the event counts as handled. Where it
@@ -157,25 +151,10 @@ class Refusal(_Wire, frozen=True):
     payload_kept: bool
 
 
-class StoredEvent(_Wire, frozen=True):
-    """One event as the database holds it; the answer to `LastEvent`."""
-
-    trigger_run_id: str
-    sequence_index: int
-    payload: bytes
-    key: str | None = None
-
-
-class LastEvent(_Wire, frozen=True, tag="last_event"):
-    """Asks for the newest stored event of a trigger, so that a poller can go on where it was."""
-
-    trigger_id: int
-
-
 # --- runner to supervisor ------------------------------------------------------------------------
 
 
-class Hello(_Wire, frozen=True, tag="hello"):
+class Hello(WireStruct, frozen=True, tag="hello"):
     """Runner to supervisor, first of all: who I am. Answered by `Welcome`."""
 
     protocol_version: int
@@ -184,7 +163,7 @@ class Hello(_Wire, frozen=True, tag="hello"):
     headgate_version: str
 
 
-class StateChanges(_Wire, frozen=True, tag="changes"):
+class StateChanges(WireStruct, frozen=True, tag="changes"):
     """Runner to supervisor: one round of what happened. Answered by the `StateSync` of the same round.
 
     A round too long for one frame is sent as several, all but the last with ``more``. A round without
@@ -199,17 +178,10 @@ class StateChanges(_Wire, frozen=True, tag="changes"):
     more: bool = False
 
 
-class Request(_Wire, frozen=True, tag="request"):
-    """Runner to supervisor: a query of a trigger. Answered by the `Response` or the `Reply` with the same id."""
-
-    id: int
-    query: LastEvent | TriggerQuery
-
-
 # --- supervisor to runner ------------------------------------------------------------------------
 
 
-class Welcome(_Wire, frozen=True, tag="welcome"):
+class Welcome(WireStruct, frozen=True, tag="welcome"):
     """Supervisor to runner: the handshake's other half. Answered by the first `StateChanges`."""
 
     protocol_version: int
@@ -217,15 +189,15 @@ class Welcome(_Wire, frozen=True, tag="welcome"):
     settings: RunnerSettings
 
 
-class StateSync(_Wire, frozen=True, tag="sync"):
+class StateSync(WireStruct, frozen=True, tag="sync"):
     """Supervisor to runner: what is stored, what to start, what to cancel. Not answered.
 
-    ``round`` is the round it answers, 0 where it was not asked for. ``persisted`` are seqs whose events
-    are durable: this, and only this, lets the runner advance the broker (I1). ``more``: too long for one
-    frame, this goes on in the next `StateSync`, which has the same ``round``; the round is answered, and
-    shared streams start, when it is complete. ``lease_s``, of an answer: for so many seconds from the moment the
-    round was sent brokers may be advanced (I10), None where nobody sets a limit (a supervisor older than this field);
-    how a lease that is lost is told, see `tells_lost_lease`.
+    ``round`` is the round it answers, 0 if it answers none. ``persisted`` are seqs whose events are durable: only
+    these let the runner advance the broker (I1). ``more``: it is too long for one frame and continues in the next
+    `StateSync`, which has the same ``round``; the round is answered, and shared streams start, when it is complete.
+    ``lease_s``, in an answer: for that many seconds after the round was sent brokers may be advanced (I10); None: no
+    limit. ``lease_lost``: the supervisor has lost its lease, so no broker may be advanced any more, whatever this or
+    an earlier message confirmed.
     """
 
     round: int = 0
@@ -235,30 +207,10 @@ class StateSync(_Wire, frozen=True, tag="sync"):
     to_cancel: tuple[CancelTrigger, ...] = ()
     more: bool = False
     lease_s: float | None = None
+    lease_lost: bool = False
 
 
-class Response(_Wire, frozen=True, tag="response"):
-    """Supervisor to runner: the answer to the `Request` with this id; ``error`` is set where there is none.
-
-    ``answer`` is that to a `LastEvent`. All other queries are answered by `Reply`, or by an ``error`` here.
-    """
-
-    id: int
-    answer: StoredEvent | None = None
-    error: str = ""
-
-
-class Reply(_Wire, frozen=True, tag="reply"):
-    """Supervisor to runner: the answer to the `Request` with this id, where that is no `LastEvent`.
-
-    A variable or a connection is in it in clear, and masked in every capture.
-    """
-
-    id: int
-    answer: QueryResult
-
-
-class Drain(_Wire, frozen=True, tag="drain"):
+class Drain(WireStruct, frozen=True, tag="drain"):
     """Supervisor to runner: stop pulling, hand over what was fired, advance what is resolved, then close.
 
     Answered by the runner closing the link, at the latest after ``deadline_s`` seconds.
@@ -267,15 +219,5 @@ class Drain(_Wire, frozen=True, tag="drain"):
     deadline_s: float
 
 
-def tells_lost_lease(sync: StateSync) -> bool:
-    """Whether a `StateSync` says that the supervisor has lost its lease: no broker may be advanced any more (I10).
-
-    It does if nobody asked for it, and it has nothing to say but that triggers were reassigned, if any are left.
-    """
-    if sync.round or sync.to_create or not (sync.to_cancel or not sync.more):
-        return False
-    return all(cancel.reason == "reassigned" for cancel in sync.to_cancel)
-
-
 FromRunner = Hello | StateChanges | Request
-FromSupervisor = Welcome | StateSync | Response | Drain | Reply
+FromSupervisor = Welcome | StateSync | Response | Drain

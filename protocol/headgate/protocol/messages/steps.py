@@ -8,35 +8,31 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import msgspec
+from headgate.protocol.messages import WireStruct
 
 
-class _Step(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False, gc=False):
-    """What all structs of a step have in common."""
-
-
-class XCom(_Step, frozen=True):
+class XCom(WireStruct, frozen=True):
     """One value a task leaves for others; ``value`` is encoded, ``XCOM_BYTES_MAX`` bytes at most."""
 
     key: str
     value: bytes
 
 
-class StepSucceeded(_Step, frozen=True, tag="succeeded"):
+class StepSucceeded(WireStruct, frozen=True, tag="succeeded"):
     """The task is done. ``skips`` are tasks of its DAG, downstream of it, that shall not run in this run."""
 
     xcoms: tuple[XCom, ...] = ()
     skips: tuple[str, ...] = ()
 
 
-class StepSkipped(_Step, frozen=True, tag="skipped"):
+class StepSkipped(WireStruct, frozen=True, tag="skipped"):
     """The task says that there was nothing to do."""
 
     reason: str = ""
     xcoms: tuple[XCom, ...] = ()
 
 
-class StepFailed(_Step, frozen=True, tag="failed"):
+class StepFailed(WireStruct, frozen=True, tag="failed"):
     """The try has failed. ``may_retry`` False: another try would fail as well, so none is made."""
 
     error: str
@@ -45,7 +41,7 @@ class StepFailed(_Step, frozen=True, tag="failed"):
     xcoms: tuple[XCom, ...] = ()
 
 
-class StepDeferred(_Step, frozen=True, tag="deferred"):
+class StepDeferred(WireStruct, frozen=True, tag="deferred"):
     """The task waits for a trigger, and goes on in ``next_method(context, event=..., **next_kwargs)``.
 
     ``kwargs`` and ``next_kwargs`` are encoded dicts. ``timeout_s`` counts from the moment the deferral is stored.

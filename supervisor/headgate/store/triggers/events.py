@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, or_, select, update
 
-from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent, StoredEvent
+from headgate.protocol.messages.queries import StoredEvent
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent
 from headgate.store.db.bulk import Kind, find, insert_new, insert_or_add
 from headgate.store.db.engine import database_name
 from headgate.store.db.prepared import Prepared

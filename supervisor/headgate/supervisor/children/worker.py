@@ -8,17 +8,12 @@ from typing import Final, Protocol
 
 import structlog
 
-from headgate.protocol.link.workconnection import WorkConnection
-from headgate.protocol.link.worksession import WorkRole
-from headgate.protocol.messages.worker import (
-    WORK_PROTOCOL_VERSION,
-    FromWorker,
-    Request,
-    ToWorker,
-    WorkerHello,
-    WorkerSettings,
-    WorkerWelcome,
-)
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.wire import Role
+from headgate.protocol.link.worker_dialect import WorkerDialect
+from headgate.protocol.messages.queries import Request
+from headgate.protocol.messages.runner import PROTOCOL_VERSION
+from headgate.protocol.messages.worker import FromWorker, ToWorker, WorkerHello, WorkerSettings, WorkerWelcome
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.children.link import WorkerLink
 from headgate.supervisor.children.process import ChildProcess
@@ -48,8 +43,6 @@ class WorkerOwner(ChildOwner[FromWorker], Protocol):
 class Worker(WatchedChild[ToWorker, FromWorker]):
     """A worker, killed at ``kill_at`` for ``kill_reason`` unless it has ended by then; infinity is never."""
 
-    link: WorkerLink
-
     def __init__(
         self,
         process: ChildProcess,
@@ -58,8 +51,9 @@ class Worker(WatchedChild[ToWorker, FromWorker]):
         settings: WorkerSettings,
         clock: Callable[[], float],
     ) -> None:
-        connection = WorkConnection(WorkRole.SUPERVISOR, frame_bytes_max=settings.frame_bytes_max)
-        super().__init__(process, WorkerLink(process.frames, connection), selector, owner)
+        self._dialect = WorkerDialect()
+        connection = Connection(self._dialect, Role.SUPERVISOR, frame_bytes_max=settings.frame_bytes_max)
+        super().__init__(process, WorkerLink(process.frames, connection, "worker"), selector, owner)
         self.is_ready = False
         self.kill_at = clock() + START_S_MAX
         self.kill_reason = f"it did not say hello within {START_S_MAX:g} s"
@@ -67,6 +61,10 @@ class Worker(WatchedChild[ToWorker, FromWorker]):
         self._clock = clock
         self._settings = settings
         self._stacks_asked = False
+
+    def is_open(self, request_id: int) -> bool:
+        """Whether the worker's request of this id waits for its response."""
+        return not self.link.is_ended and self._dialect.is_open(request_id)
 
     @property
     def is_free(self) -> bool:
@@ -99,7 +97,7 @@ class Worker(WatchedChild[ToWorker, FromWorker]):
         if isinstance(message, WorkerHello):
             self.is_ready = True
             self.kill_at = float("inf")
-            self.send(WorkerWelcome(WORK_PROTOCOL_VERSION, self._settings))
+            self.send(WorkerWelcome(PROTOCOL_VERSION, self._settings))
             self._workers_owner.worker_ready(self.pid)
             return
         if not isinstance(message, Request):

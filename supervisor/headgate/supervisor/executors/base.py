@@ -12,8 +12,8 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from headgate.protocol.messages.queries import Query
-from headgate.protocol.messages.worker import Response, Step, StepEnded
+from headgate.protocol.messages.queries import Query, Response
+from headgate.protocol.messages.worker import Step, StepEnded
 
 # Why a step is ended before its time. Only a ``user`` has the task's on_kill() called (I14).
 EndReason = Literal["user", "timeout", "lost"]

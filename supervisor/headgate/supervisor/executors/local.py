@@ -18,7 +18,8 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
-from headgate.protocol.messages.worker import FromWorker, Request, Response, RunStep, Step, StepEnded, WorkerSettings
+from headgate.protocol.messages.queries import LastEvent, Request, Response
+from headgate.protocol.messages.worker import FromWorker, RunStep, Step, StepEnded, WorkerSettings
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.children.worker import (
     RESPAWN_WAIT_MAX_S,
@@ -139,7 +140,7 @@ class LocalExecutor:
     def answer(self, token: str, answer: Response) -> None:
         """Answer a query of a step. If the step is gone, nothing happens."""
         member = self._running.get(token)
-        if member is None or not member.worker.link.is_open(answer.id):
+        if member is None or not member.worker.is_open(answer.id):
             return
         try:
             member.worker.send(answer)
@@ -205,7 +206,8 @@ class LocalExecutor:
             self._assign()
         else:
             assert isinstance(message, Request), "the session refuses all else"
-            assert step is not None, "only a step can ask"
+            assert not isinstance(message.query, LastEvent), "the session refuses it"
+            assert step is not None, "only a step sends queries"
             self._events.append(StepQuery(step.token, message.id, message.query))
 
     def child_logged(self, pid: int, record: dict[str, Any]) -> None:

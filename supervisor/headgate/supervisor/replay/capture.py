@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import structlog
 
 from headgate.protocol.framelog.log import FrameLogError, FrameLogWriter
-from headgate.protocol.link.session import Direction
-from headgate.protocol.messages.runner import FromRunner, FromSupervisor
+from headgate.protocol.link.connection import Observer
+from headgate.protocol.link.runner_dialect import Direction, Message
+from headgate.protocol.link.wire import Role
 
 log = structlog.get_logger(__name__)
-
-Observer = Callable[[Direction, FromRunner | FromSupervisor, bytes], None]
 
 
 class Capture:
@@ -25,11 +22,11 @@ class Capture:
     def of(self, incarnation: int) -> Observer:
         """Return what records the frames of one incarnation."""
 
-        def record(direction: Direction, message: FromRunner | FromSupervisor, body: bytes) -> None:
+        def record(sender: Role, message: Message, body: bytes) -> None:
             if not self._is_recording:
                 return
             try:
-                self._writer.record(direction, incarnation, message, body)
+                self._writer.record(Direction.of(sender), incarnation, message, body)
             except FrameLogError as exc:
                 self._is_recording = False
                 log.error("the capture ends here", error=str(exc))

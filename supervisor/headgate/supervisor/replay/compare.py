@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.protocol.messages.runner import FromRunner, FromSupervisor, Response, StateChanges, StateSync, TriggerSpec
+from headgate.protocol.messages.queries import Response, StoredEvent
+from headgate.protocol.messages.runner import FromRunner, FromSupervisor, StateChanges, StateSync, TriggerSpec
 from headgate.supervisor.replay.database import masked_bytes
 
 SHOWN_CHARS_MAX = 80  # of a value that differs
@@ -51,9 +52,9 @@ def compared_form(message: FromRunner | FromSupervisor, run_ids: Mapping[str, st
             )
             specs = tuple(_spec_form(spec, run_ids) for spec in message.to_create)
             return msgspec.structs.replace(message, refused=refused, to_create=specs, lease_s=None)
-        case Response(answer=answer) if answer is not None and run_ids is not None:
-            run_id = replayed_run_id(answer.trigger_run_id, run_ids)
-            return msgspec.structs.replace(message, answer=msgspec.structs.replace(answer, trigger_run_id=run_id))
+        case Response(result=StoredEvent() as event) if run_ids is not None:
+            run_id = replayed_run_id(event.trigger_run_id, run_ids)
+            return msgspec.structs.replace(message, result=msgspec.structs.replace(event, trigger_run_id=run_id))
         case _:
             return message
 

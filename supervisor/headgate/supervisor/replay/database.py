@@ -20,8 +20,8 @@ from typing import Any
 from cryptography.fernet import Fernet
 from sqlalchemy import Engine, event, exists, insert, select, update
 
-from headgate.protocol.messages.queries import Query, QueryResult
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StoredEvent, TriggerSpec
+from headgate.protocol.messages.queries import Query, QueryResult, StoredEvent
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, TriggerSpec
 from headgate.protocol.values import encode_value
 from headgate.store.db import schema
 from headgate.store.db.engine import database_name, open_engine

@@ -17,9 +17,9 @@ from pathlib import Path
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.framelog.file import read_part
 from headgate.protocol.framelog.log import Damaged, Record, Torn, read_frames
-from headgate.protocol.link.session import Direction
-from headgate.protocol.link.wire import Message
-from headgate.protocol.messages.runner import Drain, Hello, Response, RunnerSettings, StateSync, TriggerSpec, Welcome
+from headgate.protocol.link.runner_dialect import Direction, Message
+from headgate.protocol.messages.queries import Response, StoredEvent
+from headgate.protocol.messages.runner import Drain, Hello, RunnerSettings, StateSync, TriggerSpec, Welcome
 
 EventName = tuple[str, int]  # trigger_run_id and sequence_index
 
@@ -133,8 +133,8 @@ def look_ahead(paths: Sequence[Path]) -> Outlook:
                 outlook.settings.setdefault(item.sitting, item.message.settings)
             case Drain():
                 outlook.drain_s.setdefault(item.sitting, item.message.deadline_s)
-            case Response(answer=answer) if answer is not None:
-                outlook.shown[answer.trigger_run_id, answer.sequence_index] = item.number
+            case Response(result=StoredEvent() as event):
+                outlook.shown[event.trigger_run_id, event.sequence_index] = item.number
             case StateSync():
                 outlook.runs.update(spec.trigger_run_id for spec in item.message.to_create)
                 where = (item.sitting, item.record.incarnation)

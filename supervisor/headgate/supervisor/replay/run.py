@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headgate.protocol.framelog.log import Record, describe
-from headgate.protocol.link.session import Direction
+from headgate.protocol.link.runner_dialect import Direction
 from headgate.protocol.link.wire import encode_message
 from headgate.supervisor.replay.database import DatabaseNotFresh, ReplayStore, open_replay_store
 from headgate.supervisor.replay.log import Frame, LogIncomplete, Outlook, Passed, Unreadable, look_ahead, read_log

@@ -19,7 +19,10 @@ import msgspec
 
 from headgate.protocol.errors import ProtocolError, RemoteProtocolError
 from headgate.protocol.framelog.log import mask
-from headgate.protocol.link.session import Role, Session
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.session import Session
+from headgate.protocol.link.wire import Role
+from headgate.protocol.messages.queries import LastEvent, Request, Response, StoredEvent
 from headgate.protocol.messages.runner import (
     CancelTrigger,
     Drain,
@@ -27,14 +30,9 @@ from headgate.protocol.messages.runner import (
     FromRunner,
     FromSupervisor,
     Hello,
-    LastEvent,
-    Reply,
-    Request,
-    Response,
     RunnerSettings,
     StateChanges,
     StateSync,
-    StoredEvent,
     TriggerSpec,
     Welcome,
 )
@@ -87,6 +85,7 @@ class Sitting:
         self._core = _core(store, outlook.settings.get(number), outlook.drain_s.get(number))
         self._now = 0.0
         self._session: Session | None = None
+        self._incarnation = 0  # of that session
         self._broken = ""  # why the runner that talks has no conversation any more
         self._frame = 0
         # What the runner said and nothing in the log shows to have been worked on.
@@ -101,6 +100,7 @@ class Sitting:
         self._pieces: StateSync | None = None  # of the log: a StateSync that is not complete yet
         self._stored_here: set[int] = set()  # triggers with events that this sitting stored
         self._is_fenced = False  # a neighbour took over: the core stores nothing more
+        self._has_lost_lease = False  # the core has said so, and the log has not shown it yet
 
     # --- frames -----------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Sitting:
         """Play one frame. Raises `Differs`, `ReplayStuck` and `StoreError`."""
         self._frame = frame.number
         incarnation = frame.record.incarnation
-        if self._session is None or incarnation != self._session.incarnation:
+        if self._session is None or incarnation != self._incarnation:
             self._start_runner(incarnation)
         assert self._session is not None
         if self._broken:
@@ -129,7 +129,7 @@ class Sitting:
                 self._expect_sync(message)
             case Welcome() as message:
                 self._compare(message, self._wait_for(Welcome))
-            case Response() | Reply() as message:
+            case Response() as message:
                 self._expect_answer(message)
             case Drain() as message:
                 self._expect_drain(message)
@@ -152,11 +152,9 @@ class Sitting:
     def _hear(self, message: FromRunner) -> None:
         match message:
             case Hello():
-                assert self._session is not None
-                self._core.receive(self._session.incarnation, message, self._now)
+                self._core.receive(self._incarnation, message, self._now)
             case StateChanges():
-                assert self._session is not None
-                self._held.append((self._session.incarnation, message))
+                self._held.append((self._incarnation, message))
             case Request():
                 self._queries[message.id] = message
 
@@ -185,7 +183,8 @@ class Sitting:
             if not self._spawned:
                 raise Differs(f"a runner was started, incarnation {incarnation}, and the replay starts none")
             self._spawned.clear()
-        self._session = Session(Role.SUPERVISOR, incarnation=incarnation)
+        self._session = Session(RunnerDialect(incarnation), Role.SUPERVISOR)
+        self._incarnation = incarnation
         self._broken = ""
 
     def _end_runner(self) -> None:
@@ -194,7 +193,7 @@ class Sitting:
         if self._pieces is not None:
             self._expect_whole_sync(self._pieces, is_cut_off=True)
             self._pieces = None
-        self._core.runner_ended(self._session.incarnation, "its frames end here", self._now)
+        self._core.runner_ended(self._incarnation, "its frames end here", self._now)
         self._session = None
         self._queries.clear()
         self._said.clear()
@@ -214,13 +213,12 @@ class Sitting:
         if before is not None:
             if before.round != message.round:
                 raise Differs(f"a StateSync of round {message.round} comes within one of round {before.round}")
-            message = StateSync(
-                message.round,
-                before.persisted + message.persisted,
-                before.refused + message.refused,
-                before.to_create + message.to_create,
-                before.to_cancel + message.to_cancel,
-                message.more,
+            message = msgspec.structs.replace(
+                message,
+                persisted=before.persisted + message.persisted,
+                refused=before.refused + message.refused,
+                to_create=before.to_create + message.to_create,
+                to_cancel=before.to_cancel + message.to_cancel,
             )
         if message.more:
             self._pieces = message
@@ -244,14 +242,15 @@ class Sitting:
         """Let happen what made the supervisor speak unasked; return what the core says, as far as the log shows it."""
         if message.to_create:
             self._let_start(message.to_create)
-        if message.to_cancel or not message.to_create:
-            self._let_cancel(message.to_cancel)
-        if not message.to_cancel and not message.to_create:
-            # Only one that lost its lease, and has nothing to cancel, has nothing to say and says it.
-            return StateSync() if self._is_fenced and not self._cancels else None
+        if message.to_cancel or message.lease_lost:
+            self._let_cancel(message)
         created = [self._creates.pop(s.trigger_id) for s in message.to_create if s.trigger_id in self._creates]
         cancels = [self._cancels.pop(c.trigger_id) for c in message.to_cancel if c.trigger_id in self._cancels]
-        if not created and not cancels:
+        lease_lost, self._has_lost_lease = self._has_lost_lease, False
+        if lease_lost:
+            cancels += self._cancels.values()  # all of them: the log has to show each
+            self._cancels.clear()
+        elif not created and not cancels:
             return None
         if any(sync is not created[0][0] for sync, _ in created):
             raise Differs("these triggers were started together, and the replay starts them one after the other")
@@ -259,7 +258,7 @@ class Sitting:
             if recorded.trigger_run_id in self._run_ids:
                 raise Differs(f"the run id {recorded.trigger_run_id!a:.80} is given a second time")
             self._run_ids[recorded.trigger_run_id] = spec.trigger_run_id
-        return StateSync(to_create=tuple(spec for _, spec in created), to_cancel=tuple(cancels))
+        return StateSync(to_create=tuple(spec for _, spec in created), to_cancel=tuple(cancels), lease_lost=lease_lost)
 
     def _let_start(self, specs: tuple[TriggerSpec, ...]) -> None:
         wanted = {spec.trigger_id for spec in specs}
@@ -275,13 +274,14 @@ class Sitting:
             self._now += RETRY_JUMP_S if is_retry else POLL_JUMP_S
             self._settle(is_started)
 
-    def _let_cancel(self, cancels: tuple[CancelTrigger, ...]) -> None:
+    def _let_cancel(self, message: StateSync) -> None:
+        cancels = message.to_cancel
         wanted = {cancel.trigger_id for cancel in cancels}
 
         def is_cancelled() -> bool:
-            return wanted <= self._cancels.keys()
+            return wanted <= self._cancels.keys() and self._has_lost_lease == message.lease_lost
 
-        if all(cancel.reason == "reassigned" for cancel in cancels):
+        if message.lease_lost:
             self._is_fenced = True
             self._store.fence(self._core.leases.epoch)
             self._now += FENCED_JUMP_S
@@ -297,20 +297,18 @@ class Sitting:
                 self._now += ENDED_GRACE_S
         self._settle(is_cancelled)
 
-    def _expect_answer(self, message: Response | Reply) -> None:
+    def _expect_answer(self, message: Response) -> None:
         query = self._queries.pop(message.id, None)
         if query is None:
             raise Differs(f"this answers query {message.id}, which was not asked")
         asked = query.query
         if not isinstance(asked, LastEvent):
-            self._store.recorded.give(message.answer if isinstance(message, Reply) else message.error)
-        elif isinstance(message, Response):
-            if message.error:
-                self._store.fail_next_query(message.error)
-            if message.answer is not None:
-                self._let_be_stored(asked.trigger_id, message.answer)
-        assert self._session is not None
-        self._core.receive(self._session.incarnation, query, self._now)
+            self._store.recorded.give(message.error if message.result is None else message.result)
+        elif message.error:
+            self._store.fail_next_query(message.error)
+        elif isinstance(message.result, StoredEvent):
+            self._let_be_stored(asked.trigger_id, message.result)
+        self._core.receive(self._incarnation, query, self._now)
         self._compare(message, self._wait_for(type(message)))
 
     def _let_be_stored(self, trigger_id: int, answer: StoredEvent) -> None:
@@ -363,7 +361,7 @@ class Sitting:
                 assert until is not None
                 changes, rest = _cut_behind(changes, until)
                 self._held.appendleft((incarnation, rest))
-            is_current = self._session is not None and incarnation == self._session.incarnation
+            is_current = self._session is not None and incarnation == self._incarnation
             if not is_current:
                 changes = msgspec.structs.replace(changes, stuck=())  # whoever was stuck is gone
             changes = translated(changes, self._run_ids)
@@ -424,6 +422,7 @@ class Sitting:
 
     def _note(self, message: FromSupervisor) -> None:
         if isinstance(message, StateSync) and not message.round:
+            self._has_lost_lease |= message.lease_lost
             self._creates.update((spec.trigger_id, (message, spec)) for spec in message.to_create)
             self._cancels.update((cancel.trigger_id, cancel) for cancel in message.to_cancel)
         else:

@@ -20,9 +20,9 @@ import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.queries import CreateRun
+from headgate.protocol.messages.queries import CreateRun, Response
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.worker import AssetEvent, Response, Step, StepEnded
+from headgate.protocol.messages.worker import AssetEvent, Step, StepEnded
 from headgate.scheduling.names import TryName
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused

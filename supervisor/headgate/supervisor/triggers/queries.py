@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.protocol.link.wire import encode_message
-from headgate.protocol.messages.runner import LastEvent, Reply, Request, Response
+from headgate.protocol.messages.queries import LastEvent, Request, Response
 from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
@@ -24,7 +24,7 @@ class TriggerQueries:
         self._frame_bytes_max = frame_bytes_max
         self._retry = retry
 
-    def answer(self, request: Request, now: float) -> Response | Reply:
+    def answer(self, request: Request, now: float) -> Response:
         """Return the answer, or the error that the trigger gets in its place. One that fits no frame is an error."""
         if not self._retry.ready(now):
             return Response(request.id, error="the database did not answer a moment ago; try again later")
@@ -42,9 +42,9 @@ class TriggerQueries:
             return Response(request.id, error=error)
         return answer
 
-    def _look_up(self, request: Request) -> Response | Reply:
+    def _look_up(self, request: Request) -> Response:
         if isinstance(request.query, LastEvent):
-            return Response(request.id, answer=self._store.last_event(request.query.trigger_id))
+            return Response(request.id, self._store.last_event(request.query.trigger_id))
         if self._answers is None:
             raise QueryRefused("this supervisor answers no such queries")
-        return Reply(request.id, self._answers.answer(request.query, dag_run_id=None))
+        return Response(request.id, self._answers.answer(request.query, dag_run_id=None))

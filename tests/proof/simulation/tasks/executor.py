@@ -16,9 +16,9 @@ from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator
 from tests.proof.simulation.tasks.scenario import Leg
 
-from headgate.protocol.messages.queries import EncodedValue, GetXCom
+from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
-from headgate.protocol.messages.worker import Response, Step, StepEnded
+from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 from headgate.tasks.context import make_context

@@ -1,0 +1,107 @@
+"""Rounds and syncs too long for one frame, cut into pieces that fit."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from headgate.protocol.errors import FrameTooLong
+from headgate.protocol.link.wire import encode_message
+from headgate.protocol.messages.runner import StateChanges, StateSync
+
+# The order of the fields in the pieces. Events go before what finished, so that a trigger's end never
+# overtakes its events; what is stored goes before what is to start, and cancels before creates, so that
+# a trigger that is handed over anew is ended before it is begun.
+_ROUND_FIELDS: Final = ("events", "refused", "finished", "stuck")
+_SYNC_FIELDS: Final = ("persisted", "refused", "to_cancel", "to_create")
+
+# What one element of a tuple, or a message without any, can need at most beside its variable parts: 9
+# bytes an integer, 5 a header, the longest literal; a little more than counted, to be on the safe side.
+_EVENT_BYTES_FIXED = 96
+_PERSISTED_BYTES_FIXED = 9
+_ENVELOPE_BYTES_FIXED = 64
+
+
+def split_round(changes: StateChanges, frame_bytes_max: int) -> list[StateChanges]:
+    """Cut a round into pieces that fit a frame each, in order, all but the last with ``more``.
+
+    Elements keep their order, and no `FinishedTrigger` comes before an event of its run. A round that
+    fits, which is the ordinary case, is returned as it is, without being encoded to find out. Raises
+    `FrameTooLong` for an element that does not fit a frame alone.
+    """
+    fields = [getattr(changes, field) for field in _ROUND_FIELDS]
+    variable_bytes = sum(
+        [len(e.payload) + 4 * len(e.trigger_run_id) + (4 * len(e.key) if e.key else 0) for e in changes.events]
+    )
+    bound = (
+        _ENVELOPE_BYTES_FIXED
+        + _EVENT_BYTES_FIXED * len(changes.events)
+        + variable_bytes
+        + sum(_encoded_bytes(elements) for elements in fields[1:] if elements)
+    )
+    if bound <= frame_bytes_max:
+        return [changes]
+    pieces = _cut(StateChanges(round=changes.round), _ROUND_FIELDS, fields, frame_bytes_max)
+    return [
+        msgspec.structs.replace(changes, **piece, more=changes.more or number < len(pieces))
+        for number, piece in enumerate(pieces, 1)
+    ]
+
+
+def split_sync(sync: StateSync, frame_bytes_max: int) -> list[StateSync]:
+    """Cut a `StateSync` into pieces that fit a frame each, in order, all but the last with ``more``.
+
+    All pieces carry its round. What is persisted and refused comes first, then what to cancel, then what
+    to create; elements keep their order. One that fits is returned as it is. Raises `FrameTooLong` for an
+    element that does not fit a frame alone.
+    """
+    fields = [getattr(sync, field) for field in _SYNC_FIELDS]
+    bound = (
+        _ENVELOPE_BYTES_FIXED
+        + _PERSISTED_BYTES_FIXED * len(sync.persisted)
+        + sum(_encoded_bytes(elements) for elements in fields[1:] if elements)
+    )
+    if bound <= frame_bytes_max:
+        return [sync]
+    pieces = _cut(StateSync(round=sync.round), _SYNC_FIELDS, fields, frame_bytes_max)
+    return [
+        msgspec.structs.replace(sync, **piece, more=sync.more or number < len(pieces))
+        for number, piece in enumerate(pieces, 1)
+    ]
+
+
+def _cut(
+    envelope: StateChanges | StateSync, names: tuple[str, ...], fields: list[tuple[Any, ...]], frame_bytes_max: int
+) -> list[dict[str, tuple[Any, ...]]]:
+    """Return the fields of each piece; every piece is as full as the order of elements allows."""
+    envelope_bytes = len(encode_message(envelope))
+    pieces: list[dict[str, list[Any]]] = [{name: [] for name in names}]
+    elements_bytes = 0
+    for name, elements in zip(names, fields, strict=True):
+        for element in elements:
+            element_bytes = _encoded_bytes(element)
+            piece = pieces[-1]
+            headers_bytes = sum(_array_header_bytes(len(piece[n]) + (n == name)) - 1 for n in names)
+            if envelope_bytes + headers_bytes + elements_bytes + element_bytes > frame_bytes_max:
+                if envelope_bytes + element_bytes > frame_bytes_max:
+                    what = f"{type(envelope).__name__} with one element of {name}"
+                    raise FrameTooLong(what, envelope_bytes + element_bytes, frame_bytes_max)
+                piece = {n: [] for n in names}
+                pieces.append(piece)
+                elements_bytes = 0
+            piece[name].append(element)
+            elements_bytes += element_bytes
+    return [{name: tuple(elements) for name, elements in piece.items()} for piece in pieces]
+
+
+def _encoded_bytes(part: Any) -> int:
+    """Return how many bytes a part of a message takes on the wire, where it takes the same as alone."""
+    return len(encode_message(part))
+
+
+def _array_header_bytes(elements: int) -> int:
+    """Return the size of msgpack's header of an array, of which an empty one has 1 byte."""
+    if elements < 16:
+        return 1
+    return 3 if elements < 2**16 else 5
