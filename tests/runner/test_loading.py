@@ -154,5 +154,5 @@ def test_kwargs_that_are_no_dict_or_cannot_be_read_are_refused() -> None:
 
 
 def test_a_class_whose_new_makes_something_else_is_refused() -> None:
-    with pytest.raises(TriggerNotLoaded, match=r"loadable\.Changeling makes a int, not a trigger"):
+    with pytest.raises(TriggerNotLoaded, match=r"loadable\.Changeling constructs a int, not a trigger"):
         load_trigger(spec("loadable.Changeling", {}))

@@ -1,4 +1,4 @@
-"""The trigger runner: ``python -P -m headgate.runner``, started by the supervisor and by nobody else."""
+"""The trigger runner: ``python -P -m headgate.runner``, started by the supervisor only."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import NoReturn
 from headgate.child.parent_death import die_with
 from headgate.protocol.startup import import_structlog, without_collections
 
-SWITCH_INTERVAL_S = 0.001  # at the default 5 ms two busy threads can starve one another for seconds
+SWITCH_INTERVAL_S = 0.001  # at the default of 5 ms two busy threads can starve each other for seconds
 # trio makes many short-lived, cycle-free objects; the default thresholds doubled its cost per event.
 GC_THRESHOLDS = (50_000, 20, 100)
-EXIT_BUG = 70  # something escaped that should not have; the traceback is on standard error
+EXIT_BUG = 70  # an exception that should have been handled; its traceback is on standard error
 
 
 def main() -> NoReturn:
     """Run until the supervisor drains this process or is gone, and end the process with the exit code."""
     arguments = _parse(sys.argv[1:])
     die_with(arguments.supervisor_pid)
-    # The supervisor drains on Ctrl-C and SIGTERM and tells us; the terminal's own signal must not cut that short.
+    # On Ctrl-C the supervisor drains this process through the link; the terminal's signal must not interrupt that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
-    # The descriptors are ours alone: a process that a trigger starts must not keep the link open.
+    # Not inherited: a process that a trigger starts must not keep the link open.
     os.set_inheritable(arguments.frames_fd, False)
     os.set_inheritable(arguments.logs_fd, False)
     with without_collections():
@@ -45,7 +45,7 @@ def main() -> NoReturn:
     standard_output, standard_error = sys.stdout, sys.stderr
 
     def exit_process(code: int) -> NoReturn:
-        # Not a normal exit: a thread or a task that a trigger left behind must not keep this process alive.
+        # Not a normal exit, because a thread that a trigger left behind must not keep this process alive.
         end_lines()
         channel.close()
         with contextlib.suppress(OSError, ValueError):
@@ -58,7 +58,7 @@ def main() -> NoReturn:
     try:
         code = run(socket.socket(fileno=arguments.frames_fd), arguments.incarnation, exit_process=exit_process)
     except BaseException:
-        # Standard error is where the supervisor looks for the cause of a death.
+        # The supervisor explains a death by the last lines of standard error.
         traceback.print_exc(file=standard_error)
         code = EXIT_BUG
     exit_process(code)

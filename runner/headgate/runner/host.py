@@ -1,9 +1,9 @@
-"""The host of the triggers: one task each, started and cancelled as the supervisor says.
+"""The host of the triggers: one task each, started and cancelled on the supervisor's request.
 
-A trigger fails alone (I9): whatever it raises, at import, in its constructor, while it runs or in its hooks,
-ends its own run, is reported with its traceback, and touches nobody else. It leaves its shared stream in one
-of two ways (I13): a filter that returned, or whose trigger a user removed, is done with the event it sits on;
-one that raised, or was cancelled for any other reason, is cut short, and the broker delivers that event again.
+A trigger fails alone (I9): whatever it raises, at import, in its constructor, while it runs or in its hooks, ends its
+own run, is reported with its traceback, and affects no other trigger. It leaves its shared stream in one of two ways
+(I13): a filter that returned, or whose trigger a user removed, is done with the event that it is working on; one that
+raised, or was cancelled for any other reason, is cut short, and the broker delivers that event again.
 """
 
 from __future__ import annotations
@@ -52,28 +52,28 @@ from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 log = structlog.get_logger(__name__)
 
-STARTS_A_STEP = 100  # triggers constructed between two looks at the rest of the loop
-EVENTS_A_STEP = 100  # events of one trigger that awaits nothing, between two looks at the rest of the loop
-# How long a shared stream takes to close at the worst, which its last subscriber waits for.
+STARTS_A_STEP = 100  # triggers constructed between two checkpoints
+EVENTS_A_STEP = 100  # events of one trigger that awaits nothing, between two checkpoints
+# The longest time that a shared stream takes to close; its last subscriber waits for it.
 STREAM_END_S = DRAIN_TIMEOUT_S + STREAM_CLOSE_TIMEOUT_S + PRODUCER_CLOSE_TIMEOUT_S
-# What a trigger may fire. A value may be of an author's subclass of str, which has no form on the wire.
+# The kinds of events. A value may be an instance of an author's subclass of str, which cannot be encoded.
 EVENT_KINDS: dict[str, EventKind] = {"event": "event", "success": "success", "failed": "failed", "skipped": "skipped"}
 
 
 class ReturnedBeforeFirstEvent(Exception):
-    """A trigger returned without having fired an event, which nobody could ever notice (seed 002)."""
+    """A trigger returned without having fired an event: a task that waits for it would wait for ever."""
 
 
 class NotATriggerEvent(TypeError):
-    """A trigger yielded or returned something else than trigger events."""
+    """A trigger yielded or returned something other than trigger events."""
 
 
 class CancelledByItself(RuntimeError):
-    """A trigger raised trio's cancellation although nobody had cancelled it: a scope of its own leaked."""
+    """A trigger raised trio's cancellation although it was not cancelled: a scope of its own leaked."""
 
 
 class Ending(NamedTuple):
-    """How a run ended, judged once, when its trigger has: what comes during the hooks changes nothing."""
+    """How a run ended. Decided once, when its generator has ended; a cancellation during the hooks changes nothing."""
 
     outcome: Outcome
     reason: CancelReason | None
@@ -82,22 +82,22 @@ class Ending(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether the event it sat on counts as done (I13)."""
+        """Whether the event that it was working on counts as done (I13)."""
         return self.error is None and self.reason in (None, "user")
 
 
 class Stage(enum.IntEnum):
-    """How far a run has come."""
+    """The stages of a run."""
 
     DRIVING = 0
-    DRIVEN = 1  # its generator has ended; the stream and the hooks are still to come
+    DRIVEN = 1  # its generator has ended; it still has to leave its stream and to run its hooks
     ENDED = 2
 
 
 class TriggerRun:
     """One run of one trigger, from its start to its report.
 
-    There may be a hundred thousand of them that only wait, so it holds nothing that few of them need.
+    A runner may host a hundred thousand idle ones, so it has no attribute that only few of them need.
     """
 
     __slots__ = (
@@ -121,25 +121,25 @@ class TriggerRun:
         self.trigger = trigger
         self.scope = trio.CancelScope()
         self.stage = Stage.DRIVING
-        self.stage_changed: trio.Event | None = None  # there while somebody waits for the end
+        self.stage_changed: trio.Event | None = None  # set only while a task waits for the end
         self.cancel_reason: CancelReason | None = None
-        self.not_joined: BaseException | None = None  # why it is in no shared stream, though it should be
-        self.forced: Exception | None = None  # why its shared stream has thrown it out
+        self.not_joined: BaseException | None = None  # why joining its shared stream failed
+        self.forced: Exception | None = None  # why its shared stream failed it
         self.key: Hashable = None
         self.subscription: Subscription | None = None
         self.events = 0
-        self.is_interrupted = False  # its scope is cancelled; the scope itself would look at the clock to say so
+        self.is_interrupted = False  # its scope is cancelled; asking the scope would read the clock
         self.is_stuck = False
 
     def reach(self, stage: Stage) -> None:
-        """Note that it has come so far."""
+        """Enter a stage."""
         self.stage = stage
         if self.stage_changed is not None:
             self.stage_changed.set()
             self.stage_changed = None
 
     async def wait_for(self, stage: Stage) -> None:
-        """Wait until it has come so far."""
+        """Wait until the run has entered this stage."""
         while self.stage < stage:
             if self.stage_changed is None:
                 self.stage_changed = trio.Event()
@@ -169,24 +169,24 @@ class Host:
     def __len__(self) -> int:
         return len(self._runs)
 
-    # --- what the supervisor says -----------------------------------------------------------------
+    # --- requests of the supervisor ---------------------------------------------------------------
 
     async def start(self, specs: tuple[TriggerSpec, ...]) -> None:
-        """Start triggers. The caller holds the shared streams meanwhile, so that all of them join in time."""
+        """Start triggers. The caller pauses the start of streams meanwhile, so that all of them join in time."""
         for number, spec in enumerate(specs, start=1):
             self._start(spec)
             if number % STARTS_A_STEP == 0:
                 await trio.lowlevel.checkpoint()
 
     def cancel(self, cancel: CancelTrigger) -> None:
-        """Cancel one trigger. It need not run: a shared stream may be waiting for it to come back."""
+        """Cancel one trigger. It need not be running: a shared stream may be waiting for it to rejoin."""
         self._streams.cancel_rejoin(cancel.trigger_id)
         run = self._runs.get(cancel.trigger_id)
         if run is not None:
             self._cancel(run, cancel.reason)
 
     def cancel_standalone(self, reason: CancelReason) -> None:
-        """Cancel the triggers that are in no shared stream."""
+        """Cancel the triggers outside shared streams."""
         for run in list(self._runs.values()):
             if run.subscription is None:
                 self._cancel(run, reason)
@@ -197,7 +197,7 @@ class Host:
             self._cancel(run, reason)
 
     async def wait_all_ended(self) -> None:
-        """Wait until no trigger runs, except those of which nobody knows whether they will ever end."""
+        """Wait until no trigger runs, except those that are stuck."""
         while not all(run.is_stuck for run in self._runs.values()):
             await self._waiting_for_end.park()
 
@@ -205,23 +205,23 @@ class Host:
 
     def _start(self, spec: TriggerSpec) -> None:
         if spec.trigger_id in self._runs:
-            # The supervisor starts a trigger anew only after its end was reported: this is a bug of ours.
-            log.error("a trigger was to be started twice", **SpecNames(spec))
+            # The supervisor restarts a trigger only after its end was reported, so this is a bug in headgate.
+            log.error("a trigger that runs already was to be started", **SpecNames(spec))
             return
-        # What is kept of it for as long as the trigger runs.
+        # Kept in memory for as long as the trigger runs, so without the kwargs.
         kept = msgspec.structs.replace(spec, classpath=sys.intern(spec.classpath), kwargs=b"")
         with naming_trigger(SpecNames(kept)):
             try:
                 trigger = load_trigger(spec)
-            except BaseException as exc:  # a constructor may raise anything at all, even SystemExit
+            except BaseException as exc:  # a constructor may raise anything, even SystemExit
                 self._report(kept, Ending("failed", None, exc), events=0)
                 return
-            # Past a __setattr__ of the author's own, such as that of a frozen dataclass.
+            # Bypasses a __setattr__ of the author's, such as that of a frozen dataclass.
             object.__setattr__(trigger, "_ask_last_event", partial(self._ask_last_event, spec.trigger_id))
             run = self._runs[spec.trigger_id] = TriggerRun(kept, trigger)
             try:
                 self._join_stream(run)
-            except BaseException as exc:  # raised by its task: there is an object now, which wants its cleanup
+            except BaseException as exc:  # raised again by its task: the object exists now and needs its cleanup()
                 run.not_joined = exc
             # The task inherits the context, and with it the names that its log records carry.
             self._nursery.start_soon(self._run, run, name=f"trigger {spec.trigger_id}")
@@ -235,12 +235,12 @@ class Host:
         run.subscription = self._streams.subscribe(trigger_id=run.spec.trigger_id, trigger=run.trigger, key=run.key)
         run.subscription.on_failed = lambda error: self._fail_by_stream(run, error)
 
-    # --- its premature end ------------------------------------------------------------------------
+    # --- cancellation -----------------------------------------------------------------------------
 
     def _fail_by_stream(self, run: TriggerRun, error: Exception) -> None:
         """The shared stream failed this subscriber, which may never pull again: cancel it.
 
-        Where the whole stream ended, the filter first gets what it has waiting, and then the error.
+        If the whole stream ended, the filter first gets the events in its queue, and then the error.
         """
         run.forced = error
         if run.cancel_reason is None:
@@ -260,7 +260,7 @@ class Host:
         self._nursery.start_soon(self._watch_end, run, Stage.DRIVEN, self._settings.cancel_grace_s)
 
     async def _watch_end(self, run: TriggerRun, end: Stage, within_s: float) -> None:
-        """A trigger that swallows its cancellation cannot be ended from here: say so, to have the process replaced."""
+        """Report a trigger that swallows its cancellation: it cannot be ended here, only by replacing the process."""
         with trio.move_on_after(within_s):
             await run.wait_for(end)
             return
@@ -273,7 +273,7 @@ class Host:
     # --- the run ----------------------------------------------------------------------------------
 
     async def _run(self, run: TriggerRun) -> None:
-        """The whole life of a run. Raises nothing, since that would end all others."""
+        """Run one trigger from start to report. Raises nothing, because that would end all others."""
         error: BaseException | None = None
         try:
             with run.scope:
@@ -282,8 +282,8 @@ class Host:
             error = exc
         ending = _judge(run, error)
         run.reach(Stage.DRIVEN)
-        # Shielded, because the stream counts on this subscriber's leaving, and cleanup() on being called. The
-        # hooks come last: nothing that users wrote may keep the stream waiting.
+        # Shielded, because the stream relies on this subscriber leaving, and cleanup() has to be called. The hooks are
+        # last: user code must not keep the stream waiting.
         with trio.CancelScope(shield=True):
             await self._leave_stream(run, ending)
             await self._call_hooks(run, ending)
@@ -301,7 +301,7 @@ class Host:
         self._streams.start_rejoin_wait(trigger_id)
 
     async def _drive(self, run: TriggerRun) -> None:
-        """Iterate the trigger. One task does all of it, and awaits nothing between two events but room."""
+        """Iterate the trigger in one task, which between two events awaits nothing but room in the outbox."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if run.not_joined is not None:
             raise run.not_joined
@@ -315,7 +315,7 @@ class Host:
             if inspect.iscoroutine(events):
                 events.close()
             raise NotATriggerEvent(
-                f"{run.spec.classpath} must be an async generator (async def with yield): it returned {events!r:.200}"
+                f"{run.spec.classpath} must be an async generator (async def with yield), but returned {events!r:.200}"
             )
         async with aclosing(events):
             async for event in events:
@@ -328,9 +328,9 @@ class Host:
             raise ReturnedBeforeFirstEvent(f"{run.spec.classpath} returned before its first event")
 
     async def _pause(self, run: TriggerRun) -> None:
-        """Let the others run, and wait for room, for as long as nobody wants the trigger to end."""
-        # Shielded: the trigger may have yielded inside a cancel scope of its own, which must not see its
-        # deadline delivered to an await that is not its own.
+        """Let other tasks run, and wait for room in the outbox unless the trigger is to end."""
+        # Shielded: the trigger may have yielded inside a cancel scope of its own, whose deadline must not be delivered
+        # to an await of ours.
         with trio.CancelScope(shield=True):
             await trio.lowlevel.checkpoint()
             while self._outbox.is_full and not run.is_interrupted:
@@ -341,7 +341,7 @@ class Host:
                 run.subscription.waits_for_store = False
 
     def _fire(self, run: TriggerRun, event: object) -> EventKind:
-        """Bind the event to the message it derives from, and put it in the outbox, with no await in between."""
+        """Bind the event to the message it derives from, and append it to the outbox, with no await in between."""
         if not isinstance(event, TriggerEvent):
             raise NotATriggerEvent(f"{run.spec.classpath} yielded {type(event).__name__}, not a TriggerEvent")
         kind = EVENT_KINDS.get(event.kind)
@@ -365,16 +365,37 @@ class Host:
             problem = f"the key of an event of {spec.name} is not storable text of at most {KEY_CHARS_MAX} characters"
             payload = payload[:REFUSED_HEAD_BYTES_MAX]
         index, run.events = run.events, run.events + 1
-        envelope = (spec.trigger_id, spec.trigger_run_id, index, binding.seq or 0)
         if problem:
             problem = storable(problem)[:ERROR_CHARS_MAX]
             log.error("an event is refused", reason=problem, sequence_index=index, **SpecNames(spec))
             self._outbox.enqueue(
-                RefusedEvent(*envelope, problem, payload_bytes, payload, None if key is None else _shown(key), position)
+                RefusedEvent(
+                    trigger_id=spec.trigger_id,
+                    trigger_run_id=spec.trigger_run_id,
+                    sequence_index=index,
+                    seq=binding.seq or 0,
+                    reason=problem,
+                    payload_bytes=payload_bytes,
+                    payload_head=payload,
+                    key=None if key is None else _shown(key),
+                    position=position,
+                )
             )
         else:
             marks.reach("host.event_bound")
-            self._outbox.enqueue(FiredEvent(*envelope, payload, key, position, kind, kind != "event"))
+            self._outbox.enqueue(
+                FiredEvent(
+                    trigger_id=spec.trigger_id,
+                    trigger_run_id=spec.trigger_run_id,
+                    sequence_index=index,
+                    seq=binding.seq or 0,
+                    payload=payload,
+                    key=key,
+                    position=position,
+                    kind=kind,
+                    is_last=kind != "event",
+                )
+            )
             marks.reach("host.event_queued")
         return kind
 
@@ -384,42 +405,42 @@ class Host:
         if run.subscription is None:
             return
         if ending.outcome == "failed":
-            # It is started again in a moment; until then the others wait, or it would miss what they get.
+            # It is restarted soon; until then the other subscribers wait, because it would miss their events.
             self._streams.expect_rejoin(trigger_id=run.spec.trigger_id, key=run.key)
         self._watch_rest(run, STREAM_END_S)
         try:
             await self._streams.unsubscribe(run.spec.trigger_id, run.key, cut_short=not ending.is_done)
-        except BaseException:  # the key is the author's object: it may even have changed its hash meanwhile
+        except BaseException:  # the key is the author's object, whose hash may have changed
             log.exception("a trigger could not leave its shared stream", **SpecNames(run.spec))
 
     async def _call_hooks(self, run: TriggerRun, ending: Ending) -> None:
-        """`on_kill` where a user acted, `cleanup` always (I14); each bounded, neither able to fail anything."""
+        """Call `on_kill` if a user acted, and `cleanup` always (I14). Each is bounded; a failure is only logged."""
         names = ("on_kill", "cleanup") if ending.reason == "user" else ("cleanup",)
         timeout_s = self._settings.hook_timeout_s
         for name in names:
             if name not in vars(run.trigger) and getattr(type(run.trigger), name) is getattr(BaseTrigger, name):
-                continue  # the one that does nothing
+                continue  # the base class's, which does nothing
             self._watch_rest(run, len(names) * timeout_s)
             scope = trio.CancelScope(deadline=trio.current_time() + timeout_s, shield=True)
             try:
                 with scope:
                     await getattr(run.trigger, name)()
-            except BaseException:  # even SystemExit: a hook ends nothing but itself
+            except BaseException:  # even SystemExit: a hook ends only itself
                 log.exception("a hook failed", hook=name, **SpecNames(run.spec))
             if scope.cancelled_caught:
                 log.error("a hook took too long", hook=name, timeout_s=timeout_s, **SpecNames(run.spec))
 
     async def _close_leaked_nurseries(self, run: TriggerRun) -> None:
-        """Close what the trigger has opened and not left: trio would end the task, and with it all, with an error."""
+        """Close nurseries that the trigger left open: trio would end the task with an error, and with it the runner."""
         for nursery in reversed(trio.lowlevel.current_task().child_nurseries):
             self._watch_rest(run, 0.0)
             log.error("a trigger left a nursery open", **SpecNames(run.spec))
             nursery.cancel_scope.cancel()
-            # What `async with` awaits at its end. What the tasks in there raise has nobody to go to.
+            # The same that `async with` awaits at its end. Exceptions of the tasks in it cannot be delivered anywhere.
             await nursery._nested_child_finished(None)
 
     def _watch_rest(self, run: TriggerRun, bound_s: float) -> None:
-        """What is left to do ends within ``bound_s``, unless users' code in it swallows its cancellation."""
+        """Report the run as stuck unless the rest of it ends within ``bound_s`` and the grace of a cancellation."""
         self._nursery.start_soon(self._watch_end, run, Stage.ENDED, bound_s + self._settings.cancel_grace_s)
 
     def _report(self, spec: TriggerSpec, ending: Ending, *, events: int) -> None:
@@ -437,14 +458,14 @@ class Host:
 
 
 def _judge(run: TriggerRun, error: BaseException | None) -> Ending:
-    """Say how a run ended, from what its trigger raised and what others wanted of it."""
+    """Decide how a run ended, from its trigger's exception and the requests to cancel it."""
     reason = run.cancel_reason
     if error is not None and _is_cancellation(error):
         if trio.current_effective_deadline() == -math.inf:
             # The whole runner is being taken down.
             reason, error = reason or "shutdown", None
         else:
-            # Nobody cancelled this task from outside, so its own code did, and lost the scope that it did it with.
+            # This task was not cancelled from outside, so its own code did it, with a scope that it then left.
             leaked = CancelledByItself(f"{run.spec.classpath} was cancelled by a scope of its own")
             leaked.__cause__ = error
             error = leaked
@@ -457,7 +478,7 @@ def _judge(run: TriggerRun, error: BaseException | None) -> Ending:
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Whether there is nothing in the exception but trio's cancellation."""
+    """Whether the exception consists of trio's cancellation only."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_cancellation(part) for part in error.exceptions)
     return isinstance(error, trio.Cancelled)
@@ -472,6 +493,6 @@ def _is_key(key: object) -> bool:
 
 
 def _shown(key: object) -> str:
-    """A key that may be unfit to be one, as text that shows what it was."""
+    """Return a key that may be invalid as text that can be stored and shown."""
     text = key if isinstance(key, str) else f"<{type(key).__name__}>"
     return storable(text[:KEY_CHARS_MAX])[:KEY_CHARS_MAX]

@@ -1,4 +1,4 @@
-"""From a `TriggerSpec` to a trigger object: the first place where users' code runs."""
+"""Loading triggers: from a `TriggerSpec` to an object. The first place at which users' code runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.triggers.base import BaseTrigger
 
 
 class TriggerNotLoaded(Exception):
-    """A trigger cannot be constructed; the sentence says at which step, the cause says why."""
+    """A trigger cannot be constructed. The message names the step, and the cause is the reason."""
 
 
 def load_trigger(spec: TriggerSpec) -> BaseTrigger:
@@ -23,7 +23,7 @@ def load_trigger(spec: TriggerSpec) -> BaseTrigger:
         raise TriggerNotLoaded(f"the kwargs of {spec.name} are a {type(kwargs).__name__}, not a dict")
     trigger: object = cls(**kwargs)
     if not isinstance(trigger, BaseTrigger):  # a __new__ of the author's may return anything
-        raise TriggerNotLoaded(f"{spec.classpath} makes a {type(trigger).__name__}, not a trigger")
+        raise TriggerNotLoaded(f"{spec.classpath} constructs a {type(trigger).__name__}, not a trigger")
     return trigger
 
 
@@ -32,13 +32,13 @@ def import_class(classpath: str) -> type[BaseTrigger]:
     names = classpath.split(".")
     if len(names) < 2 or not all(names):
         raise TriggerNotLoaded(f"{classpath!r} is not of the form package.module.Class")
-    # The longest prefix that is a module wins; what is left names the class inside it.
+    # The longest prefix that is a module wins; the rest names the class inside it.
     for length in range(len(names) - 1, 0, -1):
         module_name = ".".join(names[:length])
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as exc:
-            # Only the module we asked for may be missing; one that it imports in turn is the author's problem.
+            # Only the requested module may be missing; a module that it imports in turn is the author's error.
             if exc.name is None or not (module_name == exc.name or module_name.startswith(exc.name + ".")):
                 raise
         else:

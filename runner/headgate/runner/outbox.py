@@ -1,8 +1,8 @@
-"""What the triggers of this runner have to say and the supervisor has not yet been told.
+"""The outbox: events and ends of triggers that are not yet sent to the supervisor.
 
-Triggers put events in without awaiting; the sender takes them out as rounds. While one round is in flight
-the outbox fills, and the next round carries all of it: that is group commit. When it is full, the triggers
-wait for room, each after the event it has just fired, so the limit is exceeded by one event a trigger at most.
+Triggers append without awaiting; the sender takes rounds out. While one round is in flight the outbox fills, and the
+next round carries all of it: that is group commit. If it is full, each trigger waits for room after the event that it
+has just fired, so the limit is exceeded by at most one event per trigger.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import trio
 
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges
 
-OUTBOX_BYTES_MAX = 64 * 1024 * 1024  # what waits: what a database that is away may cost in memory
-ROUND_BYTES_MAX = 32 * 1024 * 1024  # of one round: two frames, stored in one go
+OUTBOX_BYTES_MAX = 64 * 1024 * 1024  # of all waiting events: the memory that an unreachable database may cost
+ROUND_BYTES_MAX = 32 * 1024 * 1024  # of one round: two frames
 
 Item = FiredEvent | RefusedEvent | FinishedTrigger
 
@@ -38,11 +38,11 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether whoever fires should wait with `wait_room`."""
+        """Whether a trigger that fires should wait with `wait_room`."""
         return len(self._items) >= self._events_max or self._bytes >= OUTBOX_BYTES_MAX
 
     def enqueue(self, item: Item) -> None:
-        """Append. Synchronous, so that nothing comes between the binding of an event and its place here."""
+        """Append an item. Synchronous, so that nothing can happen between the binding of an event and this."""
         self._items.append(item)
         self._put_total += 1
         self._bytes += len(item.payload) if isinstance(item, FiredEvent) else _bytes_of(item)
@@ -55,23 +55,23 @@ class Outbox:
         self._not_empty.set()
 
     async def wait_room(self) -> None:
-        """Wait until there may be room, or `wake` is called; the caller looks again."""
+        """Wait until there may be room, or `wake` is called; the caller checks again."""
         await self._room.park()
 
     def wake(self) -> None:
-        """Wake everyone who waits for room, so that those who are being cancelled notice it."""
+        """Wake all tasks that wait for room, so that those being cancelled notice it."""
         self._room.unpark_all()
 
     async def wait_not_empty(self) -> None:
-        """Wait until there is something for a round."""
+        """Wait until a round should be sent."""
         await self._not_empty.wait()
 
     def request_round(self) -> None:
-        """Have a round sent even if there is nothing for it."""
+        """Have a round sent even if the outbox is empty."""
         self._not_empty.set()
 
     def take_round(self, number: int, *, is_heartbeat: bool = False) -> StateChanges:
-        """Take out the next round, in order; an empty one if there is nothing, or it is to be a heartbeat."""
+        """Take the next round out, in order; an empty one for a heartbeat, or if the outbox is empty."""
         events: list[FiredEvent] = []
         refused: list[RefusedEvent] = []
         finished: list[FinishedTrigger] = []
@@ -99,19 +99,19 @@ class Outbox:
         return StateChanges(number, tuple(events), tuple(refused), tuple(finished), stuck)
 
     def note_stored(self) -> None:
-        """Note that every round taken so far has been answered: what was in it is stored."""
+        """Note that every round taken so far has been answered, so its items are stored."""
         self._stored_total = self._taken_total
         self._stored.unpark_all()
 
     async def wait_stored(self) -> None:
-        """Wait until everything that is in here now is stored."""
+        """Wait until all items that are in the outbox now are stored."""
         put_total = self._put_total
         while self._stored_total < put_total:
             await self._stored.park()
 
 
 def _bytes_of(item: RefusedEvent | FinishedTrigger) -> int:
-    """What an item holds in memory beside its fixed fields, as far as users' code decides it."""
+    """The bytes of an item whose size users' code decides."""
     if isinstance(item, RefusedEvent):
         return len(item.payload_head)
     return len(item.error) + len(item.traceback)

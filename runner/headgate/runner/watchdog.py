@@ -1,9 +1,9 @@
-"""Names the trigger, the class and the line that block the loop, while they still block it.
+"""The watchdog: names the trigger, the class and the line that block the loop, while they still block it.
 
-A thread looks at the loop's thread a few times a second: which trio task is being stepped, and where. A
-task found in the same step for longer than the limit blocks all others, and is reported with its stack.
-Nothing is paid per step. Where even this thread gets no turn (C code that keeps the GIL), the supervisor
-notices the silence and has the stacks dumped by a signal.
+A thread samples the loop's thread a few times a second: which trio task is running a step, and where. A task that is in
+the same step for longer than the limit blocks all others, and is reported with its stack. This costs nothing per step.
+If even this thread cannot run (C code that keeps the GIL), the supervisor notices the silence and has the stacks dumped
+by a signal.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from headgate.child.logs import trigger_names
 
 log = structlog.get_logger(__name__)
 
-SAMPLES_PER_LIMIT = 5  # how often a step as long as the limit is looked at
-# A loop that was idle in so many samples is looked at once a limit only, until it is busy again: looking costs most
-# of what an idle runner costs. A step that blocks it then is still found when it is twice as long as the limit.
+SAMPLES_PER_LIMIT = 5  # samples of a step that is as long as the limit
+# A loop that was idle in so many samples is sampled only once per limit until it is busy again, because sampling is
+# most of the cost of an idle runner. A step that blocks it then is still found when it is twice as long as the limit.
 IDLE_SAMPLES = 20
-# A sample that comes this many intervals late says that the whole process, not one task, stood still.
+# A sample that is this many intervals late means that the whole process was stopped, not one task.
 LATE_INTERVALS = 4
 STACK_FRAMES_MAX = 20  # of a reported stack, innermost last
 
-# Not users' code: Python's own, what is installed beside it, and headgate itself, wherever that stands.
+# Folders that hold no users' code: the standard library, installed packages, and headgate itself.
 _LIBRARY_FOLDERS = tuple(
     str(Path(folder).resolve()) + "/"
     for folder in (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *headgate.__path__)
@@ -42,14 +42,14 @@ _LIBRARY_FOLDERS = tuple(
 
 
 class _Step(NamedTuple):
-    """One step of one task. The task by a weak reference: its address alone may soon be that of another."""
+    """One step of one task. A weak reference, because the address of a task may be reused."""
 
     task: weakref.ref[Any]
     schedule_points: int
 
 
 class Watchdog:
-    """Watches the loop of the thread that creates it. A context manager: the thread lives as long as the block."""
+    """Watches the loop of the thread that creates it. A context manager: its own thread lives as long as the block."""
 
     def __init__(self, *, blocked_after_s: float) -> None:
         self._loop_thread = threading.get_ident()
@@ -67,7 +67,7 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        seen: _Step | None = None  # the step the last sample found, and since when
+        seen: _Step | None = None  # the step that the last sample found; ``since``: when it was first found
         since = sampled = time.monotonic()
         reported: _Step | None = None
         idle_samples = 0
@@ -85,7 +85,7 @@ class Watchdog:
             elif now - since >= self._blocked_after_s and reported is None:
                 reported = step
                 _report(step.task(), frame, now - since)
-            del frame  # no reference to users' frames is kept between samples
+            del frame  # keep no reference to users' frames between samples
 
     def _interval_after(self, idle_samples: int) -> float:
         return self._interval_s if idle_samples < IDLE_SAMPLES else self._blocked_after_s
@@ -121,12 +121,12 @@ def _report(task: Any, frame: FrameType | None, blocked_s: float) -> None:
 
 
 def subject_of(task: Any) -> dict[str, object]:
-    """The task, and the trigger it works for: the one that is being constructed, or that started it."""
+    """Describe a task by its name and its trigger: the one being constructed, or the one that started the task."""
     return {"task": task.name, **task.context.get(trigger_names, {})}
 
 
 def culprit_of(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """The innermost frame that is users' code; failing that, the innermost of all."""
+    """Return the innermost frame of users' code; if there is none, the innermost frame of all."""
     for frame in reversed(stack):
         folder = str(Path(frame.filename).resolve())
         if not folder.startswith(_LIBRARY_FOLDERS) and not frame.filename.startswith("<"):
