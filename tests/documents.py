@@ -74,7 +74,7 @@ def limits() -> str:
 
 def settings() -> str:
     """Return these settings as Markdown, with their defaults and reasons."""
-    defaults = config.load_settings(environ={"HOME": "/"}, cwd=Path("/"), flags={"home": Path("HOME")})
+    defaults = config.resolve_settings(environ={"HOME": "/"}, cwd=Path("/"), flags={"home": Path("HOME")}).settings
     values = {key: getattr(defaults, key) for key in SETTINGS} | {"import_paths": (".",)}  # made absolute, as all paths
     rows = [f"| `{key}` | {_default(value)} | {config.reason(key)} |" for key, value in values.items()]
     return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows]) + "\n"

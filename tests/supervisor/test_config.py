@@ -11,7 +11,7 @@ import pytest
 
 from headgate.protocol.messages.runner import RunnerSettings
 from headgate.supervisor import config
-from headgate.supervisor.config import ConfigError, Settings, load_settings, resolve_settings
+from headgate.supervisor.config import ConfigError, Settings, resolve_settings
 
 
 @pytest.fixture
@@ -20,7 +20,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, environ: dict[str, str] | None = None, **flags: Any) -> Settings:
-    return load_settings(flags=flags, environ={"HEADGATE_HOME": str(folder / "home")} | (environ or {}), cwd=folder)
+    environ = {"HEADGATE_HOME": str(folder / "home")} | (environ or {})
+    return resolve_settings(flags=flags, environ=environ, cwd=folder).settings
 
 
 def write(path: Path, text: str) -> Path:
@@ -153,6 +154,22 @@ def test_a_bad_value_in_the_file_names_the_file(folder: Path, line: str) -> None
     assert caught.value.source == str(file)
 
 
+def test_a_table_in_the_file_is_an_error_that_says_where_settings_belong(folder: Path) -> None:
+    write(folder / "headgate.toml", "[headgate]\ncapacity = 1")
+
+    with pytest.raises(ConfigError, match=r"there is no table \[headgate\]: settings stand at the top level"):
+        load(folder)
+
+
+def test_a_folder_in_the_place_of_the_file_is_an_error(folder: Path) -> None:
+    (folder / "headgate.toml").mkdir()
+
+    with pytest.raises(ConfigError, match="this is a folder") as caught:
+        load(folder)
+
+    assert caught.value.source == str(folder / "headgate.toml")
+
+
 def test_a_file_that_is_no_toml_is_an_error_that_says_where(folder: Path) -> None:
     write(folder / "headgate.toml", "capacity = 1\ncapacity 2")
 
@@ -204,11 +221,42 @@ def test_no_password_and_no_key_is_ever_shown(folder: Path, url: str) -> None:
     assert "***" in shown
 
 
-def test_the_error_about_a_bad_database_url_does_not_show_it(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="database_url: expected a URL") as caught:
-        load(folder, {"HEADGATE_DATABASE_URL": "u:hunter2@host/db"})
+@pytest.mark.parametrize(
+    ("url", "got"),
+    [
+        ("u:hunter2@host/db", "got a text that does not begin with a scheme"),
+        ("mysql://u:hunter2@host/db", "got one that begins with 'mysql://'"),
+        ("hunter2@x://host", "got a text that does not begin with a scheme"),
+    ],
+)
+def test_the_error_about_a_bad_database_url_names_the_scheme_and_nothing_else(folder: Path, url: str, got: str) -> None:
+    with pytest.raises(ConfigError, match="database_url: expected a URL such as .*, " + re.escape(got)) as caught:
+        load(folder, {"HEADGATE_DATABASE_URL": url})
 
     assert "hunter2" not in str(caught.value)
+
+
+def test_the_url_of_a_host_that_writes_postgres_is_taken(folder: Path) -> None:
+    url = load(folder, {"HEADGATE_DATABASE_URL": "postgres://u:p@h/db"}).database_url
+    assert url == "postgresql://u:p@h/db"
+
+
+def test_the_default_folder_of_dag_files_is_made_and_another_one_must_exist(folder: Path) -> None:
+    settings = load(folder)
+    settings.make_folders()
+    assert settings.dags_folder == folder / "home" / "dags"
+    assert settings.dags_folder.is_dir()
+
+    with pytest.raises(ConfigError, match=re.escape(f"the folder of DAG files {folder}/nope does not exist")):
+        load(folder, dags_folder="nope").make_folders()
+    write(folder / "file", "")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        load(folder, dags_folder="file").make_folders()
+
+
+def test_folders_of_modules_that_do_not_exist_are_found(folder: Path) -> None:
+    (folder / "there").mkdir()
+    assert load(folder, import_paths="there,nope").missing_import_paths() == [folder / "nope"]
 
 
 def test_every_value_is_known_with_where_it_came_from(folder: Path) -> None:
@@ -251,7 +299,7 @@ def test_the_runner_gets_every_setting_of_its_own(folder: Path) -> None:
 
 
 def test_the_logs_of_tasks_are_in_home_unless_another_folder_is_named(tmp_path: Path) -> None:
-    in_home = load_settings(environ={"HEADGATE_HOME": "h"}, cwd=tmp_path)
+    in_home = load(tmp_path, {"HEADGATE_HOME": "h"})
     assert in_home.log_folder == tmp_path / "h" / "logs"
-    named = load_settings(environ={"HEADGATE_HOME": "h", "HEADGATE_LOG_FOLDER": "shared"}, cwd=tmp_path)
+    named = load(tmp_path, {"HEADGATE_HOME": "h", "HEADGATE_LOG_FOLDER": "shared"})
     assert named.log_folder == tmp_path / "shared"

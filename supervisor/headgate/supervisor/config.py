@@ -1,12 +1,12 @@
-"""Settings: what can be set, where it is read from, and what is said when it is wrong.
+"""Settings: their names and limits, the places they are read from, and the errors about them.
 
 A setting is looked for in four places, the later ones winning::
 
     built-in default  <  headgate.toml  <  HEADGATE_* environment variables  <  command-line flags
 
 The file is the one named by ``--config``, else ``./headgate.toml``, else ``$HEADGATE_HOME/headgate.toml``; it
-is flat, one ``key = value`` for each setting. A key nobody knows and a value out of range are errors that
-name the key, the place and what was expected: a setting that is misspelt must not silently be the default.
+is flat, one ``key = value`` for each setting. An unknown key and a value out of range are errors that name the key,
+the place and the expected value: a misspelt setting must not silently be the default.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from headgate.protocol.messages.runner import EVENT_BYTES_MAX, FRAME_BYTES_MAX, 
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
-# Connections and variables are read from the first two (see `headgate.supervisor.queries`), and the last is for those
-# who run headgate's own tests; they are not settings, and left alone.
+# Connections and variables are read from the first two (see `headgate.supervisor.queries`), and the last is for
+# headgate's own tests: they are not settings.
 RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_TEST_")
 
-SECONDS_MAX = 366 * 24 * 3600.0  # a time longer than a year is a mistake, and infinity is no time
+SECONDS_MAX = 366 * 24 * 3600.0  # a time longer than a year is a mistake, and infinity is not a time
 BYTES_LIMIT_MAX = 1024**3  # a limit of bytes that must fit in memory, and in the length prefix of a frame
 TASK_LOG_BYTES_MAX = 64 * 1024 * 1024  # a hundred thousand lines are some 20 MiB
 COUNT_MAX = 1_000_000  # a limit of things that are held in memory
@@ -192,7 +192,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     capture_files_max: Annotated[_Count, _why("Files of the capture that are kept; the oldest goes first.")] = 16
 
     def __post_init__(self) -> None:
-        # The defaults that follow from another setting.
+        # Defaults that depend on another setting.
         if not self.database_url:
             msgspec.structs.force_setattr(self, "database_url", f"sqlite:///{self.home}/headgate.db")
         if self.dags_folder == Path():
@@ -201,9 +201,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "log_folder", self.home / "logs")
 
     def __repr__(self) -> str:
-        # A settings object finds its way into tracebacks and logs; its secrets must not (I12).
+        # Settings appear in tracebacks and logs; their secrets must not (I12).
         shown = ", ".join(f"{key}={masked(key, getattr(self, key))!r}" for key in KEYS)
         return f"Settings({shown})"
+
+    def make_folders(self) -> None:
+        """Make the home folder, and the folder of DAG files if it is the default one.
+
+        Raises `ConfigError` if another folder of DAG files was named and is not there: it is probably misspelt.
+        """
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.dags_folder == self.home / "dags":
+            self.dags_folder.mkdir(exist_ok=True)
+        if not self.dags_folder.is_dir():
+            is_there = "is not a folder" if self.dags_folder.exists() else "does not exist"
+            raise ConfigError("dags_folder", "", f"the folder of DAG files {self.dags_folder} {is_there}")
+
+    def missing_import_paths(self) -> list[Path]:
+        """Return the folders of ``import_paths`` that do not exist; Python ignores them without a warning."""
+        return [path for path in map(Path, self.import_paths) if not path.is_dir()]
 
     def runner_settings(self) -> RunnerSettings:
         """Return the part of the settings that travels to the runner in `Welcome`."""
@@ -225,14 +241,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where the value of a setting came from: ``default``, the path of a file, a variable, or a flag."""
+    """The place that a value comes from: ``default``, the path of a file, a variable, or a flag."""
 
     source: str
-    relative_to: Path  # the folder against which a relative path given there is taken
+    relative_to: Path  # the folder that a relative path in this place is relative to
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """Settings, and where each came from. ``sources`` has every key; ``file`` is the file that was read, if any."""
+    """Settings, and the source of each. ``sources`` has every key; ``file`` is the file that was read, if any."""
 
     settings: Settings
     sources: dict[str, str]
@@ -242,7 +258,7 @@ class Resolved(msgspec.Struct, frozen=True):
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 KEYS = tuple(_FIELDS)
 _PATHS = ("home", "capture", "dags_folder", "log_folder")
-# Flags that are not called like the setting they give.
+# Flags with another name than their setting.
 _FLAGS = {"database_url": "--db", "log_level": "--debug", "dags_folder": "--dags"}
 _SECRETS = ("fernet_keys", "database_url")
 # A pair: the first must be less than the second, or the second can never do its work.
@@ -257,26 +273,16 @@ _AT_MOST = (
 )
 
 
-def load_settings(
-    *,
-    flags: Mapping[str, Any] = MappingProxyType({}),
-    environ: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> Settings:
-    """Return the settings; see `resolve_settings`. Raises `ConfigError`."""
-    return resolve_settings(flags=flags, environ=environ, cwd=cwd).settings
-
-
 def resolve_settings(
     *,
     flags: Mapping[str, Any] = MappingProxyType({}),
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Resolved:
-    """Look for every setting in all places; return the settings and where each came from.
+    """Look for every setting in all places; return the settings and the source of each.
 
-    ``flags`` holds settings by name, None standing for a flag that was not given, and under ``config`` the
-    file to read. Paths are made absolute: those of a file against its folder, all others against ``cwd``.
+    ``flags`` holds settings by name, None for a flag that was not given, and under ``config`` the file to read. Paths
+    are made absolute: those in a file are relative to its folder, all others to ``cwd``.
 
     Raises `ConfigError` for the first unknown key or bad value.
     """
@@ -312,7 +318,7 @@ def masked(key: str, value: Any) -> Any:
 
 
 def reason(key: str) -> str:
-    """Return the one sentence that says what a setting is for."""
+    """Return the purpose of a setting, in one sentence."""
     kind = msgspec.inspect.type_info(_FIELDS[key].type)
     assert isinstance(kind, msgspec.inspect.Metadata), key
     return str((kind.extra_json_schema or {})["description"])
@@ -327,9 +333,9 @@ def _find_file(given: Mapping[str, Any], environ: Mapping[str, str], cwd: Path) 
     home = given.get("home") or environ.get("HEADGATE_HOME") or "~/.headgate"
     try:
         candidates = (cwd / FILE_NAME, cwd / Path(home).expanduser() / FILE_NAME)
-    except RuntimeError:  # no home folder: without a setting of it there is no file there either
+    except RuntimeError:  # no home folder, so there is no file in it either
         candidates = (cwd / FILE_NAME,) * 2
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if path.exists()), None)
 
 
 def _everything_given(
@@ -339,6 +345,9 @@ def _everything_given(
     if file is not None:
         for key, value in _read_file(file).items():
             if key not in _FIELDS:
+                if isinstance(value, dict):
+                    problem = f"there is no table [{key}]: settings stand at the top level, one key = value a line"
+                    raise ConfigError(key, str(file), problem)
                 raise ConfigError(key, str(file), f"unknown key {key!r}{_nearest(key, KEYS)}")
             yield key, value, Origin(str(file), file.parent)
     for name in sorted(environ):
@@ -372,6 +381,8 @@ def _nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
+    except IsADirectoryError as exc:
+        raise ConfigError("config", str(file), "a file of settings was expected, and this is a folder") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as exc:
         raise ConfigError("config", str(file), f"the file cannot be read: {exc}") from exc
 
@@ -381,6 +392,8 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
     kind = _FIELDS[key].type
     if isinstance(value, str):
         value = value.strip()
+        if key == "database_url":
+            value = re.sub(r"^postgres://", "postgresql://", value)
         if isinstance(_FIELDS[key].default, tuple):
             value = [item.strip() for item in value.split(",") if item.strip()]
         elif key in ("log_format", "log_level"):
@@ -394,9 +407,15 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
             return _absolute_paths(converted, origin)
         return _absolute(converted, origin) if key in _PATHS and converted is not None else converted
     except (msgspec.ValidationError, RuntimeError) as exc:
-        # A URL that is malformed may have its password anywhere.
-        got = MASK if key in _SECRETS else value
-        raise ConfigError(key, origin.source, f"{key}: expected {expected(key)}, got {got!r}") from exc
+        raise ConfigError(key, origin.source, f"{key}: expected {expected(key)}, got {_shown(key, value)}") from exc
+
+
+def _shown(key: str, value: Any) -> str:
+    """Return a bad value as an error may show it. A URL that is malformed may have its password anywhere."""
+    if key == "database_url" and isinstance(value, str):
+        scheme = re.match(r"([a-z][a-z0-9+]{0,30})://", value, re.IGNORECASE)
+        return f"one that begins with '{scheme[1]}://'" if scheme else "a text that does not begin with a scheme"
+    return repr(MASK) if key in _SECRETS else repr(value)
 
 
 def _decode_path(kind: type, value: Any) -> Path:
@@ -414,7 +433,7 @@ def _absolute_paths(paths: tuple[str, ...], origin: Origin) -> tuple[str, ...]:
 
 
 def expected(key: str) -> str:
-    """Say in words which values a setting takes."""
+    """Describe the values that a setting takes."""
     return _in_words(msgspec.inspect.type_info(_FIELDS[key].type))
 
 
@@ -442,9 +461,9 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
 
 
 def _check_pairs(settings: Settings, sources: Mapping[str, str]) -> None:
-    """Check what no setting can check alone. Raises `ConfigError` naming both."""
+    """Check the settings against each other. Raises `ConfigError` with the names of both."""
     checks: list[tuple[str, str, Callable[[float, float], bool], str]] = [
-        # One renewal may fail or be late, and brokers are still advanced.
+        # So that one renewal may fail or be late, and brokers are still advanced.
         ("heartbeat_s", "lease_silence_max_s", lambda a, b: 2 * a <= b, "at most half of"),
         *((low, high, lambda a, b: a < b, "less than") for low, high in _LESS_THAN),
         *((low, high, lambda a, b: a <= b, "at most") for low, high in _AT_MOST),

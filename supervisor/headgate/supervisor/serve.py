@@ -132,6 +132,8 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     Raises `SchemaOutOfDate` when the database has not been migrated, `DatabaseAway` when it cannot be
     reached at the start, `BadKey` for unusable keys.
     """
+    for folder in settings.missing_import_paths():
+        log.warning("a folder of import_paths does not exist", folder=str(folder))
     secrets = Secrets.open(settings.home, settings.fernet_keys)
     engine = open_engine(settings.database_url)
     require_current(engine)

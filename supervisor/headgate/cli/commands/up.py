@@ -35,11 +35,10 @@ def up(
         from headgate.store.db.engine import open_engine
         from headgate.supervisor.serve import serve
 
-    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.make_folders()
     engine = open_engine(settings.database_url)
     try:
         schema.upgrade(engine)
     finally:
         engine.dispose()
-    settings.dags_folder.mkdir(parents=True, exist_ok=True)
     raise typer.Exit(serve(settings, capture=settings.capture, runs_tasks=True))
