@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, bindparam, exc, select, text, update
+from sqlalchemy.engine import make_url
 
 from headgate.store.db import driver_errors, engine, schema
 from headgate.store.db.engine import open_engine
@@ -67,8 +70,36 @@ def test_a_server_that_is_not_there_is_away_and_its_password_is_not_shown(secret
     assert "hunter" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "missing"), [({"database": "nope"}, 'database "nope"'), ({"username": "nobody_x"}, 'role "nobody_x"')]
+)
+def test_a_database_or_a_role_that_does_not_exist_is_wrong_and_not_away(
+    postgres_url: str, secrets: Secrets, names: dict[str, Any], missing: str
+) -> None:
+    url = make_url(postgres_url).set(**names).render_as_string(hide_password=False)
+    with pytest.raises(DatabaseFault, match=f"cannot be used: {missing} does not exist$"):
+        Store(open_engine(url), secrets=secrets).live_triggerers()
+
+
+@pytest.mark.parametrize("is_file_there", [False, True])
+def test_a_folder_or_file_that_is_not_writable_is_a_fault_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_file_there: bool
+) -> None:
+    path = tmp_path / "x.db"
+    if is_file_there:
+        path.touch(mode=0o444)
+    tmp_path.chmod(0o500)
+    monkeypatch.setattr(os, "access", lambda path, _mode: bool(path.stat().st_mode & 0o200))  # root may do all
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    told = driver_errors.translate(error, database=f"sqlite+pysqlite:///{path}")
+    assert isinstance(told, DatabaseFault)
+    name, mode = (path, "-r--r--r--") if is_file_there else (tmp_path, "dr-x------")
+    assert told.reason == f"{name} is not writable (mode {mode}, owner {getpass.getuser()})"
+
+
 def test_a_folder_that_is_not_there_is_away(secrets: Secrets, tmp_path: Path) -> None:
-    with pytest.raises(DatabaseAway, match="unable to open"):
+    with pytest.raises(DatabaseAway, match=f"unable to open database file: there is no folder {tmp_path}/no$"):
         Store(open_engine(f"sqlite:///{tmp_path}/no/folder.db"), secrets=secrets).live_triggerers()
 
 
@@ -293,7 +324,7 @@ def test_no_fault_of_postgresql_is_taken_for_a_fault_of_the_rows() -> None:
         ("25P03", DatabaseAway),  # idle in transaction
         ("08006", DatabaseAway),
         ("28P01", DatabaseAway),
-        ("3D000", DatabaseAway),
+        ("3D000", DatabaseFault),
         ("42P01", SchemaOutOfDate),
         ("42703", SchemaOutOfDate),
         ("42501", DatabaseFault),  # no permission

@@ -1,17 +1,23 @@
-"""What the drivers raise, translated to `headgate.store.errors`: the only place that knows their codes.
+"""Translation of the drivers' errors to `headgate.store.errors`: the only place that knows their codes.
 
-The question is always what the caller should do. Waiting must be the answer wherever waiting might help,
-because it loses nothing. `RowsRefused` must be the answer only where the rows themselves are at fault: the
-caller goes on to bury them, and a fault of the database taken for one would bury every event there is.
+The class says what the caller should do. It says to wait whenever waiting might help, because waiting loses nothing. It
+is `RowsRefused` only if the rows themselves are at fault: the caller moves them to the dead letters, and if a fault of
+the database were taken for this, all events would end there.
 """
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 import sqlite3
+import stat
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import exc
+from sqlalchemy.engine import make_url
 
 from headgate.store.errors import DatabaseAway, DatabaseFault, RowsRefused, SchemaOutOfDate, StoreError
 
@@ -56,6 +62,8 @@ _CLASS_REFUSED = frozenset(
         "54",  # limits of size: an index row too long
     }
 )
+# The server's answer to a connection has no code, only this text (of an English server).
+_NOT_THERE = re.compile(r'FATAL: +((?:database|role) ".*" does not exist)')
 _CODES = {
     "25006": DatabaseAway,  # read only: a standby, in the middle of a failover
     "25P03": DatabaseAway,  # idle in transaction for too long: we were stopped
@@ -64,7 +72,6 @@ _CODES = {
     "0A000": DatabaseAway,  # a cached plan no longer fits: somebody upgraded; a new connection mends it
     "55P03": DatabaseAway,  # a lock was not to be had in time
     "55006": DatabaseAway,  # an object is in use
-    "3D000": DatabaseAway,  # no such database: being restored, perhaps
     "42P01": SchemaOutOfDate,  # no such table
     "42703": SchemaOutOfDate,  # no such column
     "3F000": SchemaOutOfDate,  # no such schema
@@ -117,6 +124,12 @@ def _translate_sqlite(error: sqlite3.Error, database: str) -> StoreError:
         refused = isinstance(error, sqlite3.DataError | sqlite3.IntegrityError | sqlite3.InterfaceError)
         return RowsRefused(reason) if refused or "binding" in reason else DatabaseFault(database, reason)
     primary = code & 0xFF
+    if primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        path = Path((make_url(database).database if "://" in database else None) or os.devnull)
+        if not path.parent.is_dir():
+            reason = f"{reason}: there is no folder {path.parent}"
+        elif (why := not_writable(path)) is not None:
+            return DatabaseFault(database, why)
     if primary in _SQLITE_AWAY:
         return DatabaseAway(database, reason)
     if primary in _SQLITE_REFUSED:
@@ -126,13 +139,28 @@ def _translate_sqlite(error: sqlite3.Error, database: str) -> StoreError:
     return DatabaseFault(database, reason)
 
 
+def not_writable(path: Path) -> str | None:
+    """Say why SQLite cannot write a file, or the other files that it needs in the same folder; None if it can."""
+    for each in (path, path.parent):
+        if each.exists() and not os.access(each, os.W_OK):
+            found = each.stat()
+            try:
+                owner = pwd.getpwuid(found.st_uid).pw_name
+            except KeyError:
+                owner = str(found.st_uid)
+            return f"{each} is not writable (mode {stat.filemode(found.st_mode)}, owner {owner})"
+    return None
+
+
 def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
     import psycopg
 
     reason = _reason(error)
     code = error.sqlstate
     if code is None:
-        # The client's own: a value without a form on the wire, or a connection that is not there.
+        # The client's own: a value without a form on the wire, or a connection that could not be made.
+        if (not_there := _NOT_THERE.search(reason)) is not None:
+            return DatabaseFault(database, not_there[1])
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
             return RowsRefused(reason)
         away = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
