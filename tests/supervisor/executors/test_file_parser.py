@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog.testing
 from tests.supervisor.executors.workers_harness import Author, Parser, closing
 
 from headgate.supervisor.executors import file_parser as parsing
@@ -67,6 +68,20 @@ def test_what_a_file_prints_says_which_file(author: Author, parser: Parser) -> N
     ((owner, record),) = parser.records
     assert (owner, record["event"], record["dag_file"]) == (str(file), "printed", str(file))
     assert parser.output == [(str(file), "past Python")]
+
+
+def test_of_a_noisy_file_only_so_much_is_passed_on_and_what_is_left_out_is_counted(
+    author: Author, parser: Parser
+) -> None:
+    noisy = "for _ in range(3000):\n    print('x' * 99)\n    os.write(1, b'y' * 99 + b'\\n')\n"
+    with structlog.testing.capture_logs() as logs:
+        assert parser.parse(author.write(noisy + GOOD)).dags
+    passed_on = len(parser.records) + len(parser.output)
+    assert 100 < passed_on < parsing.OUTPUT_CHARS_MAX / 99
+    (note,) = [record for record in logs if record["event"] == "output of a DAG file was left out"]
+    assert note["lines"] + passed_on == 6000
+    assert parser.parse(author.write("print('heard again')\n" + GOOD)).dags
+    assert parser.records[-1][1]["event"] == "heard again"
 
 
 def test_dags_that_fill_more_than_a_frame_come_whole(author: Author, parser: Parser) -> None:

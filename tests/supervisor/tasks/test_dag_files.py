@@ -25,6 +25,7 @@ class TextParser:
 
     def __init__(self) -> None:
         self.parsed: list[str] = []
+        self.is_busy = False
         self._events: list[FileParsed] = []
 
     def room(self) -> int:
@@ -39,11 +40,13 @@ class TextParser:
             self._events.append(FileParsed(file, (DagSpec(text, tasks=(TaskSpec("a", "Op"),)),)))
 
     def events(self, now: float) -> Sequence[FileParsed]:
+        if self.is_busy:
+            return ()
         events, self._events = self._events, []
         return events
 
     def wake_at(self) -> float:
-        return 0.0 if self._events else math.inf
+        return 0.0 if self._events and not self.is_busy else math.inf
 
     def close(self) -> None:
         pass
@@ -244,6 +247,29 @@ def test_no_more_files_are_looked_at_than_there_may_be(scene: Scene, monkeypatch
         (scene.folder / f"{name}.py").write_text(name)
     scene.run()
     assert scene.dags().keys() == {"a", "b"}
+
+
+def test_a_slow_file_is_parsed_last_and_not_each_time_that_another_one_changes(scene: Scene) -> None:
+    for name in ("a", "b", "c"):
+        (scene.folder / f"{name}.py").write_text(name)
+    scene.parser.is_busy = True
+    scene.run()
+    scene.now += 30.0
+    scene.parser.is_busy = False  # it has taken 35 s to parse a.py
+    scene.run()
+    assert scene.parser.parsed == ["a.py", "b.py", "c.py"]
+
+    (scene.folder / "c.py").write_text("changed")
+    scene.run()
+    assert scene.parser.parsed[3:] == ["c.py", "b.py"]
+    scene.now += 350.0
+    scene.run()
+    assert scene.parser.parsed[5:] == ["a.py"], "it may import from the one that changed"
+
+    scene.parser.parsed.clear()
+    (scene.folder / "a.py").write_text("changed too")
+    scene.run()
+    assert scene.parser.parsed == ["a.py", "b.py", "c.py"], "it was fast the last time"
 
 
 def test_a_database_that_is_away_loses_no_file(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

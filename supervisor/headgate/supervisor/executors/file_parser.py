@@ -13,13 +13,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import structlog
+
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.protocol.messages.worker import FileParsed, FromWorker, ParseFile, WorkerSettings
 from headgate.supervisor.children.worker import START_FAILURES_MAX, SpawnWorker, Worker, WorkerStarter
 
+log = structlog.get_logger(__name__)
+
 PARSER_FILES_MAX: Final = 1000  # then the worker is replaced, as one that runs steps is
 LINES_KEPT_MAX: Final = 200  # of the output of a file's worker, with its stacks
+OUTPUT_CHARS_MAX: Final = 64 * 1024  # of records and output that are passed on, for one parse of a file
 
 OnFileRecord = Callable[[str | None, dict[str, Any]], object]
 OnFileOutput = Callable[[str | None, str], object]
@@ -28,7 +33,8 @@ OnFileOutput = Callable[[str | None, str], object]
 class FileParser:
     """Parses one file at a time. ``timeout_s`` is for one file, from when its worker begins with it.
 
-    ``on_record`` and ``on_output`` get the records and the output of a file, and its path.
+    ``on_record`` and ``on_output`` get the records and the output of a file, and its path, up to `OUTPUT_CHARS_MAX` for
+    each parse; the number of those left out is logged.
     """
 
     def __init__(
@@ -55,6 +61,8 @@ class FileParser:
         self._files = 0
         self._pieces: list[FileParsed] = []
         self._lines: deque[str] = deque(maxlen=LINES_KEPT_MAX)
+        self._output_chars = 0  # of this file, passed on
+        self._left_out = 0  # lines and records of this file
         self._events: list[FileParsed] = []
 
     # --- what the supervisor calls ----------------------------------------------------------------
@@ -70,6 +78,7 @@ class FileParser:
         self._is_sent = self._is_late = False
         self._pieces = []
         self._lines.clear()
+        self._output_chars = self._left_out = 0
         self._go_on()
 
     def events(self, now: float) -> Sequence[FileParsed]:
@@ -123,12 +132,14 @@ class FileParser:
 
     def child_logged(self, pid: int, record: dict[str, Any]) -> None:
         """Pass a record on."""
-        self._on_record(self._file, record)
+        if self._has_room_for(sum(len(str(value)) for value in record.values())):
+            self._on_record(self._file, record)
 
     def child_printed(self, pid: int, line: str) -> None:
         """Pass a line of output on."""
         self._lines.append(line)
-        self._on_output(self._file, line)
+        if self._has_room_for(len(line)):
+            self._on_output(self._file, line)
 
     def child_broke_protocol(self, pid: int, error: RemoteProtocolError) -> None:
         """Kill the worker."""
@@ -169,7 +180,16 @@ class FileParser:
             self._worker.send(ParseFile(self._file))
             self._worker.kill_by(self._clock() + self._timeout_s, "a DAG file takes too long")
 
+    def _has_room_for(self, chars: int) -> bool:
+        self._output_chars += chars
+        if self._output_chars > OUTPUT_CHARS_MAX:
+            self._left_out += 1
+        return self._output_chars <= OUTPUT_CHARS_MAX
+
     def _done(self, parsed: FileParsed) -> None:
+        if self._left_out:
+            limit = f"{OUTPUT_CHARS_MAX:,} characters for each parse"
+            log.warning("output of a DAG file was left out", file=parsed.file, lines=self._left_out, limit=limit)
         self._events.append(parsed)
         self._file = None
         self._is_sent = False

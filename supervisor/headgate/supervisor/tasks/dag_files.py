@@ -1,9 +1,10 @@
 """The folder of DAG files: what is new or changed in it is parsed by a worker process, and the result stored.
 
 The supervisor reads names, sizes and times of files, never their contents: those are users' code. A file is parsed
-again when its size or time of change differs, and after it all the others are, since they may import from it. One that
-is gone takes its DAGs with it, unless the whole folder cannot be read, or is empty. Of two files that define a DAG of
-the same id, the first one has it, and the other is an import error for as long as the first defines it.
+again when its size or time of change differs, and after it all the others are, since they may import from it. Slow
+files come last, and one that has not changed itself pauses before it is parsed again. A file that is gone takes its
+DAGs with it, unless the whole folder cannot be read, or is empty. Of two files that define a DAG of the same id, the
+first one has it, and the other is an import error for as long as the first defines it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 FILES_MAX = 10_000  # DAG files of one folder; what is beyond it is not looked at, and said to be so
 DEPTH_MAX = 16  # folders within folders
+SLOW_S = 10.0  # a file that takes longer must not hold up the others each time that one of them changes
+SLOW_PAUSE_FACTOR = 10  # of the time that parsing took: until a slow file is parsed again for a change of another
 SAID_MAX = 1000  # different warnings that are given, each once and not at every look
 
 Signature = tuple[int, int, int]  # time of change in ns, size, inode
@@ -49,6 +52,9 @@ class DagFiles:
         self._seen: dict[str, Signature] = {}
         self._unseen: list[str] = []  # folders of which the last look did not see everything
         self._waiting: deque[str] = deque()  # to be parsed
+        self._begun_at = 0.0  # when the file that is being parsed was given to the parser
+        self._slow: dict[str, float] = {}  # the end of the pause of each slow file
+        self._paused: set[str] = set()  # slow files to be parsed after their pause
         self._parsed: deque[FileParsed] = deque()  # to be stored
         self._gone: deque[str] = deque()  # their DAGs are to be put away
         self._owners: dict[str, str] = {}  # the file that defines a DAG, by dag_id
@@ -61,11 +67,16 @@ class DagFiles:
 
         Raises what the store raises; nothing is lost then, and the next step tries again.
         """
-        self._parsed.extend(self._parser.events(now))
+        for parsed in self._parser.events(now):
+            self._parsed.append(parsed)
+            self._slow.pop(parsed.file, None)
+            if now - self._begun_at > SLOW_S:
+                self._slow[parsed.file] = now + SLOW_PAUSE_FACTOR * (now - self._begun_at)
         if now >= self._look_at:
-            self._look()
+            self._look(now)
             self._look_at = now + self._look_s
         if self._waiting and self._parser.room():
+            self._begun_at = now
             self._parser.parse(self._waiting.popleft())
         return self._store_next(epoch)
 
@@ -145,7 +156,7 @@ class DagFiles:
 
     # --- the folder -------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         found: dict[str, Signature] = {}
         was_unseen, self._unseen = bool(self._unseen), []
         for path, signature in self._python_files():
@@ -157,10 +168,15 @@ class DagFiles:
         gone = sorted(path for path in self._seen.keys() - found.keys() if not self._is_unseen(path))
         changed = [path for path, signature in sorted(found.items()) if self._seen.get(path) != signature]
         if changed:
-            others = [path for path in found if path not in changed]
-            self._waiting = deque([*changed, *others])
+            self._paused = {path for path in found.keys() - changed if self._slow.get(path, now) > now}
+            others = [path for path in found if path not in changed and path not in self._paused]
+            self._waiting = deque(sorted([*changed, *others], key=lambda path: path in self._slow))
         elif gone:
             self._waiting = deque(path for path in self._waiting if path not in gone)
+        self._paused.difference_update(gone)
+        over = [path for path in self._paused if self._slow.get(path, now) <= now]
+        self._paused.difference_update(over)
+        self._waiting.extend(over)
         self._gone.extend(gone)
         kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}
         self._seen = kept | found
