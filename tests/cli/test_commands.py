@@ -127,10 +127,10 @@ def test_kwargs_may_hold_values_that_json_lacks(call_database: Any, database_url
         (["b.C", "--kwargs", '{"$": "tuple", "v": []}'], "--kwargs: expected a JSON object"),
         (["b.C", "--kwargs", '{"a": {"$": "nope", "v": 1}}'], "--kwargs: "),
         (["b.C", "--kwargs", '{"not a name": 1}'], "--kwargs: 'not a name' cannot be the name of an argument"),
-        (["Class"], "'Class' is no classpath"),
-        (["a..B"], "'a..B' is no classpath"),
-        (["a/b.py:C"], "is no classpath"),
-        (["a.class"], "is no classpath"),
+        (["Class"], "'Class' is not a classpath"),
+        (["a..B"], "'a..B' is not a classpath"),
+        (["a/b.py:C"], "is not a classpath"),
+        (["a.class"], "is not a classpath"),
     ],
 )
 def test_what_cannot_be_a_watcher_is_refused_before_the_database_is_asked(
@@ -172,6 +172,7 @@ def test_an_event_is_listed_with_exactly_the_documented_fields(watched: Any, dat
         "sequence_index": 0,
         "key": "k:0",
         "is_last": False,
+        "redelivered": 0,
     }
 
 
@@ -191,7 +192,7 @@ def test_events_come_in_order_of_one_watcher_and_as_many_as_asked(watched: Any, 
 def test_a_table_says_when_it_does_not_show_everything(
     watched: Any, database_url: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.cli.output.ROWS_SHOWN_MAX", 2)
+    monkeypatch.setattr("headgate.cli.tables.ROWS_SHOWN_MAX", 2)
     monkeypatch.setattr("headgate.cli.commands.events.ROWS_SHOWN_MAX", 2)
     store_events(database_url, home, [fired(index, f"<{index}>") for index in range(3)])
 

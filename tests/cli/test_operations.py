@@ -102,8 +102,12 @@ def test_a_run_without_a_name_is_named_by_the_time(call_database: Any, etl: Task
         (["--conf", "[1]"], "--conf: expected a JSON object"),
         (["--conf", "{"], "--conf: Expecting"),
         (["--conf", '{"a": {"$": "nope", "v": 1}}'], "--conf: "),
-        (["--logical-date", "tomorrow"], "--logical-date: 'tomorrow' is no moment"),
-        (["--run-id", "a\nb"], "the run_id must not contain"),
+        (["--logical-date", "tomorrow"], "--logical-date: 'tomorrow' is not a moment"),
+        (["--run-id", "a\nb"], "--run-id: expected letters, digits and _ . ~ : + @ = -, got 'a\\nb'"),
+        (["--run-id", "a b/../x"], "--run-id: expected letters, digits"),
+        (["--run-id", ""], "it is empty"),
+        (["--run-id", "latest"], "`latest` means the newest run"),
+        (["--conf", '{"p": "\\ud800"}'], "half of a surrogate pair, which is not text"),
     ],
 )
 def test_what_cannot_be_a_run_is_refused(call_database: Any, etl: Tasks, options: list[str], problem: str) -> None:
@@ -173,7 +177,7 @@ def test_runs_are_listed_newest_first_by_state_and_page(call_database: Any, etl:
 
 
 def test_a_long_list_is_read_page_by_page(call_database: Any, etl: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.cli.asking.ROWS_PER_PAGE_MAX", 2)
+    monkeypatch.setattr("headgate.cli.lists.ROWS_PER_PAGE_MAX", 2)
     for number in range(2, 6):
         etl.store.tasks.create_run("etl", f"r{number}")
 
@@ -216,7 +220,7 @@ def test_tasks_are_cleared_with_what_comes_after_them(call_database: Any, etl: T
 
     assert called.out == "cleared 2 tasks of run r1 of etl: b, c\n"
     assert states(etl) == "failed none none"
-    assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "cleared 1 tasks of run r1 of etl: a\n"
+    assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "cleared 1 task of run r1 of etl: a\n"
     assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "nothing to clear in run r1 of etl\n"
     assert "cleared 3 tasks" in call_database("tasks", "clear", "etl", "r1", "--all").out
 
@@ -299,7 +303,7 @@ def test_triggers_are_listed_shown_and_orphans_removed(call_database: Any, etl: 
     query("DELETE FROM asset_watcher")
     (orphan,) = call_database("triggers", "orphans", "--json").rows()
     assert orphan["classpath"] == "a.B"
-    assert call_database("triggers", "orphans", "--remove").out == f"removed 1 triggers: {orphan['id']}\n"
+    assert call_database("triggers", "orphans", "--remove").out == f"removed 1 trigger: {orphan['id']}\n"
     assert call_database("triggers", "orphans", "--remove").out == "removed 0 triggers\n"
     assert [row["id"] for row in call_database("triggers", "list", "--json").rows()] == [trigger]
     assert len(call_database("triggers", "list", "--ended", "--json").rows()) == 2
@@ -326,7 +330,7 @@ def test_variables_are_set_read_listed_and_deleted(
 
 
 def test_a_value_that_is_too_long_or_no_text_is_refused(call_database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for data, problem in ((b"x" * 100_000, "the limit is 65,536"), (b"\xff", "no text in UTF-8")):
+    for data, problem in ((b"x" * 100_000, "the limit is 65,536"), (b"\xff", "not text in UTF-8")):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         called = call_database("variables", "set", "v", "-")
         assert called.code != 0
@@ -444,7 +448,7 @@ def test_logs_that_cannot_be_deleted_are_told_and_the_others_are(
     called = call_database("db", "clean", "--older-than", "1d", "--logs")
     assert called.code == 1
     assert "the logs of etl r1 stay: [Errno 13] Permission denied" in called.err
-    assert "the logs of 1 runs that were deleted could not be" in called.err
+    assert "1 runs were deleted, but their logs could not be" in called.err
     assert [path.exists() for path in paths] == [True, False]
     assert call_database("runs", "list", "--json").rows() == []
 
@@ -461,8 +465,8 @@ def test_logs_stay_where_nobody_asked(call_database: Any, aged: Tasks, home: Pat
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--older-than", "5m"], "must be at least 1h"),
-        (["--older-than", "old"], "'old' is no span of time"),
+        (["--older-than", "5m"], "expected at least 1h"),
+        (["--older-than", "old"], "'old' is not a span of time"),
         (["--older-than", "99999w"], "longer than a hundred years"),
     ],
 )

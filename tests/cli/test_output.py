@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from headgate.cli.output import cell, json_line, payload
+from headgate.cli.output import json_line, payload
+from headgate.cli.tables import cell
 from headgate.protocol.values import encode_value
 
 

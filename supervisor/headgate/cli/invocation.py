@@ -1,9 +1,10 @@
-"""What one call of ``headgate`` was given before the name of its command, and what every command needs of it."""
+"""One call of ``headgate``: its global options, its settings, and its access to the store."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,16 @@ from headgate.supervisor.config import Resolved, Settings, resolve_settings
 if TYPE_CHECKING:
     from headgate.store.store import Store
 
+# A row that another process is changing is tried again; such a change takes milliseconds.
+BUSY_ROUNDS_MAX = 100
+BUSY_PAUSE_S = 0.05
+FILES_NAMED_MAX = 3  # in one error
+
 
 class CommandError(Exception):
     """A command cannot do what it was asked to; the text says why, in one line.
 
-    ``exit_code`` is 2 where the command line itself is wrong, else 1.
+    ``exit_code`` is 2 if the command line itself is wrong, otherwise 1.
     """
 
     def __init__(self, text: str, *, exit_code: int = 1) -> None:
@@ -64,15 +70,35 @@ class Invocation:
         try:
             file = engine.url.database if engine.dialect.name == "sqlite" else None
             if file and file != ":memory:" and not Path(file).exists():
-                # Looking at it would create it, and leave an empty file where a name was misspelt.
+                # Opening it would create it, and leave an empty file if a name was misspelt.
                 raise CommandError(f"there is no database {file} yet: run `headgate db upgrade` to make it")
             # Before the keys: a command that can do nothing yet should not make a key file either.
             require_current(engine)
             store = Store(engine, secrets=Secrets.open(settings.home, settings.fernet_keys))
-            with contextlib.closing(store):
+            with contextlib.closing(store), _files_named_for_missing_dags(store):
                 yield store
         finally:
             engine.dispose()
+
+
+@contextlib.contextmanager
+def _files_named_for_missing_dags(store: Store) -> Generator[None]:
+    """Add to the error about a DAG that does not exist the files that cannot be parsed: it may be in one of them."""
+    from headgate.store.errors import NoSuchRow
+    from headgate.store.inspect.inspecting import LIST_DAGS_MAX
+
+    try:
+        yield
+    except NoSuchRow as exc:
+        if exc.what != "DAG":
+            raise
+        lines = store.inspect.dags(is_paused=None, limit=LIST_DAGS_MAX)
+        files = sorted({line.file for line in lines if line.import_error})
+        if not files:
+            raise
+        shown = ", ".join(files[:FILES_NAMED_MAX]) + (", ..." if len(files) > FILES_NAMED_MAX else "")
+        count = "1 file cannot be parsed" if len(files) == 1 else f"{len(files):,} files cannot be parsed"
+        raise CommandError(f"{exc}; {count}: {shown} (headgate dags list)") from exc
 
 
 def invocation(ctx: typer.Context) -> Invocation:
@@ -80,3 +106,12 @@ def invocation(ctx: typer.Context) -> Invocation:
     found = ctx.find_object(Invocation)
     assert found is not None, "the callback of the application makes it"
     return found
+
+
+def repeat_while_busy(is_done: Callable[[], bool], subject: str) -> None:
+    """Call until it returns True. Raises `CommandError` if others keep changing the same rows."""
+    for _ in range(BUSY_ROUNDS_MAX):
+        if is_done():
+            return
+        time.sleep(BUSY_PAUSE_S)
+    raise CommandError(f"{subject} is being changed by others all the time; a part may be done: run this again")

@@ -1,8 +1,8 @@
-"""``headgate``: the application, its global options, and how its errors are told.
+"""``headgate``: the application, its global options, and its errors.
 
-An error of ours is one line on standard error, beginning with ``headgate:``; the exit code is 2 where the
-command line or a setting is wrong, and 1 for everything else. Only ``--debug`` shows a traceback of it. An
-exception that is none of ours is a bug, and keeps its traceback.
+An expected error is one line on standard error that begins with ``headgate:``; the exit code is 2 if the command line
+or a setting is wrong, and 1 otherwise. ``--debug`` adds the traceback. Any other exception is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli import configuration
+from headgate.cli import usage
 from headgate.cli.commands import (
+    configuration,
     dags,
     database,
     demo,
+    events,
     examples,
     frames,
     runs,
-    task_logs,
     tasks,
     triggerer,
     triggers,
@@ -33,7 +34,6 @@ from headgate.cli.commands import (
     watchers,
     why,
 )
-from headgate.cli.commands import events as reading
 from headgate.cli.invocation import CommandError, Invocation
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.version import VERSION
@@ -46,32 +46,43 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="headgate",
+    cls=usage.Group,
     help="Durable triggers: no event is acknowledged before it is stored, and none is stored twice.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich",  # joins the lines of a paragraph, and groups commands
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(database.app, name="db")
-app.command("up")(up.up)
-app.command("triggerer")(triggerer.run)
-app.add_typer(dags.app, name="dags")
-app.add_typer(runs.app, name="runs")
-app.add_typer(tasks.app, name="tasks")
-tasks.app.command("logs")(task_logs.logs)
-app.command("why")(why.why)
-app.add_typer(values.variables_app, name="variables")
-app.add_typer(values.connections_app, name="connections")
-app.add_typer(values.pools_app, name="pools")
-app.add_typer(watchers.app, name="watchers")
-app.add_typer(triggers.app, name="triggers")
-app.add_typer(reading.triggerers_app, name="triggerers")
-app.add_typer(reading.events_app, name="events")
-app.add_typer(reading.dead_letters_app, name="dlq")
-app.add_typer(frames.app, name="frames")
-app.add_typer(configuration.app, name="config")
-app.command("examples")(examples.examples)
-app.command("demo")(demo.demo)
+app.command("up", rich_help_panel=usage.RUN)(up.up)
+app.command("triggerer", rich_help_panel=usage.RUN)(triggerer.run)
+app.add_typer(dags.app, name="dags", rich_help_panel=usage.DAGS)
+app.add_typer(runs.app, name="runs", rich_help_panel=usage.DAGS)
+app.add_typer(tasks.app, name="tasks", rich_help_panel=usage.DAGS)
+app.command("why", rich_help_panel=usage.DAGS)(why.why)
+app.add_typer(values.variables_app, name="variables", rich_help_panel=usage.DAGS)
+app.add_typer(values.connections_app, name="connections", rich_help_panel=usage.DAGS)
+app.add_typer(values.pools_app, name="pools", rich_help_panel=usage.DAGS)
+app.add_typer(watchers.app, name="watchers", rich_help_panel=usage.TRIGGERS)
+app.add_typer(events.events_app, name="events", rich_help_panel=usage.TRIGGERS)
+app.add_typer(events.dead_letters_app, name="dlq", rich_help_panel=usage.TRIGGERS)
+app.add_typer(triggers.app, name="triggers", rich_help_panel=usage.TRIGGERS)
+app.add_typer(events.triggerers_app, name="triggerers", rich_help_panel=usage.TRIGGERS)
+app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
+app.add_typer(configuration.app, name="config", rich_help_panel=usage.MAINTAIN)
+app.add_typer(frames.app, name="frames", rich_help_panel=usage.MAINTAIN)
+app.command("examples", rich_help_panel=usage.LEARN)(examples.examples)
+app.command("demo", rich_help_panel=usage.LEARN)(demo.demo)
+
+
+@app.command("help", rich_help_panel=usage.LEARN)
+def print_help(
+    words: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, or a group.")] = None,
+) -> None:
+    """Print the help of a command, as `--help` after it does."""
+    raise typer.Exit(main([*(words or ()), "--help"]))
+
+
+usage.prepare_help(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -83,16 +94,16 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _global_options(
     ctx: typer.Context,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="The file of settings to read.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="The file of settings.")] = None,
     home: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder of keys and of the embedded database.")
+        Path | None, typer.Option(metavar="DIR", help="The folder of the keys, the logs and the SQLite database.")
     ] = None,
     db: Annotated[
         str | None, typer.Option(metavar="URL", help="The database: sqlite:///FILE or postgresql://...")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and print tracebacks of errors.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     ctx.obj = Invocation({"config": config, "home": home, "database_url": db, "log_level": "debug" if debug else None})
@@ -108,24 +119,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as exc:
-        # The command-line library leaves this way when the reader of our output has gone.
+        # The command-line library exits like this if the reader of the output has gone.
         return _reader_left() if exc.code == 1 else int(exc.code or 0)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except typer.TyperException as exc:
-        return _usage_error(exc)
+        return _usage_error(exc, given)
     except (ConfigError, CommandError, StoreError, ProtocolError, OSError) as exc:
         return _our_error(exc, shows_traceback="--debug" in given)
 
 
 def _reader_left() -> int:
-    """Say nothing: ``| head`` has seen enough. What is still buffered must not be written at exit either."""
+    """Exit without an error: ``| head`` has read enough. Nothing that is buffered may be written at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_ERROR
 
 
-def _usage_error(exc: typer.TyperException) -> int:
-    text = exc.format_message()
+def _usage_error(exc: typer.TyperException, given: list[str]) -> int:
+    text = usage.usage_error(exc, given)
     if text.strip():
         _print_error(text)
     # Otherwise it was called without a command, and the help has been printed.
@@ -135,10 +146,17 @@ def _usage_error(exc: typer.TyperException) -> int:
 def _our_error(exc: Exception, *, shows_traceback: bool) -> int:
     if shows_traceback or os.environ.get("HEADGATE_LOG_LEVEL", "").lower() == "debug":
         traceback.print_exception(exc)
-    _print_error(str(exc))
+    _print_error(_text_of_os_error(exc) if isinstance(exc, OSError) else str(exc))
     if isinstance(exc, CommandError):
         return exc.exit_code
     return EXIT_USAGE if isinstance(exc, ConfigError) else EXIT_ERROR
+
+
+def _text_of_os_error(exc: OSError) -> str:
+    """Return the error without its number: ``/nope: No such file or directory``."""
+    if exc.strerror is None:
+        return str(exc)
+    return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
 
 
 def _print_error(text: str) -> None:

@@ -1,118 +1,26 @@
-"""How the commands print: JSON lines for programs, tables for people, and values made readable for both."""
+"""Values as commands print them: JSON for programs, and stored payloads made readable."""
 
 from __future__ import annotations
 
 import base64
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import msgspec
-import typer
 
 from headgate.protocol.values import decode_value
 
-ROWS_SHOWN_MAX = 1000  # rows of a table: people read no more, and a table is laid out in memory
-CELL_CHARS_MAX = 200  # of one cell of a table; JSON lines have everything
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Print at most N of them.")]
-
-
-def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print rows that all have ``columns``. JSON lines are written while the rows are read."""
-    if as_json:
-        for row in rows:
-            sys.stdout.write(json_line({column: row[column] for column in columns}) + "\n")
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
-    more = False
-    for number, row in enumerate(rows):
-        if number == ROWS_SHOWN_MAX:
-            more = True
-            break
-        # Text, not markup: what is in a cell was written by others.
-        table.add_row(*(Text(cell(row[column])) for column in columns))
-    console().print(table)
-    if more:
-        console().print(f"There are more than {ROWS_SHOWN_MAX}: --limit shows the first of them, --json all.")
-
-
-def fields(row: msgspec.Struct, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the named fields of a row of the store."""
-    return {column: getattr(row, column) for column in columns}
-
-
-def print_structs(structs: Sequence[msgspec.Struct], *, as_json: bool, payload_columns: tuple[str, ...] = ()) -> None:
-    """Print rows with all their fields; ``payload_columns`` are decoded."""
-    if not structs:
-        if not as_json:
-            print("none")
-        return
-    columns = structs[0].__struct_fields__
-    rows = (fields(struct, columns) for struct in structs)
-    decoded = (row | {name: payload(row[name]) for name in payload_columns} for row in rows)
-    print_rows(decoded, columns, as_json=as_json)
-
-
-def print_record(record: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print one thing: a JSON object, or a line a field, those that are empty left out."""
-    if as_json:
-        sys.stdout.write(json_line(dict(record)) + "\n")
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in record.items():
-        if value is None or value in ("", [], (), {}):
-            continue
-        table.add_row(Text(name.replace("_", " ")), Text(cell(value)))
-    console().print(table)
-
-
-def print_block(text: str, *, indent: str = "  ") -> None:
-    """Print a text of several lines, as a traceback is, with whatever does not print made visible."""
-    for line in text.splitlines():
-        print(indent + shown(line))
-
 
 def console(*, stderr: bool = False) -> Any:
-    """Return a rich console. Where the output is not a terminal nothing is wrapped, so that it can be searched."""
+    """Return a rich console. If the output is not a terminal, no line is wrapped, so that it can be searched."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else 10_000, highlight=False, soft_wrap=False)
-
-
-def cell(value: Any) -> str:
-    """Return a value as it stands in a table."""
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="milliseconds")
-    plain = readable(value)
-    if isinstance(plain, list) and all(isinstance(item, str) for item in plain):
-        plain = ", ".join(plain)
-    text = plain if isinstance(plain, str) else json_line(plain)
-    return shown(text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…")
-
-
-def shown(text: str) -> str:
-    """Return a text with whatever does not print made visible."""
-    # What others wrote must not move the cursor or colour the terminal.
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def json_line(value: Any) -> str:
@@ -141,7 +49,7 @@ def payload(data: bytes | None) -> Any:
 
 
 def readable(value: Any) -> Any:
-    """Return what JSON can say of a value: times in ISO 8601, numbers and ids as text, bytes as text or base64."""
+    """Return the value as JSON can hold it: times in ISO 8601, numbers and ids as text, bytes as text or base64."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -1,24 +1,38 @@
-"""``headgate dags``: which DAGs there are, what they are made of, and how they are started and stopped."""
+"""``headgate dags``: DAGs: lists, details, and how their runs are started and stopped."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.asking import AllOption, DagArgument, RowsOption, json_object, moment
 from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.output import JsonOption, fields, print_block, print_record, print_rows
+from headgate.cli.lists import AllOption, JsonOption, RowsOption, WideOption, print_json_lines, print_record
+from headgate.cli.options import DagArgument, json_object, moment
+from headgate.cli.tables import Column, error_line, fields, print_block, print_table, shown, without_own_frames
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 
-app = typer.Typer(help="DAGs, as their files say.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from headgate.protocol.messages.dags import DagSpec
 
-DAGS_LISTED = 1000  # where the user does not say: all, in nearly every installation
+app = typer.Typer(help="DAGs, and their files.", no_args_is_help=True)
 
-_SHOWN = (
-    *("name", "schedule", "is_paused", "tasks", "active_runs", "queued_runs", "waiting_events", "next_run_at"),
-    *("last_run", "last_run_state", "file"),
+DAGS_LISTED = 1000  # if the user does not say: all, in nearly every installation
+TRACEBACKS_SHOWN_MAX = 2  # of files that cannot be parsed; of more a line each is shown
+BROKEN_FILES_SHOWN_MAX = 10  # lines, so that the DAGs above them can still be seen
+_RUN_ID = re.compile(r"[A-Za-z0-9_.~:+@=-]+")
+
+_SHOWN: tuple[Column, ...] = (
+    *("name", "schedule", "is_paused", "tasks"),
+    ("active", lambda dag: dag.active_runs or None),
+    ("queued", lambda dag: dag.queued_runs or None),
+    ("events", lambda dag: dag.waiting_events or None),
+    *("next_run_at", "last_run_state"),
+    ("last_run", lambda dag: dag.last_run_at),
+    "file",
 )
 _TASK_COLUMNS = (
     *("task_id", "operator", "upstream", "trigger_rule", "retries", "execution_timeout_s"),
@@ -32,24 +46,36 @@ def list_dags(
     paused: Annotated[bool | None, typer.Option("--paused/--active", help="Only those that are.")] = None,
     limit: RowsOption = DAGS_LISTED,
     everything: AllOption = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Print the tracebacks of all files with mistakes.")] = False,
+    wide: WideOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the DAGs by name, and the files that cannot be parsed, with the traceback."""
+    """List the DAGs by name, and the files that cannot be parsed."""
     from headgate.store.inspect.inspecting import LIST_DAGS_MAX, DagLine
 
     with invocation(ctx).store() as store:
         lines = store.inspect.dags(is_paused=paused, limit=LIST_DAGS_MAX if everything else limit)
-    columns = DagLine.__struct_fields__ if as_json else _SHOWN
-    known = [line for line in lines if as_json or line.name is not None]
-    if known or as_json:
-        print_rows((fields(line, columns) for line in known), columns, as_json=as_json)
-    else:
-        print("none")
+    columns = DagLine.__struct_fields__
     if as_json:
+        print_json_lines(fields(line, columns) for line in lines)
         return
-    for file, error in sorted({line.file: line.import_error for line in lines if line.import_error}.items()):
-        print(f"\ncannot be parsed: {file}")
-        print_block(error)
+    known = [line for line in lines if line.name is not None]
+    print_table(known, [name for name in columns if name != "import_error"] if wide else _SHOWN, wide=wide)
+    _print_broken({line.file: line.import_error for line in lines if line.import_error}, whole=errors or wide)
+
+
+def _print_broken(files: dict[str, str], *, whole: bool) -> None:
+    """Print what is wrong with files: a traceback each if there are few, otherwise a line each."""
+    if whole or len(files) <= TRACEBACKS_SHOWN_MAX:
+        for file, error in sorted(files.items()):
+            print(f"\ncannot be parsed: {shown(file)}")
+            print_block(without_own_frames(error))
+        return
+    print(f"\n{len(files):,} files cannot be parsed; their tracebacks: headgate dags list --errors")
+    for file, error in sorted(files.items())[:BROKEN_FILES_SHOWN_MAX]:
+        print(shown(f"  {file}: {error_line(error)}"))
+    if len(files) > BROKEN_FILES_SHOWN_MAX:
+        print(f"  and {len(files) - BROKEN_FILES_SHOWN_MAX:,} more")
 
 
 @app.command()
@@ -71,10 +97,10 @@ def show(ctx: typer.Context, dag: DagArgument, as_json: JsonOption = False) -> N
         return
     print_record(record, as_json=False)
     print()
-    print_rows(tasks, _TASK_COLUMNS, as_json=False)
+    print_table(tasks, _TASK_COLUMNS)
     if error:
-        print("\nits file cannot be parsed now; the DAG is as the file said before:")
-        print_block(error)
+        print("\nits file cannot be parsed now; this is the DAG as it was parsed last:")
+        print_block(without_own_frames(error))
 
 
 @app.command()
@@ -85,41 +111,81 @@ def trigger(
         str, typer.Option(metavar="JSON", help="The run's parameters, a JSON object; tags as in `watchers add`.")
     ] = "{}",
     run_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="A name of your choice; else manual__ and the time.")
+        str | None, typer.Option(metavar="ID", help="A name of your choice; otherwise manual__ and the time.")
     ] = None,
     logical_date: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="The moment the run is about, in ISO 8601; UTC without a zone.")
+        str | None,
+        typer.Option(metavar="WHEN", help="The logical date, in ISO 8601, in UTC without a zone; need not be unique."),
     ] = None,
 ) -> None:
-    """Begin a run of a DAG."""
+    """Start a run of a DAG.
+
+    With --logical-date a run of a DAG with a cron schedule is about the data interval that this date is in.
+    """
+    if run_id is not None:
+        _check_run_id(run_id)
     about = None if logical_date is None else moment(logical_date, "--logical-date")
     values = json_object(conf, "--conf")
     encoded = encode_value(values, where="conf", bytes_max=KWARGS_BYTES_MAX)
     with invocation(ctx).store() as store:
-        line, _ = store.inspect.dag(dag)
+        line, spec = store.inspect.dag(dag)
         name = run_id or f"manual__{store.inspect.now().isoformat()}"
-        if store.tasks.create_run(dag, name, logical_date=about, conf=encoded if values else None) is None:
+        interval = _interval(spec, about)
+        conf_or_none = encoded if values else None
+        if store.tasks.create_run(dag, name, logical_date=about, conf=conf_or_none, interval=interval) is None:
             raise CommandError(f"the DAG {dag} has a run named {name!r} already")
     print(f"created run {name} of {dag}")
+    if interval is not None:
+        print(f"its data interval: {interval[0].isoformat()} to {interval[1].isoformat()}")
     if line.is_paused:
         print(f"the DAG is paused: the run waits for `headgate dags unpause {dag}`")
 
 
-@app.command()
-def pause(ctx: typer.Context, dag: DagArgument) -> None:
-    """Have no more tasks of a DAG begin, nor runs by its schedule; what runs goes on."""
-    _set_paused(ctx, dag, is_paused=True)
+def _check_run_id(run_id: str) -> None:
+    if run_id == "latest":
+        problem = "`latest` means the newest run in every other command"
+    elif _RUN_ID.fullmatch(run_id) is None:
+        problem = "expected letters, digits and _ . ~ : + @ = -" + (f", got {run_id!r}" if run_id else "; it is empty")
+    else:
+        return
+    raise CommandError(f"--run-id: {problem}", exit_code=2)
+
+
+def _interval(spec: DagSpec, about: datetime | None) -> tuple[datetime, datetime] | None:
+    """Return the data interval that a logical date is in; None without a date, and for a DAG without such intervals."""
+    from headgate.protocol.messages.dags import CronSchedule
+    from headgate.scheduling.timetable import NoMoment, interval_at
+
+    if about is None or not isinstance(spec.schedule, CronSchedule):
+        return None
+    try:
+        interval = interval_at(spec.schedule, about)
+    except (NoMoment, OverflowError) as exc:
+        problem = f"the schedule has no data interval at {about.isoformat()}"
+        raise CommandError(f"--logical-date: {problem}: {exc}", exit_code=2) from exc
+    return interval.start, interval.end
+
+
+DagsArgument = Annotated[list[str], typer.Argument(metavar="DAG", help="The dag_ids.")]
 
 
 @app.command()
-def unpause(ctx: typer.Context, dag: DagArgument) -> None:
-    """Have a paused DAG go on."""
-    _set_paused(ctx, dag, is_paused=False)
+def pause(ctx: typer.Context, dags: DagsArgument) -> None:
+    """Pause DAGs: no more of their tasks start, and no runs by their schedules; tasks that run are not ended."""
+    _set_paused(ctx, dags, is_paused=True)
 
 
-def _set_paused(ctx: typer.Context, dag: str, *, is_paused: bool) -> None:
-    with invocation(ctx).store() as store:
-        line, _ = store.inspect.dag(dag)
-        store.tasks.set_paused(dag, is_paused=is_paused)
+@app.command()
+def unpause(ctx: typer.Context, dags: DagsArgument) -> None:
+    """Have paused DAGs continue."""
+    _set_paused(ctx, dags, is_paused=False)
+
+
+def _set_paused(ctx: typer.Context, dags: list[str], *, is_paused: bool) -> None:
     done = "paused" if is_paused else "unpaused"
-    print(f"{dag} was {done} already" if line.is_paused == is_paused else f"{done} {dag}")
+    with invocation(ctx).store() as store:
+        # All are looked up first: a name that is wrong changes nothing.
+        lines = {dag: store.inspect.dag(dag)[0] for dag in dags}
+        for dag, line in lines.items():
+            store.tasks.set_paused(dag, is_paused=is_paused)
+            print(f"{dag} was {done} already" if line.is_paused == is_paused else f"{done} {dag}")

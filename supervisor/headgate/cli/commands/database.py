@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.asking import span_s
 from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.output import JsonOption, print_rows
+from headgate.cli.lists import JsonOption, print_json_lines
+from headgate.cli.options import span_s
+from headgate.cli.tables import print_table
 
-app = typer.Typer(help="The tables of the database.", no_args_is_help=True)
+app = typer.Typer(help="The database: make, upgrade or clean its tables.", no_args_is_help=True)
 
 
 @app.command()
@@ -36,31 +37,29 @@ CLEAN_BATCH_MAX = 10_000  # rows of one transaction: a second or so, far less th
 @app.command()
 def clean(
     ctx: typer.Context,
-    older_than: Annotated[str, typer.Option(metavar="SPAN", help="Only what ended longer ago than this, as in 30d.")],
+    older_than: Annotated[str, typer.Option(metavar="SPAN", help="Only rows that ended longer ago, for example 30d.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; count what can be deleted now.")] = False,
     batch: Annotated[
         int, typer.Option(min=1, max=CLEAN_BATCH_MAX, metavar="N", help="Rows looked at in one transaction.")
     ] = 1000,
-    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Old dead letters, too.")] = False,
+    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Also old dead letters.")] = False,
     keyed_events: Annotated[
         bool,
         typer.Option(
             "--keyed-events",
-            help="Events with a key, too: only where no broker can deliver messages again that are as old as this.",
+            help="Also events with a key: only if no broker can deliver messages again that are as old as this.",
         ),
     ] = False,
-    logs: Annotated[
-        bool, typer.Option("--logs", help="The logs of the runs that are deleted, too, but of no earlier ones.")
-    ] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Also the logs of the runs that are deleted now.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete what is old and needed by nobody: ended runs, ended triggers, their events. Supervisors may go on running.
+    """Delete old rows that are no longer needed: ended runs and triggers, and their events. Supervisors may run on.
 
-    Of an open trigger its newest event stays, and so do all events with a key, unless --keyed-events says otherwise: by
-    these a message that is delivered again is recognised. Logs are deleted where this machine's log_folder has them.
+    The newest event of an open trigger is kept, and so are all events with a key, unless --keyed-events is given: a
+    message that is delivered again is recognised by them. Logs are deleted in this machine's log_folder.
 
-    A supervisor that has been silent for about as long, cut off or suspended, loses its lease first and stops when it
-    is back: it might store again what is deleted.
+    A supervisor that has been silent for about as long, because it was cut off or suspended, loses its lease first and
+    stops when it is back: otherwise it might store the deleted events again.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, UNASKED, Kind
     from headgate.supervisor.logs.task_log_files import delete_logs
@@ -68,7 +67,10 @@ def clean(
     seconds = span_s(older_than, "--older-than")
     if seconds < CLEAN_AGE_MIN_S:
         least = f"{CLEAN_AGE_MIN_S / 3600:.0f}h"
-        raise CommandError(f"--older-than must be at least {least}: what is younger may still be needed", exit_code=2)
+        raise CommandError(
+            f"--older-than: expected at least {least}, because younger rows may still be needed; got {older_than}",
+            exit_code=2,
+        )
     asked_for = {"dead_letters": dead_letters, "keyed_events": keyed_events}
     kinds: list[Kind] = [kind for kind in KINDS if kind in UNASKED or asked_for[kind]]
     deleted: dict[str, int] = {}
@@ -86,7 +88,7 @@ def clean(
             for dag, run in cleaned.runs if logs else ():
                 try:
                     files = delete_logs(folder, dag, run, is_tried_only=dry_run)
-                except OSError as error:  # the run is gone: nobody will come back for its logs
+                except OSError as error:  # the run is gone: nothing will come back for its logs
                     print(f"the logs of {dag} {run} stay: {error}", file=sys.stderr)
                     failures += 1
                 else:
@@ -96,8 +98,12 @@ def clean(
         return
     count = "can be deleted" if dry_run else "deleted"
     columns = ("table", count.replace(" ", "_"))
-    print_rows(({columns[0]: table, columns[1]: rows} for table, rows in deleted.items()), columns, as_json=as_json)
-    if dry_run and not as_json:
-        print("What becomes free only when these are gone is not counted.")
+    lines = [{columns[0]: table, columns[1]: rows} for table, rows in deleted.items()]
+    if as_json:
+        print_json_lines(lines)
+    else:
+        print_table(lines, columns)
+        if dry_run:
+            print("Rows that can be deleted only after these are not counted.")
     if failures:
-        raise CommandError(f"the logs of {failures:,} runs that were deleted could not be")
+        raise CommandError(f"{failures:,} runs were deleted, but their logs could not be")

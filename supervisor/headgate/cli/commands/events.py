@@ -1,20 +1,19 @@
-"""``headgate events|triggerers|dlq list``: what stands in the database."""
+"""``headgate events|triggerers|dlq list``: stored events, supervisors and dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from headgate.cli.invocation import invocation
-from headgate.cli.output import ROWS_SHOWN_MAX, JsonOption, LimitOption, fields, payload, print_rows, print_structs
+from headgate.cli.lists import JsonOption, LimitOption, WideOption, print_json_lines, print_structs
+from headgate.cli.output import payload
+from headgate.cli.tables import ROWS_SHOWN_MAX, Column, fields, print_table
 
 triggerers_app = typer.Typer(help="Supervisors that run triggers, now or in the past.", no_args_is_help=True)
 events_app = typer.Typer(help="The event log.", no_args_is_help=True)
 dead_letters_app = typer.Typer(help="Events that could not be stored.", no_args_is_help=True)
-
-_Row = TypeVar("_Row")
 
 # Other programs read these; fields may be added at the end, never renamed.
 EVENT_COLUMNS = (
@@ -31,39 +30,54 @@ EVENT_COLUMNS = (
 )
 
 
+_EVENTS_SHOWN = ("id", "watcher", "trigger_id", "key", "stored_at", "payload")
+_DEAD_LETTERS_SHOWN: tuple[Column, ...] = (
+    *("id", "watcher", "trigger_id", "key", "stored_at", "payload_bytes", "reason"),
+    ("payload", lambda letter: payload(letter.payload_head)),
+)
+_TRIGGERERS_SHOWN: tuple[Column, ...] = (
+    ("epoch", lambda lease: lease.id),
+    *("hostname", "pid", "started_at"),
+    ("heartbeat", lambda lease: lease.latest_heartbeat),
+    *("ended_at", "capacity", "triggers", "tasks", "queues"),
+)
+
+
 @events_app.command("list")
 def list_events(
     ctx: typer.Context,
     watcher: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this watcher.")] = None,
     limit: LimitOption = None,
+    wide: WideOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """List stored events, the oldest first."""
+    # A table asks for one row more than it shows, so that it can say that there are more.
+    rows_max = limit if as_json else min(limit or ROWS_SHOWN_MAX + 1, ROWS_SHOWN_MAX + 1)
     with invocation(ctx).store() as store:
-        events = store.list_events(watcher=watcher, limit=limit if as_json else _rows_of_table(limit))
+        events = store.list_events(watcher=watcher, limit=rows_max)
         rows = (fields(event, EVENT_COLUMNS) | {"payload": payload(event.payload)} for event in events)
-        print_rows(rows, EVENT_COLUMNS, as_json=as_json)
+        if as_json:
+            print_json_lines(rows)
+        else:
+            print_table(rows, EVENT_COLUMNS if wide else _EVENTS_SHOWN, wide=wide)
 
 
 @dead_letters_app.command("list")
-def list_dead_letters(ctx: typer.Context, limit: LimitOption = None, as_json: JsonOption = False) -> None:
-    """List the dead letters, the newest first: events the database or the runner refused, and why."""
+def list_dead_letters(
+    ctx: typer.Context, limit: LimitOption = None, wide: WideOption = False, as_json: JsonOption = False
+) -> None:
+    """List the dead letters, the newest first: events that the database or the runner refused, and why."""
     with invocation(ctx).store() as store:
-        print_structs(_bounded(store.list_dead_letters, limit), as_json=as_json, payload_columns=("payload_head",))
+        letters = store.list_dead_letters() if limit is None else store.list_dead_letters(limit)
+    print_structs(letters, _DEAD_LETTERS_SHOWN, as_json=as_json, wide=wide, payload_columns=("payload_head",))
 
 
 @triggerers_app.command("list")
-def list_triggerers(ctx: typer.Context, limit: LimitOption = None, as_json: JsonOption = False) -> None:
-    """List the supervisors that have registered, the newest first: their latest heartbeats, and what each runs now."""
+def list_triggerers(
+    ctx: typer.Context, limit: LimitOption = None, wide: WideOption = False, as_json: JsonOption = False
+) -> None:
+    """List the supervisors, the newest first: their latest heartbeats, and how many triggers and tasks each has."""
     with invocation(ctx).store() as store:
-        print_structs(_bounded(store.list_triggerers, limit), as_json=as_json)
-
-
-def _rows_of_table(limit: int | None) -> int:
-    """Return how many rows to ask for: one more than a table shows, so that it can say that there are more."""
-    return min(limit or ROWS_SHOWN_MAX + 1, ROWS_SHOWN_MAX + 1)
-
-
-def _bounded(verb: Callable[..., Sequence[_Row]], limit: int | None) -> Sequence[_Row]:
-    """Call a list verb with the limit that was given, else with its own."""
-    return verb() if limit is None else verb(limit)
+        leases = store.list_triggerers() if limit is None else store.list_triggerers(limit)
+    print_structs(leases, _TRIGGERERS_SHOWN, as_json=as_json, wide=wide)

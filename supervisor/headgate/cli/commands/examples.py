@@ -1,4 +1,4 @@
-"""``headgate examples``: DAG files to begin with, copied to where their reader may change them."""
+"""``headgate examples``: DAG files to begin with, copied to a folder of the user's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ PACKAGE = "headgate.examples"  # found and copied, never imported: DAG files are
 
 
 def examples(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; it is made if need be.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder to copy them to; it is made if it does not exist.")
+    ],
 ) -> None:
-    """Copy the example DAG files to a folder. What is there already is left as it is, and nothing is copied then."""
+    """Copy the example DAG files to a folder. If one of them is there already, nothing is copied."""
     files = _files()
     if taken := [file.name for file in files if (folder / file.name).exists()]:
         raise CommandError(f"nothing was copied: {folder} has {', '.join(taken)} already")
+    if folder.exists() and not folder.is_dir():
+        raise CommandError(f"nothing was copied: {folder} is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         with open(folder / file.name, "xb") as copy:

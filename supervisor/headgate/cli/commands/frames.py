@@ -1,4 +1,4 @@
-"""``headgate frames``: what supervisor and runner said to each other, from a capture."""
+"""``headgate frames``: the messages between supervisor and runner, from a capture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import msgspec
 import typer
 
 from headgate.cli.invocation import CommandError, Invocation, invocation
-from headgate.cli.output import JsonOption, LimitOption, console, json_line
+from headgate.cli.lists import JsonOption, LimitOption
+from headgate.cli.output import console, json_line
 
 if TYPE_CHECKING:
     from headgate.protocol.framelog.log import Damaged, Record, Torn
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Captures of the link between supervisor and runner.", no_args_is_help=True)
 
 FILE_PATTERN = "*.hgframe"
-PROGRESS_INTERVAL_S = 0.2  # between two looks of the bar: a terminal shows no more, and a frame takes far less
-PROGRESS_LINE_INTERVAL_S = 5.0  # between two lines of progress where there is no terminal
+PROGRESS_INTERVAL_S = 0.2  # between two updates of the bar: a terminal shows no more, and a frame takes far less
+PROGRESS_LINE_INTERVAL_S = 5.0  # between two lines of progress if there is no terminal
 
 PathArgument = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A frame log, or a folder of them.")]
 
@@ -71,7 +72,7 @@ def replay(
     ctx: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A frame log, or the folder of a capture.")],
     until: Annotated[
-        int | None, typer.Option("--until", min=1, metavar="N", help="Stop behind frame N, to look at the database.")
+        int | None, typer.Option("--until", min=1, metavar="N", help="Stop after frame N, to look at the database.")
     ] = None,
     db: Annotated[str | None, typer.Option(metavar="URL", help="An empty database to replay on, and to keep.")] = None,
     as_json: JsonOption = False,
@@ -89,7 +90,7 @@ def replay(
     try:
         outlook = look_ahead(files)
         progress = _ReplayProgress(min(outlook.frames, until or outlook.frames))
-        # A database from a file of settings or the environment is somebody's real one.
+        # A database from a file of settings or the environment may hold real data.
         with open_replay_store(db or given.flags.get("database_url")) as store, progress:
             replayed = replay_files(files, store, outlook=outlook, until=until, on_frame=progress.update)
     except (LogIncomplete, ReplayStuck) as exc:
@@ -104,6 +105,8 @@ def replay(
 
 def frame_logs(path: Path) -> list[Path]:
     """Return the file, or the frame logs of the folder in the order they were written. Raises `CommandError`."""
+    if not path.exists():
+        raise CommandError(f"there is no file or folder {path}")
     if not path.is_dir():
         return [path]
     files = sorted(path.glob(FILE_PATTERN))
@@ -155,7 +158,7 @@ def _frame_as_json(file: Path, record: Record | Torn | Damaged) -> str:
 
 
 def _log_nothing_but_trouble(given: Invocation) -> None:
-    """Keep the core quiet: what it has to log was news when the capture was made. ``--debug`` lets it speak."""
+    """Have the core log errors only, because its records repeat those of the capture; with ``--debug`` all of them."""
     from headgate.supervisor.logs import process_log
 
     settings = given.resolve().settings

@@ -1,4 +1,4 @@
-"""``headgate runs``: the runs of DAGs."""
+"""``headgate runs``: runs of DAGs."""
 
 from __future__ import annotations
 
@@ -8,29 +8,38 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.asking import (
+from headgate.cli.invocation import CommandError, invocation, repeat_while_busy
+from headgate.cli.lists import (
     ROWS_LISTED,
     AllOption,
-    DagArgument,
+    JsonOption,
     RowsOption,
-    RunArgument,
-    SinceOption,
+    WideOption,
     pages,
     print_pages,
-    since,
-    until_free,
+    print_record,
 )
-from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.output import JsonOption, fields, payload, print_record, print_rows
+from headgate.cli.options import DagArgument, RunArgument, SinceOption, since
+from headgate.cli.output import payload
+from headgate.cli.tables import Column, duration, fields, print_table
 
 app = typer.Typer(help="Runs of DAGs.", no_args_is_help=True)
 
-_SHOWN = ("dag", "run_id", "run_type", "state", "logical_date", "created_date", "started_at", "ended_at", "tasks")
-_TASKS_SHOWN = ("task_id", "state", "try_number", "tries_max", "started_at", "ended_at", "last_error")
+_TOOK: Column = ("took", lambda row: duration(row.started_at, row.ended_at))
+_SHOWN: tuple[Column, ...] = ("dag", "run_id", "state", "created_date", _TOOK, ("tasks", lambda run: _told(run.tasks)))
+_TASKS_SHOWN: tuple[Column, ...] = (
+    *("task_id", "state"),
+    ("try", lambda task: f"{task.try_number}/{task.tries_max}"),
+    *("started_at", _TOOK, "last_error"),
+)
+
+
+def _told(tasks: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in tasks.items())
 
 
 class RunState(enum.StrEnum):
-    """What a run can be."""
+    """The states of a run."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -41,11 +50,14 @@ class RunState(enum.StrEnum):
 @app.command("list")
 def list_runs(
     ctx: typer.Context,
-    dag: Annotated[str | None, typer.Argument(metavar="[DAG]", help="Only runs of this DAG.")] = None,
-    state: Annotated[list[RunState] | None, typer.Option(help="Only those in this state; may be given again.")] = None,
+    dag: Annotated[str | None, typer.Argument(metavar="DAG", help="Only runs of this DAG.")] = None,
+    state: Annotated[
+        list[RunState] | None, typer.Option(metavar="STATE", help="Only those in this state; may be repeated.")
+    ] = None,
     since_text: SinceOption = None,
     limit: RowsOption = ROWS_LISTED,
     everything: AllOption = False,
+    wide: WideOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, the newest first."""
@@ -54,7 +66,7 @@ def list_runs(
     with invocation(ctx).store() as store:
         states = [one.value for one in state or ()]
         page = partial(store.inspect.runs, dag=dag, states=states, since=since(since_text, store.inspect.now))
-        print_pages(page, RunLine, limit=limit, everything=everything, as_json=as_json, shown=_SHOWN)
+        print_pages(page, RunLine, limit=limit, everything=everything, as_json=as_json, wide=wide, shown=_SHOWN)
 
 
 @app.command()
@@ -76,23 +88,24 @@ def show(ctx: typer.Context, dag: DagArgument, run: RunArgument, as_json: JsonOp
         return
     print_record(record, as_json=False)
     print()
-    print_rows((fields(task, _TASKS_SHOWN) for task in tasks), _TASKS_SHOWN, as_json=False)
+    print_table(tasks, _TASKS_SHOWN)
 
 
 @app.command()
 def cancel(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
-    """End a run and all of its tasks that have not ended, as failed; what runs or waits is ended with on_kill()."""
+    """End a run and its unfinished tasks as failed; tasks that run or are deferred are ended with on_kill()."""
     with invocation(ctx).store() as store:
         line = store.inspect.run(dag, run).line
         if line.ended_at is not None:
             raise CommandError(f"the run {line.run_id} of {dag} has ended already: {line.state}")
         tasks = 0
 
-        def ask() -> bool:
+        def is_cancelled() -> bool:
             nonlocal tasks
             cancelled = store.tasks.cancel_run(line.id)
             tasks += cancelled.tasks
             return cancelled.is_ended or store.inspect.run(dag, line.run_id).line.ended_at is not None
 
-        until_free(ask, bool, f"the run {line.run_id}")
-    print(f"cancelled run {line.run_id} of {dag}: {tasks:,} unfinished tasks have ended as failed")
+        repeat_while_busy(is_cancelled, f"the run {line.run_id}")
+    ended = "1 unfinished task has" if tasks == 1 else f"{tasks:,} unfinished tasks have"
+    print(f"cancelled run {line.run_id} of {dag}: {ended} ended as failed")

@@ -1,4 +1,4 @@
-"""``headgate tasks logs``: what a task and its trigger logged and printed, and what its supervisors said of it."""
+"""``headgate tasks logs``: the log of a task, of its trigger, and of its supervisors about it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.asking import DagArgument, RunArgument, TaskArgument
 from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.output import JsonOption, json_line, shown
+from headgate.cli.lists import JsonOption
+from headgate.cli.options import DagArgument, RunArgument, TaskArgument
+from headgate.cli.output import json_line
+from headgate.cli.tables import shown
 
 if TYPE_CHECKING:
     from headgate.store.inspect.inspecting import TaskRef
     from headgate.store.store import Store
 
-# Told at the beginning of a line, or not at all; the others of a record come after its event.
-_TOLD = frozenset({"timestamp", "level", "event", "source", "try_number", "logger", "part", "more", "exception"})
-_UNSAID = frozenset({"task_instance_id"})  # who reads the log of a task knows which
+# These have a place of their own in a line, or say nothing new to a reader who has named the task.
+_PLACED = frozenset({"timestamp", "level", "event", "source", "try_number", "part", "more"})
+_UNSAID = frozenset({"task_instance_id", "logger"})
+# These are about headgate rather than about the task; ``--wide`` and ``--json`` have them.
+_INTERNAL = frozenset({"trigger_id", "trigger_name", "trigger_run_id", "classpath", "incarnation", "epoch", "pid"})
 _SOURCE_CHARS = 10
+
+WideOption = Annotated[bool, typer.Option("--wide", help="Print all fields of each record.")]
 
 
 def logs(
@@ -28,12 +34,13 @@ def logs(
     run: RunArgument,
     task: TaskArgument,
     try_number: Annotated[
-        int | None, typer.Option("--try", min=1, metavar="N", help="Only this try; else all of them.")
+        int | None, typer.Option("--try", min=1, metavar="N", help="Only this try; otherwise all of them.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the task has ended.")] = False,
+    wide: WideOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the log of a task, what its trigger logged while it waited included, merged by time."""
+    """Print the log of a task and of the trigger it waited for, merged by time. Times are in UTC."""
     # It imports inotify, which the other commands do not need.
     from headgate.supervisor.logs import task_log_files
 
@@ -45,6 +52,14 @@ def logs(
         if follow:
             records = task_log_files.follow(*names, is_over=lambda: _is_over(store, ref))
         else:
+            tries = task_log_files.tries(folder, dag, ref.run_id, task)
+            if not tries:
+                state = store.inspect.task(ref).line.state
+                missing = f"there is no log of {task} in {folder}; the task is {state.value}"
+                raise CommandError(f"{missing}. Logs are on the machines that ran it, unless log_folder is shared")
+            if try_number is not None and try_number not in tries:
+                found = ", ".join(map(str, tries))
+                raise CommandError(f"there is no log of try {try_number} of {task}; there are logs of: {found}")
             records = task_log_files.read(*names)
         shown_try: int | None = None
         for record in records:
@@ -54,13 +69,9 @@ def logs(
                 if try_number is None and record["try_number"] != shown_try:
                     shown_try = record["try_number"]
                     print(f"--- try {shown_try} ---")
-                _print(record)
+                _print(record, is_wide=wide)
             if follow:
                 sys.stdout.flush()
-        if not follow and not task_log_files.tries(folder, dag, ref.run_id, task):
-            state = store.inspect.task(ref).line.state
-            where = f"there is no log of {task} in {folder}; the task is {state.value}"
-            raise CommandError(f"{where}. Logs are on the machines that ran it, unless log_folder is shared")
 
 
 def _is_over(store: Store, ref: TaskRef) -> bool:
@@ -69,16 +80,26 @@ def _is_over(store: Store, ref: TaskRef) -> bool:
     return store.inspect.task(ref).line.state in TERMINAL
 
 
-def _print(record: Mapping[str, Any]) -> None:
-    """Print a record: a line for people, and what its event has of further lines below it."""
+def _print(record: Mapping[str, Any], *, is_wide: bool) -> None:
+    """Print a record: a line, and below it, indented, the further lines of its event and of its other fields."""
     time = str(record.get("timestamp", ""))
     begin = f"{time:<27} {record.get('level', ''):<8} {record.get('source', ''):<{_SOURCE_CHARS}} "
-    others = [f"{name}={value if isinstance(value, str) else json_line(value)}" for name, value in _others(record)]
-    first, *more = str(record.get("event", "")).splitlines() or [""]
-    print(begin + shown(" ".join([first, *others])))
-    for line in (*more, *str(record.get("exception") or "").splitlines()):
-        print(" " * len(begin) + shown(line))
+    first, *below = str(record.get("event", "")).splitlines() or [""]
+    beside: list[str] = []
+    for name, value in _others(record, is_wide=is_wide):
+        text = value if isinstance(value, str) else json_line(value)
+        if "\n" in text.strip():
+            # A traceback, for example: as Python prints it.
+            below += [f"{name}:"] if name != "exception" else []
+            below += [f"  {line}" if name != "exception" else line for line in text.splitlines()]
+        elif text.strip():
+            beside.append(f"{name}={text.strip()}")
+    print(begin + shown(" ".join([first, *beside])))
+    indent = " " * len(begin) if not any(line.startswith("Traceback") for line in below) else "    "
+    for line in below:
+        print(indent + shown(line))
 
 
-def _others(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in record.items() if name not in _TOLD | _UNSAID and value is not None]
+def _others(record: Mapping[str, Any], *, is_wide: bool) -> list[tuple[str, Any]]:
+    left_out = _PLACED | (frozenset() if is_wide else _UNSAID | _INTERNAL)
+    return [(name, value) for name, value in record.items() if name not in left_out and value is not None]

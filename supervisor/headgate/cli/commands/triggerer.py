@@ -1,4 +1,4 @@
-"""``headgate triggerer``: the supervised pair itself."""
+"""``headgate triggerer``: a supervisor and its runner, without tasks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headgate.protocol.startup import without_collections
 
 def run(
     ctx: typer.Context,
-    capacity: Annotated[int | None, typer.Option(metavar="N", help="Triggers to run at most.")] = None,
-    queues: Annotated[str | None, typer.Option(metavar="A,B", help="Queues whose triggers to run.")] = None,
+    capacity: Annotated[int | None, typer.Option(metavar="N", help="Run at most N triggers.")] = None,
+    queues: Annotated[str | None, typer.Option(metavar="A,B", help="Run triggers of these queues only.")] = None,
     capture: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Record every frame between supervisor and runner in DIR.")
     ] = None,
 ) -> None:
-    """Run triggers until told to stop: a supervisor, and the runner it keeps alive.
+    """Run triggers until it is stopped: a supervisor, and the runner that it keeps alive.
 
-    SIGTERM or Ctrl-C drains: what was fired is stored. A second one does not wait. It leaves with 0 when it has
-    drained, with 1 when that was cut short, with 3 when another supervisor has taken its lease.
+    SIGTERM or Ctrl-C drains: every event that was fired is stored. A second signal does not wait. The exit code is 0
+    after a complete drain, 1 if the drain was cut short, and 3 if another supervisor has taken the lease.
     """
     with without_collections():
         settings = invocation(ctx).settings(capacity=capacity, queues=queues, capture=capture)

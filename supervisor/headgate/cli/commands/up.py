@@ -13,19 +13,21 @@ from headgate.protocol.startup import without_collections
 
 def up(
     ctx: typer.Context,
-    dags: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of DAG files.")] = None,
+    dags: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of the DAG files.")] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", help="Worker processes.")] = None,
-    capacity: Annotated[int | None, typer.Option(metavar="N", help="Triggers to run at most.")] = None,
-    queues: Annotated[str | None, typer.Option(metavar="A,B", help="Queues whose tasks and triggers to run.")] = None,
+    capacity: Annotated[int | None, typer.Option(metavar="N", help="Run at most N triggers.")] = None,
+    queues: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Run tasks and triggers of these queues only.")
+    ] = None,
     capture: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Record every frame between supervisor and runner in DIR.")
     ] = None,
 ) -> None:
-    """Run everything until told to stop: the tables are brought up to date, DAG files parsed, tasks and triggers run.
+    """Run everything until it is stopped: upgrade the tables, parse DAG files, run tasks and triggers.
 
-    SIGTERM or Ctrl-C drains: what was fired is stored, and what runs may end within drain_s, after which it loses its
-    try. A second one does not wait. It leaves with 0 when it has drained, with 1 when that was cut short, with 3 when
-    another supervisor has taken its lease. Several of these share one PostgreSQL.
+    SIGTERM or Ctrl-C drains: every event that was fired is stored, and tasks may end within drain_s; a task that does
+    not loses its try. A second signal does not wait. The exit code is 0 after a complete drain, 1 if the drain was cut
+    short, and 3 if another supervisor has taken the lease. Several of these may share one PostgreSQL database.
     """
     with without_collections():
         settings = invocation(ctx).settings(

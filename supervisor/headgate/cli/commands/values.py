@@ -1,4 +1,4 @@
-"""``headgate variables|connections|pools``: what tasks and triggers read, and what they share."""
+"""``headgate variables|connections|pools``: values that tasks and triggers read, and slots that tasks share."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from urllib.parse import parse_qsl, urlsplit
 import typer
 
 from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.output import JsonOption, print_record, print_structs
+from headgate.cli.lists import JsonOption, print_record, print_structs
 
 if TYPE_CHECKING:
     from headgate.store.task_verbs import ValueVerbs
 
 variables_app = typer.Typer(help="Variables that tasks and triggers read, encrypted.", no_args_is_help=True)
 connections_app = typer.Typer(help="Connections that tasks and triggers read, encrypted.", no_args_is_help=True)
-pools_app = typer.Typer(help="Pools: how many tasks of a kind may run at once.", no_args_is_help=True)
+pools_app = typer.Typer(help="Pools: how many tasks of a kind may run at the same time.", no_args_is_help=True)
 
 MASK = "***"
+_SHOWN = ("name", "updated_at", "description")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
-DescriptionOption = Annotated[str, typer.Option(metavar="TEXT", help="What it is for; lists show it.")]
+DescriptionOption = Annotated[str, typer.Option(metavar="TEXT", help="Its purpose, for lists.")]
 
 
 # --- variables -----------------------------------------------------------------------------------
@@ -33,7 +34,7 @@ def set_variable(
     value: Annotated[str, typer.Argument(metavar="VALUE", help="`-`: read it from standard input.")],
     description: DescriptionOption = "",
 ) -> None:
-    """Store a variable, in place of what was there."""
+    """Store a variable; one of the same name is replaced."""
     with invocation(ctx).store() as store:
         store.tasks.variables.put(name, _value(value), description=description)
     print(f"set variable {name}")
@@ -54,7 +55,7 @@ def get_variable(ctx: typer.Context, name: NameArgument, as_json: JsonOption = F
 def list_variables(ctx: typer.Context, as_json: JsonOption = False) -> None:
     """List the variables by name, without their values."""
     with invocation(ctx).store() as store:
-        print_structs(store.tasks.variables.listed(), as_json=as_json)
+        print_structs(store.tasks.variables.listed(), _SHOWN, as_json=as_json)
 
 
 @variables_app.command("delete")
@@ -78,7 +79,7 @@ def set_connection(
     ],
     description: DescriptionOption = "",
 ) -> None:
-    """Store a connection, in place of what was there."""
+    """Store a connection; one of the same name is replaced."""
     value = _value(uri)
     _check_uri(value.decode(), name)
     with invocation(ctx).store() as store:
@@ -96,18 +97,18 @@ def get_connection(
     """Print the URI of a connection, its password and extra values masked."""
     with invocation(ctx).store() as store:
         uri = _stored(store.tasks.connections, name, "connection")
-    told = uri if reveal else masked(uri)
+    shown = uri if reveal else masked(uri)
     if as_json:
-        print_record({"name": name, "uri": told}, as_json=True)
+        print_record({"name": name, "uri": shown}, as_json=True)
     else:
-        print(told)
+        print(shown)
 
 
 @connections_app.command("list")
 def list_connections(ctx: typer.Context, as_json: JsonOption = False) -> None:
     """List the connections by name, without their URIs."""
     with invocation(ctx).store() as store:
-        print_structs(store.tasks.connections.listed(), as_json=as_json)
+        print_structs(store.tasks.connections.listed(), _SHOWN, as_json=as_json)
 
 
 @connections_app.command("delete")
@@ -119,7 +120,7 @@ def delete_connection(ctx: typer.Context, name: NameArgument) -> None:
 
 
 def masked(uri: str) -> str:
-    """Return a URI without its password and the values of its query; what is no URI is masked altogether."""
+    """Return a URI without its password and the values of its query; a text that is not a URI is masked altogether."""
     try:
         parts = urlsplit(uri)
         has_password = parts.password is not None
@@ -144,7 +145,10 @@ def _check_uri(uri: str, name: str) -> None:
         parts, port_is_right = urlsplit(""), False
     if not parts.scheme or not port_is_right:
         # Never the text itself: there may be a password in it.
-        raise CommandError(f"the connection {name}: this is no URI of the form SCHEME://HOST:PORT/...", exit_code=2)
+        raise CommandError(
+            f"the connection {name}: expected a URI such as SCHEME://LOGIN:PASSWORD@HOST:PORT/..., and this is not one",
+            exit_code=2,
+        )
 
 
 def _value(text: str) -> bytes:
@@ -152,18 +156,26 @@ def _value(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     from headgate.store.tasks.task_values import VALUE_BYTES_MAX
 
-    # One byte and a line's end more than may be stored: enough for the store to say that it is too long.
+    # One byte and a line end more than may be stored: enough for the store to see that it is too long.
     data = sys.stdin.buffer.read(VALUE_BYTES_MAX + 2)
     data = data.removesuffix(b"\n")
     try:
         data.decode()
     except UnicodeDecodeError as exc:
-        raise CommandError("standard input: this is no text in UTF-8", exit_code=2) from exc
+        raise CommandError("standard input is not text in UTF-8", exit_code=2) from exc
     return data
 
 
 def _stored(verbs: ValueVerbs, name: str, what: str) -> str:
-    value = verbs.get(name)
+    from headgate.store.errors import BadKey
+
+    try:
+        value = verbs.get(name)
+    except BadKey:
+        problem = f"the {what} {name!r} was encrypted with a key that is not among the keys used here"
+        raise CommandError(
+            f"{problem}: see fernet_keys in `headgate config show`, or fernet.key in HEADGATE_HOME"
+        ) from None
     if value is None:
         from headgate.store.errors import NoSuchRow
 
@@ -183,18 +195,21 @@ def _near(name: str, names: list[str]) -> list[str]:
 
 @pools_app.command("list")
 def list_pools(ctx: typer.Context, as_json: JsonOption = False) -> None:
-    """List the pools, how many slots each has and has in use, and how many tasks wait for some."""
+    """List the pools: their slots, the slots in use and by how many tasks, and the tasks that wait."""
     with invocation(ctx).store() as store:
-        print_structs(store.inspect.pools(), as_json=as_json)
+        print_structs(store.inspect.pools(), ("name", "slots", "used", "tasks", "waiting"), as_json=as_json)
 
 
 @pools_app.command("set")
 def set_pool(
     ctx: typer.Context,
     name: NameArgument,
-    slots: Annotated[int, typer.Argument(metavar="SLOTS", help="How many; 0 lets nothing begin.")],
+    slots: Annotated[int, typer.Argument(metavar="SLOTS", help="How many; with 0 no task starts.")],
 ) -> None:
-    """Make a pool, or change how many slots it has; what has begun goes on."""
+    """Make a pool, or change its number of slots; tasks that run are not ended."""
     with invocation(ctx).store() as store:
         store.tasks.set_pool(name, slots)
-    print(f"the pool {name} has {slots:,} slots")
+    print(f"the pool {name} has {slots:,} slot{'' if slots == 1 else 's'}")
+    if slots == 0:
+        whose = "every task that names no pool" if name == "default_pool" else "its tasks"
+        print(f"with 0 slots none of its tasks starts: this stops {whose}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``headgate watchers``: which event triggers run without a task."""
+"""``headgate watchers``: event triggers that run without a task."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from headgate.cli.asking import json_object
 from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.output import JsonOption, print_structs
+from headgate.cli.lists import JsonOption, WideOption, print_structs
+from headgate.cli.options import json_object
+from headgate.cli.tables import Column
 
 app = typer.Typer(help="Watchers: event triggers that run on their own, by name.", no_args_is_help=True)
 
+_SHOWN: tuple[Column, ...] = (
+    *("name", "asset", "classpath", "queue", "triggerer_id", "created_date"),
+    ("failures", lambda watcher: watcher.failure_count or None),
+    *("last_error", "finished_at"),
+)
 KWARGS_HELP = (
     "The trigger's keyword arguments, a JSON object. What JSON lacks is written as an object with a tag: "
     """{"$": "timedelta", "v": [DAYS, SECONDS, MICROSECONDS]}, {"$": "datetime", "v": "2026-01-31T12:00:00+00:00"}, """
@@ -27,14 +33,14 @@ def add(
     classpath: Annotated[str, typer.Argument(help="The trigger class, as package.module.Class.")],
     kwargs: Annotated[str, typer.Option(metavar="JSON", help=KWARGS_HELP)] = "{}",
     queue: Annotated[str, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = "default",
-    asset: Annotated[str | None, typer.Option(metavar="A", help="The asset its events are about.")] = None,
+    asset: Annotated[str | None, typer.Option(metavar="A", help="The asset that its events are about.")] = None,
 ) -> None:
     """Add a watcher. The runner imports its class, looking in import_paths too; nothing is imported here."""
     check_classpath(classpath)
     given = parse_kwargs(kwargs)
     with invocation(ctx).store() as store:
         store.add_watcher(name, classpath, given, queue=queue, asset=asset)
-    print(f"added watcher {name}")
+    print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
 
 
 @app.command()
@@ -46,20 +52,20 @@ def remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The wat
 
 
 @app.command("list")
-def list_watchers(ctx: typer.Context, as_json: JsonOption = False) -> None:
+def list_watchers(ctx: typer.Context, wide: WideOption = False, as_json: JsonOption = False) -> None:
     """List the watchers."""
     with invocation(ctx).store() as store:
-        print_structs(store.list_watchers(), as_json=as_json)
+        print_structs(store.list_watchers(), _SHOWN, as_json=as_json, wide=wide)
 
 
 def check_classpath(classpath: str) -> None:
-    """Check the form of a classpath; the class itself is users' code, and not imported on this side.
+    """Check the form of a classpath; the class itself is users' code, and not imported in this process.
 
     Raises `CommandError`.
     """
     parts = classpath.split(".")
     if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-        raise CommandError(f"{classpath!r} is no classpath; it looks like package.module.Class", exit_code=2)
+        raise CommandError(f"{classpath!r} is not a classpath, which looks like package.module.Class", exit_code=2)
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``headgate why``: one answer to "why is this waiting?"."""
+"""``headgate why``: why a task or a trigger is waiting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.output import JsonOption, print_record, print_rows
+from headgate.cli.lists import JsonOption, print_json_lines, print_record
+from headgate.cli.tables import print_table
 
 if TYPE_CHECKING:
     from headgate.scheduling.why import Answer
@@ -28,9 +29,9 @@ def why(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a task or a trigger is waiting, and what comes next.
+    """Print why a task or a trigger is waiting, and what happens next.
 
-    It says what the database knows; what a running trigger is at stands in the log of its supervisor.
+    The answer is from the database; the progress of a running trigger is in the log of its supervisor.
     """
     call = invocation(ctx)
     silence_max_s = call.settings().lease_silence_max_s
@@ -58,7 +59,7 @@ def _print(answer: Answer, *, as_json: bool) -> None:
     record: dict[str, str] = {}
     for name, text in answer.facts:
         record[name] = f"{record[name]}; {text}" if name in record else text
-    from headgate.cli.output import shown
+    from headgate.cli.tables import shown
 
     print(shown(answer.headline))
     print_record(record, as_json=False)
@@ -78,8 +79,9 @@ def _explain_run(store: Store, dag: str, run: str, silence_max_s: float, *, as_j
         rows.append(dict(zip(_RUN_COLUMNS, told, strict=True)))
     if not as_json:
         print(f"run {line.run_id} of {dag} is {line.state}" + ("" if rows else "; none of its tasks is waiting"))
-    if rows or as_json:
-        columns = _RUN_COLUMNS if as_json else ("task_id", "state", "headline", "next")
-        print_rows(rows, columns, as_json=as_json)
+    if as_json:
+        print_json_lines(rows)
+    elif rows:
+        print_table(rows, ("task_id", "state", "headline", "next"))
     if len(tasks) > TASKS_EXPLAINED_MAX and not as_json:
         print(f"Only the first {TASKS_EXPLAINED_MAX} are shown; `headgate tasks list {dag} {line.run_id}` has all.")

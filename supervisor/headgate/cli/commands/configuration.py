@@ -1,18 +1,19 @@
-"""``headgate config``: which settings hold, and where they come from."""
+"""``headgate config``: the settings, and where each comes from."""
 
 from __future__ import annotations
 
 import typer
 
 from headgate.cli.invocation import invocation
-from headgate.cli.output import JsonOption, print_rows
+from headgate.cli.lists import JsonOption, print_json_lines
+from headgate.cli.tables import print_table
 
 app = typer.Typer(help="The settings.", no_args_is_help=True)
 
 
 @app.command()
 def show(ctx: typer.Context, as_json: JsonOption = False) -> None:
-    """Print every setting, its value, where it came from and what it is for. Keys and passwords are hidden."""
+    """Print every setting: its value, its source and its purpose. Keys and passwords are hidden."""
     from headgate.supervisor import config
 
     resolved = invocation(ctx).resolve()
@@ -26,5 +27,7 @@ def show(ctx: typer.Context, as_json: JsonOption = False) -> None:
         }
         for key in config.KEYS
     ]
-    columns = ["key", "value", "source", "expected", "reason"] if as_json else ["key", "value", "source", "reason"]
-    print_rows(rows, columns, as_json=as_json)
+    if as_json:
+        print_json_lines(rows)
+    else:
+        print_table(rows, ("key", "value", "source", "reason"))

@@ -1,0 +1,83 @@
+"""What users write on command lines, on every command: names of tasks, spans of time, moments, JSON objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+
+from headgate.cli.invocation import CommandError
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.values import decode_value
+
+SPAN_S_MAX = 100 * 365 * 86_400.0  # the zero of no clock is so far back that a moment before it cannot be stored
+SPANS = "90s, 30m, 1h30m, 7d or 2w"
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:s|min|m|h|d|w))+")
+_SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)")
+
+DagArgument = Annotated[str, typer.Argument(metavar="DAG", help="The dag_id.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run_id, or `latest`.")]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="The task_id.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="WHEN", help="Only runs created since: 2h, 3d, or 2026-01-31T12:00Z.")
+]
+
+
+def span_s(text: str, option: str) -> float:
+    """Return the seconds in ``90s``, ``30m``, ``1h30m``, ``7d`` or ``2w``. Raises `CommandError`."""
+    if _SPAN.fullmatch(text) is None:
+        raise CommandError(f"{option}: {text!r} is not a span of time; write {SPANS}", exit_code=2)
+    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _SPAN_PART.findall(text))
+    if seconds > SPAN_S_MAX:
+        raise CommandError(f"{option}: {text} is longer than a hundred years", exit_code=2)
+    return seconds
+
+
+def moment(text: str, option: str) -> datetime:
+    """Return a moment written in ISO 8601; without a zone it is in UTC. Raises `CommandError`."""
+    try:
+        found = datetime.fromisoformat(text)
+        return (found.replace(tzinfo=UTC) if found.tzinfo is None else found).astimezone(UTC)
+    except (ValueError, OverflowError) as exc:
+        raise CommandError(
+            f"{option}: {text!r} is not a moment; write 2026-01-31 or 2026-01-31T12:00:00+00:00", exit_code=2
+        ) from exc
+
+
+def since(text: str | None, now: Callable[[], datetime]) -> datetime | None:
+    """Return the moment that ``--since`` means: a moment, or a span before now. Raises `CommandError`."""
+    if text is None:
+        return None
+    if _SPAN.fullmatch(text) is not None:
+        return now() - timedelta(seconds=span_s(text, "--since"))
+    try:
+        return moment(text, "--since")
+    except CommandError:
+        shapes = "2h or 3d for a span before now, or 2026-01-31T12:00Z for a moment"
+        raise CommandError(f"--since: {text!r} is neither; write {shapes}", exit_code=2) from None
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """Return the values in a JSON object, with tagged values read. Raises `CommandError`."""
+    try:
+        # The standard library says where in the text a mistake is.
+        plain = json.loads(text)
+        json.dumps(plain, ensure_ascii=False).encode()
+        values = decode_value(text.encode())
+    except UnicodeEncodeError as exc:
+        half = ascii(exc.object[exc.start])
+        raise CommandError(f"{option}: {half} is half of a surrogate pair, which is not text", exit_code=2) from exc
+    except (ValueError, ProtocolError) as exc:
+        raise CommandError(f"{option}: {exc}", exit_code=2) from exc
+    if not isinstance(plain, dict) or not isinstance(values, dict):
+        raise CommandError(f"{option}: expected a JSON object, got {text}", exit_code=2)
+    for name in values:
+        if not isinstance(name, str):
+            raise CommandError(f"{option}: {name!r} cannot be the name of a value", exit_code=2)
+    return values
