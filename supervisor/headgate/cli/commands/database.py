@@ -93,17 +93,19 @@ def clean(
                     failures += 1
                 else:
                     deleted["log files"] = deleted.get("log files", 0) + files
-    if not deleted and not as_json:
-        print("nothing is old enough to be deleted")
-        return
-    count = "can be deleted" if dry_run else "deleted"
-    columns = ("table", count.replace(" ", "_"))
-    lines = [{columns[0]: table, columns[1]: rows} for table, rows in deleted.items()]
-    if as_json:
-        print_json_lines(lines)
-    else:
-        print_table(lines, columns)
-        if dry_run:
-            print("Rows that can be deleted only after these are not counted.")
+    _print_deleted(deleted, dry_run=dry_run, as_json=as_json)
     if failures:
         raise CommandError(f"{failures:,} runs were deleted, but their logs could not be")
+
+
+def _print_deleted(deleted: dict[str, int], *, dry_run: bool, as_json: bool) -> None:
+    count = "can_be_deleted" if dry_run else "deleted"
+    lines = [{"table": table, count: rows} for table, rows in deleted.items()]
+    if as_json:
+        print_json_lines(lines)
+    elif not lines:
+        print("nothing is old enough to be deleted")
+    else:
+        print_table(lines, ("table", count))
+        if dry_run:
+            print("Rows that can be deleted only after these are not counted.")
