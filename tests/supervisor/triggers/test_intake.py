@@ -20,7 +20,7 @@ from headgate.supervisor.triggers.intake import (
     SLICE_EVENTS_FIRST,
     SLICE_EVENTS_MIN,
     SLICE_S,
-    SLICES_LEARNT,
+    SLICES_UNTIL_TRIED,
     Intake,
     Slice,
     SliceSize,
@@ -336,7 +336,7 @@ def test_a_report_from_beside_takes_nothing_from_a_round_in_several_frames(store
 def settle(size: SliceSize, *, commit_s: float, event_s: float, slices: int = 40) -> tuple[int, float]:
     """Store long slices on a database of such times until the size is found; return it, and how long one takes."""
     for _ in range(slices):
-        size.note(size.events, commit_s + size.events * event_s)
+        size.stored(size.events, commit_s + size.events * event_s)
     return size.events, commit_s + size.events * event_s
 
 
@@ -371,7 +371,7 @@ def test_noise_leaves_the_size_within_its_bounds_and_the_commits_few(noise: list
     size, sizes = SliceSize(5000), []
     for factor in noise:
         sizes.append(size.events)
-        size.note(size.events, (0.02 + size.events * 20e-6) * factor)
+        size.stored(size.events, (0.02 + size.events * 20e-6) * factor)
     assert all(SLICE_EVENTS_MIN <= events <= 5000 for events in sizes)
     assert sum(sizes) / len(sizes) > 500
 
@@ -379,11 +379,11 @@ def test_noise_leaves_the_size_within_its_bounds_and_the_commits_few(noise: list
 def test_the_size_is_bounded_and_moves_by_a_factor_of_two_at_most() -> None:
     size = SliceSize(1500)
     assert size.events == SLICE_EVENTS_FIRST
-    size.note(500, 1e-4)
+    size.stored(500, 1e-4)
     assert size.events == 1000
-    size.note(1000, 0.0)
+    size.stored(1000, 0.0)
     assert size.events == 1500
-    size.note(1500, 60.0)
+    size.stored(1500, 60.0)
     assert size.events == 750
     assert SliceSize(3).events == 3
 
@@ -391,7 +391,7 @@ def test_the_size_is_bounded_and_moves_by_a_factor_of_two_at_most() -> None:
 def test_short_slices_say_nothing_of_long_ones() -> None:
     size = SliceSize(5000)
     for _ in range(100):
-        size.note(3, 0.4)
+        size.stored(3, 0.4)
     assert size.events == SLICE_EVENTS_FIRST
 
 
@@ -460,7 +460,7 @@ def test_a_slice_that_is_too_long_for_the_database_is_halved_until_it_fits(event
     intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(500))))
     assert run_through(intake, store) == [StateSync(1, persisted=tuple(range(100, 600)))]
     assert store.stored == list(range(500)), "all of them, once and in order"
-    assert len(store.given_up) <= 9 + len(store.transactions) / SLICES_LEARNT, "little time is lost with trying more"
+    assert len(store.given_up) <= 9 + len(store.transactions) / SLICES_UNTIL_TRIED, "little time is lost by trying more"
 
 
 def test_a_round_of_which_no_two_items_fit_into_one_slice_comes_to_its_end_and_so_does_the_next() -> None:
@@ -518,39 +518,39 @@ def test_a_slice_grows_again_when_the_database_is_quick_again() -> None:
 def test_what_was_learnt_before_a_slice_was_too_long_does_not_make_the_next_one_longer() -> None:
     size = SliceSize(5000)
     assert settle(size, commit_s=0.3, event_s=1e-5)[0] == 5000
-    size.note_failure(5000, 35.0)
+    size.failed(5000, 35.0)
     assert size.events == 2500
-    size.note(2500, 20.0)
+    size.stored(2500, 20.0)
     assert size.events == 1250
 
 
 def test_a_slice_smaller_than_the_least_comes_back_to_it_but_not_where_twice_as_many_may_be_too_many() -> None:
     size = SliceSize(5000)
-    size.note_failure(20, FAILED_LATE_S)
+    size.failed(20, FAILED_LATE_S)
     assert size.events == 10
-    size.note(9, 0.1)
+    size.stored(9, 0.1)
     assert size.events == 10, "it says less than a whole one"
-    size.note(10, FAILED_LATE_S / 2 + 0.1)
+    size.stored(10, FAILED_LATE_S / 2 + 0.1)
     assert size.events == 10
 
     size = SliceSize(5000)
-    size.note_failure(20, FAILED_LATE_S)
+    size.failed(20, FAILED_LATE_S)
     for expected in (20, 40, SLICE_EVENTS_MIN, SLICE_EVENTS_MIN):
-        size.note(size.events, size.events * 0.1)
+        size.stored(size.events, size.events * 0.1)
         assert size.events == expected
 
 
 @pytest.mark.parametrize("commit_s", [0.5, 5.0, 10.0])
 def test_where_the_commit_takes_all_the_time_a_slice_does_not_stay_small(commit_s: float) -> None:
     size = SliceSize(5000)
-    size.note_failure(1, 35.0)
+    size.failed(1, 35.0)
     assert size.events == 1
     assert settle(size, commit_s=commit_s, event_s=1e-5)[0] == 5000
 
 
 def test_a_slice_of_one_is_as_small_as_it_gets() -> None:
     size = SliceSize(5000)
-    size.note_failure(1, 60.0)
+    size.failed(1, 60.0)
     assert size.events == 1
 
 
