@@ -307,7 +307,7 @@ class SupervisorCore:
         self._cancel_rejoins(stored)
         for finished in stored.finished:
             self._end_run(finished, stored, now)
-        if stored.moved_tasks and self._tasks is not None:
+        if stored.result.moved_tasks and self._tasks is not None:
             self._tasks.notify()
 
     def _cancel_rejoins(self, stored: Stored) -> None:
@@ -319,7 +319,7 @@ class SupervisorCore:
 
     def _is_over(self, trigger_id: int, stored: Stored) -> bool:
         """Whether nothing waits for a trigger any more: however it ended, it is not started again."""
-        return trigger_id in stored.over or self.releases.is_expected_to_end(trigger_id)
+        return trigger_id in stored.result.over or self.releases.is_expected_to_end(trigger_id)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
         trigger_id, is_over = finished.trigger_id, self._is_over(finished.trigger_id, stored)
@@ -333,7 +333,7 @@ class SupervisorCore:
                 "a trigger failed and is started again",
                 trigger_id=trigger_id,
                 error=finished.error,
-                failures=stored.failure_counts.get(trigger_id),
+                failures=stored.result.failure_counts.get(trigger_id),
                 retry_in_s=round(wait_s, 3),
             )
 

@@ -159,9 +159,9 @@ def _confirmations_kept_across_incarnations() -> Sequence[Patch]:
 def _half_a_round_is_kept() -> Sequence[Patch]:
     original = Intake._tally_of
 
-    def tally_of(self: Intake, piece: Slice) -> Tally:
-        left_over = [self._tallies.pop(key) for key in list(self._tallies) if key != (piece.incarnation, piece.round)]
-        tally = original(self, piece)
+    def tally_of(self: Intake, slice_: Slice) -> Tally:
+        left_over = [self._tallies.pop(key) for key in list(self._tallies) if key != (slice_.incarnation, slice_.round)]
+        tally = original(self, slice_)
         for other in left_over:
             tally.persisted.extend(other.persisted)
         return tally
@@ -208,17 +208,19 @@ def _no_end_has_a_deadline() -> Sequence[Patch]:
 
 
 def _events_dropped_on_bisect() -> Sequence[Patch]:
-    original = Intake._split_or_bury
+    original = Intake._split_or_dead_letter
 
-    def split_or_bury(self: Intake, epoch: int, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
-        if len(piece) == 1:
-            return original(self, epoch, piece, tally, error, now)
-        first, second = self._waiting.popleft().cut(len(piece) // 2)
+    def split_or_dead_letter(
+        self: Intake, epoch: int, slice_: Slice, tally: Tally, error: RowsRefused, now: float
+    ) -> bool:
+        if len(slice_) == 1:
+            return original(self, epoch, slice_, tally, error, now)
+        first, second = self._waiting.popleft().cut(len(slice_) // 2)
         tally.persisted.extend([event.seq for event in second.events if event.seq])
-        self._waiting.appendleft(msgspec.structs.replace(first, ends_round=piece.ends_round))
+        self._waiting.appendleft(msgspec.structs.replace(first, ends_round=slice_.ends_round))
         return False
 
-    return [(Intake, "_split_or_bury", split_or_bury)]
+    return [(Intake, "_split_or_dead_letter", split_or_dead_letter)]
 
 
 # --- the broker ------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """Rounds in, rows down, confirmations out: the place that decides whether an event may be acknowledged.
 
-A round of the runner is stored in one transaction, or, when it is long, in a few slices with a look at the
-rest of the supervisor's duties between them; how long is too long the intake learns from the database
-(`SliceSize`). Only when the last of them is committed is the round answered, and the answer names the seqs that
-are now durable (I1): `Intake.step` is the one place where they are named.
+A round of the runner arrives as one or more `StateChanges` frames. Each is queued as a `Slice`, and each slice is
+stored in one transaction. A long one is cut first, so that the supervisor's other duties have their turn between two
+transactions; `SliceSize` learns from the database how long is too long. The round is answered only when its last slice
+is committed, and the answer names the seqs that are now durable (I1): `Intake.step` is the one place that names them.
 
-Rows that the database refuses are halved until the single bad event is found. When it has been refused twice by
-itself it goes to the dead letters, all the others are stored (I9). A database that is away is asked again, after a
-wait; until then nothing is confirmed and nothing is forgotten. Where it took long to fail, it is asked for less.
+If the database refuses rows, the slice is halved until the single bad event is found. An event that is refused twice by
+itself becomes a dead letter, and all the others are stored (I9). If the database is away, the slice is tried again
+after a wait; until then nothing is confirmed and nothing is forgotten. If it took long to fail, the slice is made
+smaller.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from headgate.protocol.messages.runner import (
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
+from headgate.store.triggers.events import StoredSlice
 from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
 
-# A runner waits for the answer to its round before it sends the next one. What an earlier incarnation left
-# behind may still wait for the database, so a few more may stand here; more than that is a broken peer.
+# A runner waits for the answer to its round before it sends the next one. Rounds of earlier incarnations may still
+# wait for the database, so a few more may be queued; more than that is a broken peer.
 ROUNDS_WAITING_MAX = 16
-
 
 SLICE_S = 0.15  # what storing a slice should take: heartbeats, claims and requests wait for it
 SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
 SLICE_EVENTS_MIN = 50  # however slowly they are stored: a commit for each event would be slower still
 SLICES_UNTIL_TRIED = 8  # after one that failed late, until twice as many events are tried in any case
-# An attempt that failed sooner met a database that is down or locked: connecting, or waiting for a lock, is given up
-# after 5 s. One that failed later may have been too long for a statement, for the server's patience between two, or
-# for a thin link, which all have at least 10 s. Fewer events may then do what so many never will.
+# An attempt that failed sooner met a database that is down or locked: connecting, or waiting for a lock, times out
+# after 5 s. One that failed later may have hit the timeout of a statement, of a transaction or of the network, which
+# are all at least 10 s. A slice of fewer events may then be stored.
 FAILED_LATE_S = 8.0
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """A part of a round that is stored in one transaction; before it is cut, one frame of the round."""
+    """A part of a round that is stored in one transaction: a frame of it, or a part of one that was too long."""
 
     incarnation: int
     round: int
@@ -89,24 +90,24 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """What one step of the intake brought about.
+    """Result of one step of the intake.
 
     ``answer`` is set when a round is complete: it may be sent to the runner of that ``incarnation`` and to
-    no other (I6). ``finished`` are trigger runs whose end is now recorded; ``failure_counts`` says for each
-    trigger that failed how often it has failed in all, and ``over`` which of them are not to be started again.
-    ``moved_tasks``: tasks may go on, or runs begin, by what is stored.
+    no other (I6). ``finished`` are trigger runs whose end is now recorded. ``result`` is that of the store; it is
+    empty if the slice was, or if its only element has become a dead letter.
     """
 
     incarnation: int
     answer: StateSync | None
     finished: tuple[FinishedTrigger, ...]
-    failure_counts: dict[int, int]
-    over: frozenset[int] = frozenset()
-    moved_tasks: bool = False
+    result: StoredSlice
+
+
+NOTHING_STORED = StoredSlice(stored=0, redelivered=0, failure_counts={})
 
 
 class Tally(NamedTuple):
-    """What the answer to a round will say, as far as its slices are stored."""
+    """The answer to a round, as far as its slices are stored."""
 
     persisted: list[int]
     refused: list[Refusal]
@@ -196,7 +197,7 @@ class _Measured(NamedTuple):
 
 
 class Intake:
-    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` times it, in seconds."""
+    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` measures its seconds."""
 
     def __init__(
         self,
@@ -211,28 +212,28 @@ class Intake:
         self._clock = clock
         self._retry = retry
         self._waiting: deque[Slice] = deque()
-        # The first of those that wait, when it is a single element and was refused by itself: `_split_or_bury`.
+        # The first of those that wait, if it is a single element and was refused by itself: `_split_or_dead_letter`.
         self._refused_alone: Slice | None = None
-        # What the answers of the rounds being stored will say, by incarnation and round. A round whose runner
-        # died before its last frame is never answered, and nothing of it may get into another's (I6).
+        # The answers to the rounds being stored, by incarnation and round. A round whose runner died before its
+        # last frame is never answered, and nothing of it may get into another answer (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
 
     def add_frame(self, incarnation: int, changes: StateChanges) -> None:
-        """Take one frame of a round. Raises `RemoteProtocolError` when rounds come without waiting for answers."""
+        """Queue one frame of a round. Raises `RemoteProtocolError` if the runner does not wait for answers."""
         marks.reach("intake.round_read")
-        if len({(piece.incarnation, piece.round) for piece in self._waiting}) >= ROUNDS_WAITING_MAX:
+        if len({(slice_.incarnation, slice_.round) for slice_ in self._waiting}) >= ROUNDS_WAITING_MAX:
             raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
         self._waiting.append(
             Slice(incarnation, changes.round, changes.events, changes.refused, changes.finished, not changes.more)
         )
 
     def is_waiting_for(self, incarnation: int) -> bool:
-        """Whether a round of this incarnation stands here unanswered: its runner cannot be blamed for silence."""
-        return any(piece.incarnation == incarnation for piece in self._waiting)
+        """Whether a round of this incarnation is unanswered: its runner cannot be blamed for silence."""
+        return any(slice_.incarnation == incarnation for slice_ in self._waiting)
 
     def is_waiting_for_others(self, incarnation: int) -> bool:
         """Whether something that another incarnation sent is not stored yet."""
-        return any(piece.incarnation != incarnation for piece in self._waiting)
+        return any(slice_.incarnation != incarnation for slice_ in self._waiting)
 
     @property
     def is_empty(self) -> bool:
@@ -240,11 +241,11 @@ class Intake:
         return not self._waiting
 
     def discard(self, incarnation: int) -> list[int]:
-        """Forget what waits: the lease is lost, and nothing more may be written. Return the rounds of an incarnation.
+        """Forget all slices: the lease is lost, and nothing more may be written.
 
-        Those that have come to their end, that is: of the others a frame is still to be answered.
+        Return the rounds of an incarnation whose last frame was here: they are to be answered, though with nothing.
         """
-        rounds = [piece.round for piece in self._waiting if piece.incarnation == incarnation and piece.ends_round]
+        rounds = [slice_.round for slice_ in self._waiting if slice_.incarnation == incarnation and slice_.ends_round]
         self._waiting.clear()
         self._refused_alone = None
         self._tallies.clear()
@@ -255,44 +256,41 @@ class Intake:
         return self._retry.at if self._waiting else None
 
     def step(self, epoch: Epoch, now: float) -> Stored | None:
-        """Store the next slice; return what came of it, or None when there was nothing to do or no database.
+        """Store the next slice; return the result, or None if there was nothing to do or no database.
 
-        Raises `LeaseLost` when another supervisor has taken over; nothing was written then.
+        Raises `LeaseLost` if another supervisor has taken over; nothing was written then.
         """
         if not self._waiting or not self._retry.ready(now):
             return None
-        piece = self._take_slice()
-        tally = self._tally_of(piece)
-        failure_counts: dict[int, int] = {}
-        over: frozenset[int] = frozenset()
-        moved_tasks = False
+        slice_ = self._take_slice()
+        tally = self._tally_of(slice_)
+        result = NOTHING_STORED
         begun_at = self._clock()
         try:
-            if len(piece):
-                stored = self._store.store_slice(
-                    epoch, events=piece.events, refused=piece.refused, finished=piece.finished
+            if len(slice_):
+                result = self._store.store_slice(
+                    epoch, events=slice_.events, refused=slice_.refused, finished=slice_.finished
                 )
-                self._slice_size.stored(len(piece), self._clock() - begun_at)
-                failure_counts, over, moved_tasks = stored.failure_counts, stored.over, stored.moved_tasks
+                self._slice_size.stored(len(slice_), self._clock() - begun_at)
             # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
-            tally.persisted.extend([event.seq for event in piece.events if event.seq])
+            tally.persisted.extend([event.seq for event in slice_.events if event.seq])
             tally.refused.extend(
-                Refusal(event.seq, event.trigger_id, event.reason, payload_kept=False) for event in piece.refused
+                Refusal(event.seq, event.trigger_id, event.reason, payload_kept=False) for event in slice_.refused
             )
         except RowsRefused as exc:
-            if not self._split_or_bury(epoch, piece, tally, exc, now):
+            if not self._split_or_dead_letter(epoch, slice_, tally, exc, now):
                 return None
         except DATABASE_UNUSABLE as exc:
-            self._slice_size.failed(len(piece), self._clock() - begun_at)
+            self._slice_size.failed(len(slice_), self._clock() - begun_at)
             self._retry.failed(exc, now)
             return None
         self._retry.succeeded(now)
         self._waiting.popleft()
         self._refused_alone = None
-        return Stored(piece.incarnation, self._answer(piece, tally), piece.finished, failure_counts, over, moved_tasks)
+        return Stored(slice_.incarnation, self._answer(slice_, tally), slice_.finished, result)
 
     def _take_slice(self) -> Slice:
-        """Return the first slice, cut to the size of now."""
+        """Return the first slice, cut to the size that is right at present."""
         if len(self._waiting[0]) > self._slice_size.events:
             self._cut_first(self._slice_size.events)
         return self._waiting[0]
@@ -301,40 +299,40 @@ class Intake:
         first, rest = self._waiting.popleft().cut(items)
         self._waiting.extendleft((rest, first))
 
-    def _tally_of(self, piece: Slice) -> Tally:
-        if piece.incarnation:
-            dead = [key for key in self._tallies if 0 < key[0] < piece.incarnation]
+    def _tally_of(self, slice_: Slice) -> Tally:
+        if slice_.incarnation:
+            dead = [key for key in self._tallies if 0 < key[0] < slice_.incarnation]
             for key in dead:
                 del self._tallies[key]
-        return self._tallies.setdefault((piece.incarnation, piece.round), Tally([], []))
+        return self._tallies.setdefault((slice_.incarnation, slice_.round), Tally([], []))
 
-    def _answer(self, piece: Slice, tally: Tally) -> StateSync | None:
-        if not piece.ends_round:
+    def _answer(self, slice_: Slice, tally: Tally) -> StateSync | None:
+        if not slice_.ends_round:
             return None
-        del self._tallies[piece.incarnation, piece.round]
-        return StateSync(round=piece.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
+        del self._tallies[slice_.incarnation, slice_.round]
+        return StateSync(round=slice_.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
 
-    def _split_or_bury(self, epoch: Epoch, piece: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
-        """Halve a refused slice, or bury its single element. True when the element has been dealt with.
+    def _split_or_dead_letter(self, epoch: Epoch, slice_: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
+        """Halve a refused slice, or dead-letter its single element. Return whether the element has been dealt with.
 
-        A refusal may be of the moment: what the rows refer to is deleted while they are being stored, and the check of
-        the foreign key waits for that, then fails. Whoever looks again sees that it is gone, and refers to it no more.
-        So an element is given up when it is refused in a second transaction of its own, and no later (I11).
+        A refusal may be temporary: a row that the new ones refer to is deleted while they are being stored, and the
+        check of the foreign key waits for that, then fails. The next transaction sees that the row is gone, and refers
+        to it no more. So an element is dead-lettered if it is refused in a second transaction of its own (I11).
         """
-        if len(piece) > 1:
-            self._cut_first(len(piece) // 2)
+        if len(slice_) > 1:
+            self._cut_first(len(slice_) // 2)
             return False
-        if piece is not self._refused_alone:
-            self._refused_alone = piece
+        if slice_ is not self._refused_alone:
+            self._refused_alone = slice_
             return False
-        if not piece.events:
-            # A report about an event or a run, not an event: what it reports stands in the log instead.
-            log.error("the database refuses a report of the runner", report=repr(piece)[:2000], error=str(error))
+        if not slice_.events:
+            # A report about an event or a run, not an event: it is logged instead.
+            log.error("the database refuses a report of the runner", report=repr(slice_)[:2000], error=str(error))
             tally.refused.extend(
-                Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in piece.refused
+                Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in slice_.refused
             )
             return True
-        event = piece.events[0]
+        event = slice_.events[0]
         try:
             self._store.bury_event(epoch, event, str(error))
         except DATABASE_UNUSABLE as exc:
