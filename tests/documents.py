@@ -47,7 +47,7 @@ LIMITS = (
     ("DAGs in a file", "headgate.tasks.parsing.DAGS_PER_FILE_MAX"),
     ("DAG files of a folder", "headgate.supervisor.tasks.dag_files.FILES_MAX"),
     ("folders within folders of DAG files", "headgate.supervisor.tasks.dag_files.DEPTH_MAX"),
-    ("a variable, or a connection", "headgate.store.tasks.task_values.VALUE_BYTES_MAX"),
+    ("a variable, or a connection", "headgate.store.tasks.values.VALUE_BYTES_MAX"),
     ("steps that a worker runs until it is replaced", "headgate.supervisor.executors.local.WORKER_STEPS_MAX"),
     ("the time of a step that is resumed to fail, at least", "headgate.supervisor.tasks.core.FAIL_STEP_S"),
     ("triggers claimed in one transaction", "headgate.supervisor.triggers.leases.CLAIM_TRIGGERS_MAX"),

@@ -405,8 +405,8 @@ def test_what_another_is_changing_is_left_for_the_next_time(
     tasks = Tasks(old, query)
     old.tasks.cancel_run(tasks.run)
     clock.pass_days(40)
-    with open_store()._writing() as connection:
-        assert task_rows.locked(connection, tasks.a) is not None
+    with open_store().database.writing() as tx:
+        assert task_rows.locked(tx, tasks.a) is not None
         assert clean(old, 30) == {}
 
     assert clean(old, 30) == {"task_instance": 1, "dag_run": 1}

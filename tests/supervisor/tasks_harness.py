@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select
@@ -11,12 +12,13 @@ from tests.store.triggers.test_leases import QUEUES, Clock, register
 from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.runner import EventKind, FiredEvent
 from headgate.protocol.values import encode_value
+from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.scheduling.planning import Planned
 from headgate.store.store import Store
 from headgate.store.tables import task_instance
 from headgate.store.tasks import dags
 from headgate.store.tasks.deferral import Deferral
-from headgate.store.tasks.tasks import TaskToRun
+from headgate.store.tasks.dispatch import TaskToRun
 
 WAIT = Deferral("a.Trigger", encode_value({"path": "x"}, where="k"), "resume", encode_value({"n": 1}, where="k"))
 S = TaskState
@@ -26,15 +28,20 @@ __all__ = ["QUEUES", "WAIT", "Clock", "S", "Tasks", "clear", "event_of", "import
 
 def task_states(store: Store, run: int) -> dict[str, TaskState]:
     """Return the states of the tasks of a run, by task id."""
-    with store._reading() as connection:
-        return dags.task_states(connection, run)
+    with store.database.reading() as tx:
+        return dags.task_states(tx, DagRunId(run))
 
 
-def instance_of(store: Store, run: int, task_id: str) -> int:
+def instance_of(store: Store, run: int, task_id: str) -> TaskInstanceId:
     """Return the id of a task's row."""
     statement = select(task_instance.c.id).where(task_instance.c.dag_run_id == run, task_instance.c.task_id == task_id)
-    with store._reading() as connection:
-        return int(connection.execute(statement).scalar_one())
+    with store.database.reading() as tx:
+        return TaskInstanceId(tx.connection.execute(statement).scalar_one())
+
+
+def body(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a verb does in its transaction, to be done in one that a test holds open: ``tx`` comes first."""
+    return partial(verb.__wrapped__, verb.__self__)  # type: ignore[attr-defined]
 
 
 def import_errors(store: Store) -> dict[str, str]:
@@ -47,7 +54,7 @@ def clear(store: Store, run: int, *task_ids: str) -> dict[str, TaskState]:
     cleared: dict[str, TaskState] = {}
     busy: Sequence[str] = task_ids
     while busy:
-        answer = store.tasks.clear_many(run, busy)
+        answer = store.tasks.clear_many(DagRunId(run), busy)
         cleared |= answer.cleared
         busy = answer.busy
     return cleared
@@ -86,7 +93,7 @@ class Tasks:
     def plan(self) -> Planned:
         """Evaluate the runs, as a scheduler does until there is nothing left to do; return the sum."""
         total = Planned()
-        while (planned := self.store.scheduling.plan(self.epoch)).looked_at:
+        while (planned := self.store.scheduling.plan(self.epoch)).evaluated:
             total = Planned(
                 scheduled=total.scheduled + planned.scheduled,
                 in_triggers=total.in_triggers + planned.in_triggers,

@@ -12,7 +12,8 @@ the verbs stand in one module per subject. SQLite and PostgreSQL are treated ali
 `leases`                  triggerers, fencing, claiming
 `events`, `dead_letters`  the event log, and what could not be written to it
 `watchers`, `reading`     what users add and remove, and what they look at
-`task_verbs`              ``store.tasks``: the same for tasks; behind it `dags`, `tasks`, `deferral`, `task_ends`,
-                          `task_actions`, `task_values`, and `task_rows`, which has the statements
+`task_verbs`              ``store.tasks``: the verbs of tasks, from `dags`, `dispatch`, `outcomes`, `deferral`,
+                          `user_actions` and `values`; their statements are in `task_rows`
+`scheduling_verbs`        ``store.scheduling``: those of a scheduler, from `planning`, `new_runs`, `due_times`
 ========================  ==================================================================================
 """

@@ -6,8 +6,11 @@ names that may have been meant.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
+
+from sqlalchemy import Connection
 
 from headgate.protocol.messages.dags import DagSpec, TaskState
 from headgate.scheduling import why_tasks, why_triggers
@@ -15,10 +18,10 @@ from headgate.scheduling.why import Answer
 from headgate.store.db.secrets import Secrets
 from headgate.store.inspect import inspecting, inspecting_triggers, why_facts
 from headgate.store.inspect.inspecting import LIST_DAGS_MAX, TaskRef
-from headgate.store.task_verbs import Transaction
 from headgate.store.triggers import leases
 from headgate.store.triggers.leases import SILENCE_MAX_S, Clock
 
+Transaction = Callable[[], AbstractContextManager[Connection]]
 ROWS_PER_PAGE_MAX = 1000  # of one list verb; whoever wants more asks for the next page
 
 

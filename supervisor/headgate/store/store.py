@@ -51,8 +51,8 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
         super().__init__(Database(engine, secrets, clock))
         self._engine = engine
         graphs = Graphs()
-        self.tasks = TaskVerbs(self._writing, self._reading, secrets, clock, graphs, self.database)
-        self.scheduling = SchedulingVerbs(self._writing, self._reading, self._asking, secrets, clock, graphs)
+        self.tasks = TaskVerbs(self.database, graphs)
+        self.scheduling = SchedulingVerbs(self.database, graphs)
 
     # Modules that only the command line uses are imported when it does: a supervisor has to start quickly.
 
@@ -106,8 +106,8 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
             dead_letters.dead_letter_refused(tx, refused)
             over: frozenset[int] = frozenset()
             if waited_for:  # before the triggers' own rows: see `headgate.store.tasks.task_rows` on locks
-                deferral.take_events(tx.connection, tx.now, events, waited_for)
-                over = deferral.take_ends(tx.connection, tx.now, tx.secrets, epoch, finished, waited_for)
+                deferral.take_events(tx, events, waited_for)
+                over = deferral.take_ends(tx, finished, waited_for)
             failure_counts = event_log.finish(tx, finished)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
@@ -179,9 +179,4 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
     @contextmanager
     def _reading(self) -> Generator[Connection]:
         with self.database.reading() as tx:
-            yield tx.connection
-
-    @contextmanager
-    def _asking(self) -> Generator[Connection]:
-        with self.database.single_statement() as tx:
             yield tx.connection

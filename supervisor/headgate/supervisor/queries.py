@@ -31,6 +31,7 @@ from headgate.protocol.messages.queries import (
 )
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.store.errors import BadKey, BadName, NoSuchRow, SpecUnreadable, ValueRefused
+from headgate.store.ids import DagRunId
 from headgate.store.store import Store
 from headgate.store.triggers.watchers import NAME_CHARS_MAX, check_name
 
@@ -47,7 +48,7 @@ class QueryRefused(Exception):
 class QueryHandler(Protocol):
     """Answers queries: `StoreQueries`, or its substitute when a log is replayed."""
 
-    def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
+    def answer(self, query: Query, *, dag_run_id: DagRunId | None) -> QueryResult:
         """See `StoreQueries.answer`."""
         ...
 
@@ -66,7 +67,7 @@ class StoreQueries:
         self._answer_bytes_max = frame_bytes_max - ENVELOPE_BYTES
         self.secrets = SecretMask()
 
-    def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
+    def answer(self, query: Query, *, dag_run_id: DagRunId | None) -> QueryResult:
         """Answer a query of a trigger, or of a step of a task in the run ``dag_run_id``.
 
         Raises `QueryRefused` with a text for the user, and `DatabaseAway` and the like where the database is at fault:
@@ -86,7 +87,7 @@ class StoreQueries:
         self.secrets.note(query, result)
         return result
 
-    def _look_up(self, query: Query, dag_run_id: int | None) -> QueryResult:
+    def _look_up(self, query: Query, dag_run_id: DagRunId | None) -> QueryResult:
         tasks = self._store.tasks
         match query:
             case GetVariable(name):

@@ -48,10 +48,10 @@ def test_a_look_says_so_and_goes_on_with_other_dags(run: Newer) -> None:
     assert other is not None
     run.store_by_newer_version()
     planned = run.store.scheduling.plan(run.epoch)
-    assert (planned.looked_at, planned.scheduled, planned.left) == (2, 1, 0)
+    assert (planned.evaluated, planned.scheduled, planned.left) == (2, 1, 0)
     assert list(planned.unreadable) == ["etl"]
     assert "moon" in planned.unreadable["etl"]
-    assert run.store.scheduling.plan(run.epoch).looked_at == 0  # not again and again
+    assert run.store.scheduling.plan(run.epoch).evaluated == 0  # not again and again
     assert [task.dag for task in run.dispatch()] == ["other"]
 
 
@@ -142,7 +142,7 @@ def test_any_number_of_them_costs_one_look_each(run: Newer, query: Query) -> Non
         looks += 1
         assert looks < 20
     assert len(told) == len(set(told)) == 151
-    assert run.store.scheduling.plan(run.epoch).looked_at == 0
+    assert run.store.scheduling.plan(run.epoch).evaluated == 0
 
 
 def test_the_events_of_its_assets_wait(run: Newer) -> None:

@@ -67,13 +67,13 @@ def test_a_chain_runs_in_order_and_the_run_ends_with_it(store: Store, query: Que
     assert run.run_state() == "queued"
     for name in "abc":
         assert run.plan().scheduled == 1
-        assert run.plan().looked_at == 0
+        assert run.plan().evaluated == 0
         assert run.do() == [name]
     planned = run.plan()
     assert planned.ended == {run.run: "success"}
     assert run.run_state() == "success"
     assert not run.is_marked()
-    assert run.plan().looked_at == 0
+    assert run.plan().evaluated == 0
 
 
 def test_a_diamond_waits_for_both_its_sides(store: Store, query: Query) -> None:
@@ -214,7 +214,7 @@ def test_nothing_begins_in_a_dag_that_is_paused_or_gone_and_goes_on_when_it_does
     second = None if how == "remove" else store.tasks.create_run("etl", "r2")
     store.tasks.succeed(run.epoch, task.id, task.token)
     assert run.plan().scheduled == 0
-    assert run.plan().looked_at == 0
+    assert run.plan().evaluated == 0
     assert run.run_state() == "running"
     assert second is None or run.run_state(second) == "queued"
     if how == "pause":
@@ -283,7 +283,7 @@ def test_a_run_without_tasks_succeeds_at_once(store: Store, query: Query) -> Non
 def test_a_wide_run_is_begun_in_pieces(store: Store, query: Query) -> None:
     run = Planned(store, query, tasks=tuple(TaskSpec(f"t{number}", "Op") for number in range(1200)))
     counts = []
-    while (planned := run.plan()).looked_at:
+    while (planned := run.plan()).evaluated:
         counts.append(planned.scheduled)
     assert counts == [500, 500, 200]
 

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 from tests.store.scheduling.test_planning import chain
 from tests.store.tasks.test_task_races import Race, clear_in
 from tests.store.triggers.test_leases import WAITED_MAX_S
-from tests.supervisor.tasks_harness import QUEUES, Clock, S, instance_of, task_states
+from tests.supervisor.tasks_harness import QUEUES, Clock, S, body, instance_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.store.db.engine import open_engine
-from headgate.store.scheduling import planning
+from headgate.store.db.transaction import LeasedTx
 from headgate.store.store import Store
-from headgate.store.tasks import task_ends
-from headgate.store.tasks.graphs import Graphs
 
 DAG = DagSpec("chain", tasks=chain("a", "b"))
 
@@ -44,8 +40,8 @@ class Planning(Race):
         (task,) = one.tasks.dispatch(self.epoch, limit=9, queues=QUEUES).tasks
         self.first, self.token = task.id, task.token
 
-    def look(self, connection: Connection, now: datetime) -> bool:
-        planning.plan(connection, now, self.one.database.secrets, Graphs(), limit=10)
+    def evaluate(self, tx: LeasedTx) -> bool:
+        body(self.one.scheduling.plan)(tx)
         return True
 
     def mark_run(self) -> None:
@@ -66,7 +62,7 @@ def race(postgres_url: str, secrets: Any) -> Iterator[Planning]:
 
 def test_an_end_that_comes_during_a_look_is_seen_by_the_next_one(race: Planning) -> None:
     race.mark_run()
-    assert race.second_waits(race.look, lambda: race.two.tasks.succeed(race.epoch, race.first, race.token))
+    assert race.second_waits(race.evaluate, lambda: race.two.tasks.succeed(race.epoch, race.first, race.token))
     assert race.states() == {"a": "success", "b": "none"}  # the look had not seen it
     assert race.one.scheduling.plan(race.epoch).scheduled == 1
 
@@ -74,10 +70,10 @@ def test_an_end_that_comes_during_a_look_is_seen_by_the_next_one(race: Planning)
 def test_a_look_that_comes_while_a_task_ends_does_not_wait_and_the_next_one_sees_it(race: Planning) -> None:
     race.mark_run()
     looked = race.second_passes_over(
-        lambda connection, now: task_ends.succeed(connection, now, race.first, race.token, "succeeded", {}),
+        lambda tx: body(race.one.tasks.succeed)(tx, race.first, race.token),
         lambda: race.two.scheduling.plan(race.epoch),
     )
-    assert (looked.looked_at, looked.scheduled) == (1, 0)
+    assert (looked.evaluated, looked.scheduled) == (1, 0)
     assert race.one.scheduling.plan(race.epoch).scheduled == 1
 
 
@@ -88,11 +84,11 @@ def test_a_task_that_another_has_locked_keeps_the_run_marked_even_if_that_one_gi
         pass
 
     def clear_and_give_up() -> None:
-        with race.one._writing() as connection:
-            clear_in(connection, race.clock(), race.chain, "b")
+        with race.one.database.writing() as tx:
+            clear_in(tx, race.one, race.chain, "b")
             looked = race.two.scheduling.plan(race.epoch)
             # The run's own row is locked by the clear, and passed over.
-            assert looked.looked_at == 0
+            assert looked.evaluated == 0
             raise GivesUp
 
     with pytest.raises(GivesUp):
@@ -103,8 +99,8 @@ def test_a_task_that_another_has_locked_keeps_the_run_marked_even_if_that_one_gi
 def test_a_locked_task_alone_leaves_the_mark(race: Planning) -> None:
     race.one.tasks.succeed(race.epoch, race.first, race.token)
     second = instance_of(race.one, race.chain, "b")
-    with race.one._writing() as connection:
-        connection.exec_driver_sql(f"SELECT 1 FROM task_instance WHERE id = {second} FOR UPDATE")
+    with race.one.database.writing() as tx:
+        tx.connection.exec_driver_sql(f"SELECT 1 FROM task_instance WHERE id = {second} FOR UPDATE")
         looked = race.two.scheduling.plan(race.epoch)
         assert (looked.scheduled, looked.left) == (0, 1)
     assert race.two.scheduling.plan(race.epoch).scheduled == 1
@@ -114,7 +110,7 @@ def test_no_run_begins_beyond_the_limit_while_the_dag_is_locked(race: Planning) 
     spec = DagSpec("one", max_active_runs=1, tasks=(TaskSpec("a", "Op"),))
     race.one.tasks.save_file(race.epoch, "one.py", [spec])
     race.one.tasks.create_run("one", "first")
-    said = race.second_passes_over(race.look, lambda: create_and_plan(race))
+    said = race.second_passes_over(race.evaluate, lambda: create_and_plan(race))
     assert (said.scheduled, said.left) == (0, 1)
     race.one.scheduling.plan(race.epoch)
     rows = race.query("SELECT run_id, started_at FROM dag_run WHERE run_id IN ('first', 'second')")
@@ -155,20 +151,20 @@ def test_two_schedulers_and_workers_bring_many_runs_to_their_end(
     most: list[int] = []
 
     def left(store: Store) -> int:
-        with store._reading() as connection:
+        with store.database.reading() as tx:
             statement = "SELECT count(*) FROM dag_run WHERE ended_at IS NULL"
-            return int(connection.exec_driver_sql(statement).scalar_one())
+            return int(tx.connection.exec_driver_sql(statement).scalar_one())
 
     def work(number: int) -> None:
         with Store(open_engine(postgres_url), secrets=secrets) as store:
             while left(store):
                 store.scheduling.plan(race.epoch, limit=3)
-                with store._reading() as connection:
+                with store.database.reading() as tx:
                     statement = (
                         "SELECT count(*) FROM dag_run JOIN dag ON dag.id = dag_id WHERE dag.name = 'many' "
                         "AND started_at IS NOT NULL AND ended_at IS NULL"
                     )
-                    most.append(int(connection.exec_driver_sql(statement).scalar_one()))
+                    most.append(int(tx.connection.exec_driver_sql(statement).scalar_one()))
                 given = store.tasks.dispatch(race.epoch, limit=2, queues=QUEUES).tasks
                 for task in given:
                     key = (task.run_id, task.task_id)

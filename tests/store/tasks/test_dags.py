@@ -16,7 +16,7 @@ from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import BadKey, BadName, NoSuchRow, ValueRefused
 from headgate.store.store import Store
-from headgate.store.tasks.task_values import VALUE_BYTES_MAX
+from headgate.store.tasks.values import VALUE_BYTES_MAX
 
 S = TaskState
 Query = Callable[..., list[dict[str, Any]]]

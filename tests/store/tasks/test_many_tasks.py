@@ -185,8 +185,8 @@ def test_what_another_is_changing_is_passed_over_and_told(held: tuple[Tasks, Any
     from headgate.store.tasks import task_rows
 
     tasks, (other, b) = held
-    with other._writing() as connection:
-        assert task_rows.locked(connection, b) is not None
+    with other.database.writing() as tx:
+        assert task_rows.locked(tx, b) is not None
         cancelled = tasks.store.tasks.cancel_run(tasks.run)
         cleared = tasks.store.tasks.clear_many(tasks.run)
 

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import Connection
 from tests.store.triggers.test_leases import WAITED_MAX_S, wait_until_blocked
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, clear, event_of
+from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, body, clear, event_of
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.store.db.engine import open_engine
+from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.errors import LeaseLost
 from headgate.store.store import Store
-from headgate.store.tasks import deferral, task_actions, task_ends, tasks
-from headgate.store.triggers import leases
+from headgate.store.tasks import deferral
+from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.triggers.events import insert_events
 
 S = TaskState
@@ -40,21 +39,19 @@ class Race(Tasks):
         with psycopg.connect(self.url, row_factory=dict_row) as connection:
             return connection.execute(statement.replace(":id", "%(id)s"), parameters).fetchall()
 
-    def second_waits(self, first: Callable[[Connection, datetime], object], second: Callable[[], Any]) -> Any:
+    def second_waits(self, first: Callable[[LeasedTx], object], second: Callable[[], Any]) -> Any:
         """Do ``first`` on one connection, begin ``second`` on the other, commit; return what the second one says."""
         with ThreadPoolExecutor(1) as pool:
-            with self.one._writing() as connection:
-                now = leases.hold(connection, self.epoch, self.clock)
-                assert first(connection, now) not in (None, False, [])
+            with self.one.database.leased(self.epoch) as tx:
+                assert first(tx) not in (None, False, [])
                 future: Future[Any] = pool.submit(second)
                 wait_until_blocked(open_engine(self.url))
             return future.result(WAITED_MAX_S)
 
-    def second_passes_over(self, first: Callable[[Connection, datetime], object], second: Callable[[], Any]) -> Any:
+    def second_passes_over(self, first: Callable[[LeasedTx], object], second: Callable[[], Any]) -> Any:
         """The same where the second one does not wait for what is locked."""
-        with self.one._writing() as connection:
-            now = leases.hold(connection, self.epoch, self.clock)
-            assert first(connection, now) not in (None, False, [])
+        with self.one.database.leased(self.epoch) as tx:
+            assert first(tx) not in (None, False, [])
             return second()
 
 
@@ -66,17 +63,16 @@ def race(postgres_url: str, secrets: Any) -> Iterator[Race]:
         yield Race(postgres_url, one, two, clock)
 
 
-def clear_in(connection: Connection, now: datetime, run: int, task_id: str) -> bool:
+def clear_in(tx: Tx, store: Store, run: int, task_id: str) -> bool:
     """Clear a task in a transaction that is held open; return whether it was cleared."""
-    options = {"upstream": False, "downstream": False, "only_failed": False}
-    return task_id in task_actions.clear_many(connection, now, run, [task_id], **options).cleared
+    return task_id in body(store.tasks.clear_many)(tx, run, [task_id]).cleared
 
 
-def take_event(race: Race, trigger_id: int) -> Callable[[Connection, datetime], bool]:
-    def take(connection: Connection, now: datetime) -> bool:
+def take_event(race: Race, trigger_id: int) -> Callable[[Tx], bool]:
+    def take(tx: Tx) -> bool:
         event = event_of(trigger_id)
-        insert_events(connection.info["tx"], [event], {})
-        deferral.take_events(connection, now, [event], {trigger_id})
+        insert_events(tx, [event], {})
+        deferral.take_events(tx, [event], {trigger_id})
         return True
 
     return take
@@ -99,7 +95,7 @@ def wait_in(race: Race, store: Store) -> int:
 def test_an_event_that_comes_while_a_clear_is_under_way_resumes_nothing(race: Race) -> None:
     trigger_id = wait_in(race, race.two)
     race.second_waits(
-        lambda connection, now: clear_in(connection, now, race.run, "a"),
+        lambda tx: clear_in(tx, race.one, race.run, "a"),
         lambda: store_event(race, race.two, trigger_id),
     )
     row = race.row()
@@ -129,7 +125,7 @@ def test_an_event_that_comes_while_a_timeout_is_under_way_resumes_nothing(race: 
     trigger_id = wait_in(race, race.two)
     race.clock.advance(61)
     race.second_waits(
-        lambda connection, now: deferral.time_out(connection, now, race.one.database.secrets, limit=10),
+        lambda tx: body(race.one.tasks.time_out)(tx),
         lambda: store_event(race, race.two, trigger_id),
     )
     row = race.row()
@@ -153,7 +149,7 @@ def test_a_timeout_passes_over_a_task_whose_event_is_being_stored(race: Race) ->
 def test_a_finish_that_comes_while_a_mark_is_under_way_changes_nothing(race: Race) -> None:
     token = race.run_it()
     said = race.second_waits(
-        lambda connection, now: task_actions.mark(connection, now, race.a, "failed"),
+        lambda tx: body(race.one.tasks.mark)(tx, race.a, "failed"),
         lambda: race.two.tasks.succeed(race.epoch, race.a, token, xcoms={"return_value": b"1"}),
     )
     assert said is False
@@ -164,7 +160,7 @@ def test_a_finish_that_comes_while_a_mark_is_under_way_changes_nothing(race: Rac
 def test_a_mark_that_comes_while_the_task_is_finishing_changes_nothing(race: Race) -> None:
     token = race.run_it()
     said = race.second_waits(
-        lambda connection, now: task_ends.succeed(connection, now, race.a, token, "succeeded", {"return_value": b"1"}),
+        lambda tx: body(race.one.tasks.succeed)(tx, race.a, token, xcoms={"return_value": b"1"}),
         lambda: race.two.tasks.mark(race.a, "failed"),
     )
     assert said is False
@@ -178,7 +174,7 @@ def test_a_mark_that_comes_while_the_task_is_finishing_changes_nothing(race: Rac
 def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behind(race: Race) -> None:
     token = race.run_it()
     said = race.second_waits(
-        lambda connection, now: clear_in(connection, now, race.run, "a"),
+        lambda tx: clear_in(tx, race.one, race.run, "a"),
         lambda: race.two.tasks.defer(race.epoch, race.a, token, WAIT),
     )
     assert said is None
@@ -189,7 +185,7 @@ def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behi
 def test_a_clear_that_comes_while_a_task_is_deferring_takes_its_trigger_with_it(race: Race) -> None:
     token = race.run_it()
     said = race.second_passes_over(
-        lambda connection, now: deferral.defer(connection, now, race.one.database.secrets, race.a, token, WAIT, {}),
+        lambda tx: body(race.one.tasks._defer)(tx, race.a, token, WAIT, {}),
         lambda: race.two.tasks.clear_many(race.run, ["a"]),
     )
     assert (said.cleared, said.busy) == ({}, ("a",))
@@ -203,7 +199,7 @@ def test_a_task_that_is_adopted_is_not_finished_by_its_worker_at_the_same_moment
     race.one.release_triggerer(race.epoch)  # its worker's answer is still on its way, under a lease that is not its own
     race.epoch, owner = other, race.epoch
     said = race.second_waits(
-        lambda connection, now: task_ends.adopt(connection, now, limit=10),
+        lambda tx: body(race.one.tasks.adopt)(tx),
         lambda: race.two.tasks.succeed(other, race.a, token),
     )
     assert said is False
@@ -216,8 +212,8 @@ def test_two_that_dispatch_at_once_share_no_task_and_no_slot(race: Race) -> None
     race.plan()
     other = race.register()
 
-    def dispatch(connection: Connection, now: datetime) -> object:
-        return tasks.dispatch(connection, now, race.one.database.secrets, race.epoch, limit=10, queues=QUEUES).tasks
+    def dispatch(tx: LeasedTx) -> object:
+        return body(race.one.tasks.dispatch)(tx, limit=10, queues=QUEUES).tasks
 
     said = race.second_passes_over(dispatch, lambda: race.two.tasks.dispatch(other, limit=10, queues=QUEUES))
     assert (said.tasks, said.passed_over) == ([], ("default_pool",))
@@ -228,28 +224,26 @@ def test_two_that_dispatch_at_once_share_no_task_and_no_slot(race: Race) -> None
 def test_a_dispatch_that_is_being_committed_is_waited_for_by_whoever_asks_what_it_gave(race: Race) -> None:
     """Its link was cut, and the server is still at its COMMIT."""
     race.plan()
-    given: list[tasks.TaskToRun] = []
+    given: list[TaskToRun] = []
 
-    def dispatch(connection: Connection, now: datetime) -> object:
-        given.extend(
-            tasks.dispatch(connection, now, race.one.database.secrets, race.epoch, limit=10, queues=QUEUES).tasks
-        )
+    def dispatch(tx: LeasedTx) -> object:
+        given.extend(body(race.one.tasks.dispatch)(tx, limit=10, queues=QUEUES).tasks)
         return given
 
-    assert race.second_waits(dispatch, lambda: race.two.tasks.taken(race.epoch)) == given
+    assert race.second_waits(dispatch, lambda: race.two.tasks.owned_running(race.epoch)) == given
 
 
 def test_what_a_fenced_supervisor_was_given_is_not_told_to_it(race: Race) -> None:
     race.run_it()
     assert race.two.fence_triggerers(race.register(), dead=[race.epoch]) == [race.epoch]
     with pytest.raises(LeaseLost):
-        race.one.tasks.taken(race.epoch)
+        race.one.tasks.owned_running(race.epoch)
 
 
 def test_a_dispatch_passes_over_a_task_that_is_being_cleared(race: Race) -> None:
     race.plan()
     said = race.second_passes_over(
-        lambda connection, now: clear_in(connection, now, race.run, "a"),
+        lambda tx: clear_in(tx, race.one, race.run, "a"),
         lambda: race.two.tasks.dispatch(race.epoch, limit=10, queues=QUEUES),
     )
     assert (said.tasks, said.passed_over) == ([], ())
@@ -259,7 +253,7 @@ def test_a_dispatch_passes_over_a_task_that_is_being_cleared(race: Race) -> None
 def test_no_run_ends_over_a_task_that_is_being_cleared(race: Race) -> None:
     race.one.tasks.succeed(race.epoch, race.a, race.run_it())
     said = race.second_waits(
-        lambda connection, now: clear_in(connection, now, race.run, "a"),
+        lambda tx: clear_in(tx, race.one, race.run, "a"),
         lambda: race.two.tasks.cancel_run(race.run),
     )
     assert (said.tasks, said.is_ended) == (0, False)

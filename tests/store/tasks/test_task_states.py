@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
 
-from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.dags import StartTrigger, TaskSpec, TaskState
 from headgate.protocol.messages.runner import FinishedTrigger
 from headgate.scheduling.states import FAIL_METHOD, TRANSITIONS, Transition
 from headgate.store.store import Store
 from headgate.store.tasks import deferral
-from headgate.store.triggers import leases
 
 S = TaskState
 OpenStore = Callable[..., Store]
@@ -65,9 +64,8 @@ class Below(Tasks):
 
 
 def start_in_trigger(tasks: Tasks) -> None:
-    with tasks.store._writing() as connection:
-        now = leases.read_clock(connection, tasks.store.database.clock)
-        deferral.start_in_trigger(connection, now, tasks.store.database.secrets, tasks.a, WAIT)
+    with tasks.store.database.writing() as tx:
+        deferral.start_in_trigger(tx, tasks.a, StartTrigger(WAIT.classpath, WAIT.kwargs, "resume", WAIT.next_kwargs))
 
 
 def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int) -> None:

@@ -20,10 +20,9 @@ from headgate.store.errors import LeaseLost, ValueRefused
 from headgate.store.store import Store
 from headgate.store.tables import task_instance
 from headgate.store.task_verbs import TaskVerbs
-from headgate.store.tasks import deferral, task_ends
-from headgate.store.tasks import tasks as tasks_module
+from headgate.store.tasks import deferral, dispatch, outcomes
 from headgate.store.tasks.deferral import Deferral
-from headgate.store.tasks.tasks import Candidate, fit
+from headgate.store.tasks.dispatch import Candidate, fit
 
 S = TaskState
 OpenStore = Callable[..., Store]
@@ -241,11 +240,11 @@ def test_what_is_asked_again_and_again_never_reads_the_tasks_that_have_ended(sql
     asked = {
         "resume": deferral._RESUME,
         "time out": deferral._TIMED_OUT,
-        "retry": tasks_module._RETRY_DUE,
-        "candidates": tasks_module._candidates(("default", "other")),
-        "slots in use": tasks_module._USED,
-        "owned": task_ends._OWNED,
-        "orphans": task_ends._ORPHANS,
+        "retry": dispatch._RETRY_DUE.for_all,
+        "candidates": dispatch._candidates(("default", "other")),
+        "slots in use": dispatch._USED,
+        "owned": outcomes._OWNED,
+        "orphans": outcomes._ORPHANS,
     }
     with open_engine(sqlite_url).connect() as connection:
         for name, statement in asked.items():
@@ -340,10 +339,10 @@ def test_an_orphan_is_removed_and_no_watchers_or_waiting_tasks_trigger(store: St
         'SELECT classpath, kwargs, created_date FROM "trigger" WHERE id = :id',
         id=watched,
     )
-    orphans = store.tasks.remove_orphans(tasks.epoch)
+    orphans = store.tasks.remove_orphans()
     assert len(orphans) == 1
     assert not set(orphans) & {waited_for, watched}
-    assert store.tasks.remove_orphans(tasks.epoch) == []
+    assert store.tasks.remove_orphans() == []
 
 
 # --- times ---------------------------------------------------------------------------------------
@@ -378,9 +377,9 @@ def test_a_wait_of_its_own_times_out_by_the_databases_clock(store: Store, query:
     tasks.defer_it(Deferral("a.B", b"{}", "resume", b"{}", timeout_s=3600.0))
     assert store.tasks.time_out(tasks.epoch) == []
     # As if an hour had passed: nobody can set the database's own clock.
-    with store._writing() as connection:
+    with store.database.writing() as tx:
         long_ago = datetime(2020, 1, 1, tzinfo=UTC)
-        connection.execute(update(task_instance).values(trigger_timeout=long_ago))
+        tx.connection.execute(update(task_instance).values(trigger_timeout=long_ago))
     assert store.tasks.time_out(tasks.epoch) == [tasks.a]
     (task,) = tasks.dispatch()
     assert task.next_kwargs is not None
@@ -534,7 +533,6 @@ def calls(tasks: Tasks, epoch: int) -> dict[str, Callable[[], object]]:
         "dispatch": lambda: verbs.dispatch(epoch, limit=1, queues=QUEUES),
         "defer": lambda: verbs.defer(epoch, a, token, WAIT),
         "time_out": lambda: verbs.time_out(epoch),
-        "remove_orphans": lambda: verbs.remove_orphans(epoch),
         "succeed": lambda: verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
         "fail": lambda: verbs.fail(epoch, a, token, "error"),
         "lose_worker": lambda: verbs.lose_worker(epoch, a, token, "error"),
@@ -547,12 +545,13 @@ def test_a_fenced_epoch_moves_no_task_by_any_verb(store: Store, query: Query) ->
     tasks.run_it()
     store.fence_triggerers(tasks.register(), dead=[tasks.epoch])
     before = {table: query(f"SELECT * FROM {table}") for table in ("task_instance", "dag", "dag_run", "xcom")}
-    takes_epoch = {
-        name
-        for name, verb in inspect.getmembers(TaskVerbs, inspect.isfunction)
-        if not name.startswith("_") and "epoch" in inspect.signature(verb).parameters
-    }
-    assert calls(tasks, tasks.epoch).keys() == takes_epoch - {"owned", "taken"}  # which read
+    takes_epoch = set()
+    for name, verb in inspect.getmembers(TaskVerbs, inspect.isfunction):
+        parameters = inspect.signature(verb).parameters
+        is_leased = "tx" in parameters and parameters["tx"].annotation == "LeasedTx"
+        if not name.startswith("_") and (is_leased or "epoch" in parameters):
+            takes_epoch.add(name)
+    assert calls(tasks, tasks.epoch).keys() == takes_epoch - {"owned", "owned_running"}  # which read
     for call in calls(tasks, tasks.epoch).values():
         with pytest.raises(LeaseLost):
             call()

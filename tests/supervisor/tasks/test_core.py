@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 from tests.conftest import OpenStore
-from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, clear, event_of, task_states
+from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, body, clear, event_of, task_states
 
 from headgate.protocol.messages import queries
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec
@@ -23,9 +23,7 @@ from headgate.protocol.values import encode_value
 from headgate.scheduling.names import TryName
 from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused
 from headgate.store.store import Store
-from headgate.store.tasks.task_ends import Adopted
-from headgate.store.tasks.tasks import dispatch
-from headgate.store.triggers import leases
+from headgate.store.tasks.outcomes import Adopted
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
@@ -336,11 +334,10 @@ def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
 ) -> None:
     """The link was cut during the COMMIT, which waits for a disk or a standby; then it succeeds after all."""
     epoch, other = scene.tasks.epoch, open_store()
-    with scene.store.store._writing() as connection:
-        connection.execute(text("SET lock_timeout = '10ms'"))
-    with other._writing() as slow:
-        now = leases.hold(slow, epoch, None)
-        given = dispatch(slow, now, other.database.secrets, epoch, limit=1, queues=QUEUES)
+    with scene.store.store.database.writing() as tx:
+        tx.connection.execute(text("SET lock_timeout = '10ms'"))
+    with other.database.leased(epoch) as slow:
+        given = body(other.tasks.dispatch)(slow, limit=1, queues=QUEUES)
         scene.store.fails = "dispatch"
         scene.step()
         scene.step(10.0)  # asks what it was given, and is not told yet

@@ -16,7 +16,7 @@ from headgate.cli.tables import Column, duration, fields, print_block
 from headgate.protocol.messages.dags import TaskState
 
 if TYPE_CHECKING:
-    from headgate.store.tasks.task_actions import Cleared, Mark
+    from headgate.store.tasks.user_actions import Cleared, Mark
 
 app = typer.Typer(help="Tasks of runs.", no_args_is_help=True)
 

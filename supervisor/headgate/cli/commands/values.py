@@ -12,7 +12,7 @@ from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, print_record, print_structs
 
 if TYPE_CHECKING:
-    from headgate.store.task_verbs import ValueVerbs
+    from headgate.store.tasks.values import ValueVerbs
 
 variables_app = typer.Typer(help="Variables that tasks and triggers read, encrypted.", no_args_is_help=True)
 connections_app = typer.Typer(help="Connections that tasks and triggers read, encrypted.", no_args_is_help=True)
@@ -154,7 +154,7 @@ def _check_uri(uri: str, name: str) -> None:
 def _value(text: str) -> bytes:
     if text != "-":
         return text.encode("utf-8", "surrogateescape")
-    from headgate.store.tasks.task_values import VALUE_BYTES_MAX
+    from headgate.store.tasks.values import VALUE_BYTES_MAX
 
     # One byte and a line end more than may be stored: enough for the store to see that it is too long.
     data = sys.stdin.buffer.read(VALUE_BYTES_MAX + 2)

@@ -84,7 +84,6 @@ class Tx:
         self.clock = clock
         self._now = now
         self._dirty_runs: set[DagRunId] = set()
-        connection.info["tx"] = self  # for the functions of tasks, until they take it themselves
 
     @property
     def now(self) -> datetime:

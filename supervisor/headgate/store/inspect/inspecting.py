@@ -17,6 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Label, Select, and_, case, fun
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec, TaskState
 from headgate.store.db.bulk import chunks
 from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tables import (
     asset,
     dag,
@@ -69,7 +70,7 @@ class DagLine(msgspec.Struct, frozen=True):
 class RunLine(msgspec.Struct, frozen=True):
     """One run, ``queued`` until it may start. ``tasks`` says how many of its tasks are in each state that any is in."""
 
-    id: int
+    id: DagRunId
     dag: str
     run_id: str
     run_type: str
@@ -133,7 +134,7 @@ class TaskDetail(msgspec.Struct, frozen=True):
 class TaskRef(msgspec.Struct, frozen=True):
     """A task that was looked up by its names."""
 
-    id: int
+    id: TaskInstanceId
     dag_run_id: int
     dag: str
     run_id: str

@@ -234,7 +234,7 @@ def _pool(connection: Connection, name: str) -> Pool:
 
 
 def _ahead(connection: Connection, row: Any) -> int:
-    """Count the scheduled tasks of the pool that come before: as `headgate.store.tasks.tasks.fit` orders them."""
+    """Count the scheduled tasks of the pool that come before: as `headgate.store.tasks.dispatch.fit` orders them."""
     is_resumed = row.next_method is not None
     before_it = or_(
         _C.priority_weight > row.priority_weight, and_(_C.priority_weight == row.priority_weight, _C.id < row.id)

@@ -1,4 +1,4 @@
-"""The making of runs that nobody asked for by hand: by the clock, and by the events of assets."""
+"""The creation of runs that no user asked for: by the clock, and by the events of assets."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Connection
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec
 from headgate.scheduling import contracts, timetable
 from headgate.scheduling.contracts import AssetRun
 from headgate.scheduling.timetable import NoMoment
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
+from headgate.store.ids import DagRowId, Epoch
 from headgate.store.tasks import dags, schedules
 from headgate.store.tasks.dags import NewRun
-from headgate.store.tasks.graphs import Graphs
+from headgate.store.tasks.graphs import Graphs, GraphVerbs
 from headgate.store.tasks.schedules import DueDag
 from headgate.store.triggers import assets
 from headgate.store.triggers.assets import WAITING_EVENTS_MAX, Backlogged
 
-SAME_NAME_MAX = 10  # names in a row that are tried for a run of events before one that nobody can have
+RUNS_MAX = 20  # created in one transaction: each writes a row for each of its tasks
+SAME_NAME_MAX = 10  # names tried in order for a run of events, before a random one
 
 
 class NewRuns(msgspec.Struct):
-    """Runs that were made, as (dag_id, run_id).
+    """Runs that were created, as (dag_id, run_id).
 
-    ``dropped``: events by DAG that wait no longer, since more waited than may. ``broken``: what is wrong with the
-    schedule of a DAG, by its name: it has no next run. ``unreadable``: why a DAG that is stored cannot be read, by its
-    name. ``more``: there may be more to do at once.
+    ``dropped``: number of events by DAG that no longer wait, because more waited than may. ``broken``: the error in the
+    schedule of a DAG, by its name: it has no next run. ``unreadable``: the reason why a stored DAG cannot be read, by
+    its name. ``more``: there may be more to do at once.
     """
 
     made: list[tuple[str, str]] = msgspec.field(default_factory=list)
@@ -39,34 +42,45 @@ class NewRuns(msgspec.Struct):
     more: bool = False
 
 
+class NewRunVerbs(GraphVerbs):
+    """The verbs that create runs."""
+
+    @leased
+    def create_due_runs(self, tx: LeasedTx, *, limit: int = RUNS_MAX) -> NewRuns:
+        """Create the next run of up to ``limit`` DAGs that are due, and set their next dates."""
+        new = NewRuns()
+        locked = schedules.lock_due(tx, self.graphs.unreadable(tx), limit=limit)
+        for due in locked:
+            try:
+                spec = self.graphs.get(tx, due.id, due.spec_hash).spec
+            except SpecUnreadable as error:
+                new.unreadable[due.name] = error.reason
+                new.more = True
+                continue  # its date is kept for a supervisor that can read it
+            # Counted again with the lock held: runs of a supervisor that had the lock before are visible now.
+            if isinstance(spec.schedule, CronSchedule) and dags.count_active_runs(tx, due.id) < spec.max_active_runs:
+                _create_scheduled(tx, due, spec, spec.schedule, new)
+        new.more = new.more or len(locked) == limit or bool(new.made)
+        return new
+
+    def create_asset_runs(self, epoch: Epoch, *, limit: int = RUNS_MAX) -> NewRuns:
+        """Create up to ``limit`` runs for events of assets. If none can be created, it only reads."""
+        with self.database.reading() as tx:
+            ready = [one for one in assets.backlogs(tx.connection) if _has_work(tx, self.graphs, one)]
+        if not ready:
+            return NewRuns()
+        with self.database.leased(epoch) as leased_tx:
+            return _create_event_runs(leased_tx, self.graphs, ready, limit=limit)
+
+
 # --- by the clock --------------------------------------------------------------------------------
 
 
-def by_clock(connection: Connection, now: datetime, graphs: Graphs, *, limit: int) -> NewRuns:
-    """Make the next run of up to ``limit`` DAGs that are due, and move their dates on."""
-    new = NewRuns()
-    locked = schedules.lock_due(connection, now, graphs.readable(connection), limit=limit)
-    for due in locked:
-        try:
-            spec = graphs.get(connection, due.id, due.spec_hash).spec
-        except SpecUnreadable as error:
-            new.unreadable[due.name] = error.reason
-            new.more = True
-            continue  # with its date, for whoever can read it
-        # Counted again with the lock held: what another made before it let go of the DAG is seen now.
-        if isinstance(spec.schedule, CronSchedule) and dags.run_count(connection, due.id) < spec.max_active_runs:
-            _make_scheduled(connection, now, due, spec, spec.schedule, new)
-    new.more = new.more or len(locked) == limit or bool(new.made)
-    return new
-
-
-def _make_scheduled(
-    connection: Connection, now: datetime, due: DueDag, spec: DagSpec, schedule: CronSchedule, new: NewRuns
-) -> None:
+def _create_scheduled(tx: Tx, due: DueDag, spec: DagSpec, schedule: CronSchedule, new: NewRuns) -> None:
     try:
-        interval, next_ = timetable.due(schedule, due.next_, now, catchup=spec.catchup)
+        interval, next_ = timetable.due(schedule, due.next_, tx.now, catchup=spec.catchup)
     except NoMoment as error:
-        schedules.set_next(connection, due.id, None)
+        schedules.set_next(tx, due.id, None)
         new.broken[due.name] = str(error)
         return
     run = NewRun(
@@ -75,21 +89,17 @@ def _make_scheduled(
         logical_date=interval.start,
         interval=(interval.start, interval.end),
     )
-    if dags.insert_run(connection, now, due.id, spec.tasks, run) is not None:
+    if dags.insert_run(tx, due.id, spec.tasks, run) is not None:
         new.made.append((due.name, run.run_id))
-    schedules.set_next(connection, due.id, next_)
+    schedules.set_next(tx, due.id, next_)
 
 
 # --- by events -----------------------------------------------------------------------------------
 
 
-def with_work(connection: Connection, now: datetime, graphs: Graphs) -> list[Backlogged]:
-    """Return the DAGs that can have a run for events that wait, or for which too many wait."""
-    return [
-        one
-        for one in assets.backlogs(connection)
-        if one.backlog.events > WAITING_EVENTS_MAX or _is_ready(one, _schedule(connection, graphs, one), now)
-    ]
+def _has_work(tx: Tx, graphs: Graphs, one: Backlogged) -> bool:
+    """Whether the DAG can have a run for events that wait, or too many events wait for it."""
+    return one.backlog.events > WAITING_EVENTS_MAX or _is_ready(one, _schedule(tx, graphs, one), tx.now)
 
 
 def _is_ready(one: Backlogged, schedule: AssetSchedule | None, now: datetime) -> bool:
@@ -98,53 +108,50 @@ def _is_ready(one: Backlogged, schedule: AssetSchedule | None, now: datetime) ->
     return contracts.is_ready(schedule, one.backlog, now)
 
 
-def _schedule(connection: Connection, graphs: Graphs, one: Backlogged) -> AssetSchedule | None:
+def _schedule(tx: Tx, graphs: Graphs, one: Backlogged) -> AssetSchedule | None:
     try:
-        schedule = graphs.get(connection, one.dag_id, one.spec_hash).spec.schedule
+        schedule = graphs.get(tx, one.dag_id, one.spec_hash).spec.schedule
     except SpecUnreadable:
-        return None  # its events wait for whoever can read it
+        return None  # its events wait for a supervisor that can read it
     return schedule if isinstance(schedule, AssetSchedule) else None
 
 
-def by_events(
-    connection: Connection, now: datetime, graphs: Graphs, ready: Sequence[Backlogged], *, limit: int
-) -> NewRuns:
-    """Make runs of these DAGs, up to ``limit`` in all; DAGs that another is busy with are passed over."""
+def _create_event_runs(tx: LeasedTx, graphs: Graphs, ready: Sequence[Backlogged], *, limit: int) -> NewRuns:
     new = NewRuns()
     for one in ready:
         if len(new.made) >= limit:
             new.more = True
             break
-        if not assets.lock_dag(connection, one.dag_id):
+        if not assets.lock_dag(tx.connection, one.dag_id):
             new.more = True
             continue
         if one.backlog.events > WAITING_EVENTS_MAX:
-            new.dropped[one.name] = assets.drop_oldest(connection, one.dag_id)
-        schedule = _schedule(connection, graphs, one)
+            new.dropped[one.name] = assets.drop_oldest(tx.connection, one.dag_id)
+        schedule = _schedule(tx, graphs, one)
         if schedule is None or one.is_held:
             continue
-        spec = graphs.get(connection, one.dag_id, one.spec_hash).spec
-        room = min(limit - len(new.made), spec.max_active_runs - dags.run_count(connection, one.dag_id))
+        spec = graphs.get(tx, one.dag_id, one.spec_hash).spec
+        room = min(limit - len(new.made), spec.max_active_runs - dags.count_active_runs(tx, one.dag_id))
         if room <= 0:
             continue
-        waiting = assets.waiting(connection, one.dag_id, contracts.rows_needed(schedule, room))
-        for run in contracts.runs_of(schedule, waiting, now, room=room):
-            new.made.append((one.name, _make_of_events(connection, now, one.dag_id, spec, run)))
-        new.more = True  # what these runs did not take may make others
+        waiting = assets.waiting(tx.connection, one.dag_id, contracts.rows_needed(schedule, room))
+        for run in contracts.runs_of(schedule, waiting, tx.now, room=room):
+            new.made.append((one.name, _create_from_events(tx, one.dag_id, spec, run)))
+        new.more = True  # events that these runs did not take may create others
     return new
 
 
-def _make_of_events(connection: Connection, now: datetime, dag_id: int, spec: DagSpec, run: AssetRun) -> str:
+def _create_from_events(tx: Tx, dag_id: DagRowId, spec: DagSpec, run: AssetRun) -> str:
     names = _names_for(run.run_id)
     run_id = next(names)
-    while (created := dags.insert_run(connection, now, dag_id, spec.tasks, NewRun(run_id, "asset"))) is None:
+    while (created := dags.insert_run(tx, dag_id, spec.tasks, NewRun(run_id, "asset"))) is None:
         run_id = next(names)
-    assets.take(connection, dag_id, created, run)
+    assets.take(tx.connection, dag_id, created, run)
     return run_id
 
 
 def _names_for(run_id: str) -> Iterator[str]:
-    """Yield names for a run, without end: a user may have given the first ones to runs of their own."""
+    """Yield names for a run, without end: users may have given the first ones to runs of their own."""
     yield run_id
     for number in range(1, SAME_NAME_MAX):
         yield f"{run_id}__{number}"

@@ -1,199 +1,223 @@
-"""The look at a run: which of its tasks begin, which never will, and whether it ends, in one transaction.
+"""Planning: evaluate runs, one transaction for some of them: which tasks begin, which never will, and whether it ends.
 
-A run that something happened to is marked (`headgate.store.tasks.task_rows.note_run`), and the mark is taken off in the
-transaction that looks at it: a crash anywhere leaves the mark. Nothing that happens meanwhile is overlooked, on
-PostgreSQL either: who ends a task marks its run last of all, and waits for the row of the run, which the one who looks
-has locked; so either the end is committed before the look begins, and seen, or it sets the mark anew afterwards.
+A run to which something has happened is flagged as dirty (`Tx.mark_run_dirty`), and the flag is cleared in the
+transaction that evaluates it, so that a crash at any point leaves the flag. No change is missed on PostgreSQL either:
+a transaction that ends a task sets the flag of its run last of all, and for that waits for the row of the run, which
+the evaluation has locked. So either the end is committed before the evaluation begins, and is visible to it, or it sets
+the flag again afterwards.
 
-Who looks waits for nobody. Runs that another looks at are passed over, and so are tasks and DAGs whose rows another has
-locked: then the run keeps its mark, and is looked at again. That matters where who holds such a row waits for the run.
+An evaluation waits for no lock. Runs that another supervisor evaluates are skipped, and so are locked rows of tasks and
+DAGs; then the run keeps its flag, and is evaluated again. Waiting could deadlock, because the transaction that has
+locked such a row may wait for the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Integer, bindparam, func, select, text, true, update
+from sqlalchemy import Integer, bindparam, func, select, text, true, update
 
-from headgate.protocol.messages.dags import StartTrigger, TaskState
+from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import planning, states
 from headgate.scheduling.planning import Graph, RunEnd
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.secrets import Secrets
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
+from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
 from headgate.store.tables import dag, dag_run, task_instance
 from headgate.store.tasks import dags, deferral, task_rows
-from headgate.store.tasks.deferral import Deferral
-from headgate.store.tasks.graphs import Graphs
-from headgate.store.tasks.tasks import Retried
+from headgate.store.tasks.graphs import Graphs, GraphVerbs, ReadableOnly
 from headgate.store.triggers import assets
 
 _C = task_instance.c
-TASKS_PER_LOOK_MAX = 500  # of one run: some tens of milliseconds; the run keeps its mark, and the rest has its turn
+RUNS_MAX = 20  # evaluated in one transaction: it holds their locks, and the states of their tasks in memory
+TASKS_PER_RUN_MAX = 500  # begun in one transaction: some tens of milliseconds; the run keeps its flag for the rest
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """What came of looking at marked runs: how many were, how many tasks may be dispatched now, and what ended.
+    """Result of `plan`: the number of runs evaluated, of tasks that may be dispatched now, and the runs that ended.
 
-    ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``left``: runs that still need
-    a look, for there was too much to do at once, or a row was locked by another. ``has_more``: others may be marked.
-    ``unreadable``: why a DAG that is stored cannot be read, by its name.
+    ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``left`` runs must be
+    evaluated again, because there was too much to do at once, or a row was locked by another transaction. ``has_more``:
+    other runs may be dirty. ``unreadable``: the reason why a stored DAG cannot be read, by its name.
     """
 
-    looked_at: int = 0
+    evaluated: int = 0
     scheduled: int = 0
     in_triggers: int = 0
     removed: int = 0
-    ended: dict[int, RunEnd] = {}
+    ended: dict[DagRunId, RunEnd] = {}
     left: int = 0
     has_more: bool = False
     unreadable: dict[str, str] = {}
 
 
-class _Run(msgspec.Struct, frozen=True):
-    id: int
-    dag_id: int
-    is_started: bool
-    is_ended: bool
-    may_begin: bool
+class PlanningVerbs(GraphVerbs):
+    """The verb that evaluates runs."""
+
+    @leased
+    def plan(self, tx: LeasedTx, *, limit: int = RUNS_MAX) -> Planned:
+        """Evaluate up to ``limit`` dirty runs, the oldest first: begin tasks and runs, skip tasks, end runs."""
+        rows = _DIRTY.run(tx, self.graphs.unreadable(tx), limit=limit).fetchall()
+        evaluation = _Evaluation(tx, self.graphs)
+        left = 0
+        unreadable: dict[str, str] = {}
+        for run in map(_Run._make, rows):
+            try:
+                is_done = evaluation.evaluate(run)
+            except SpecUnreadable as error:
+                unreadable[error.dag] = error.reason
+                continue  # it keeps its flag, for a supervisor that can read it
+            if is_done:
+                _CLEAR_FLAG.run(tx.connection, of_id=run.id)
+            else:
+                left += 1
+            tx.unmark_run_dirty(run.id)
+        if evaluation.scheduled or evaluation.in_triggers:
+            tx.notify()
+        # Runs that were begun are dirty, unless they were among these rows; unreadable ones are left out the next time.
+        has_more = len(rows) == limit or evaluation.has_begun_runs or bool(unreadable)
+        return Planned(
+            evaluated=len(rows),
+            scheduled=evaluation.scheduled,
+            in_triggers=evaluation.in_triggers,
+            removed=evaluation.removed,
+            ended=evaluation.ended,
+            left=left,
+            has_more=has_more,
+            unreadable=unreadable,
+        )
+
+
+class _Run(NamedTuple):
+    """The columns of `_DIRTY`, as the driver returns them."""
+
+    id: DagRunId
+    dag_row: DagRowId
+    started_at: object
+    ended_at: object
+    is_paused: bool
+    removed_at: object
     spec_hash: str
     max_active_runs: int
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether tasks of it may begin, and runs of its DAG."""
+        return not self.is_paused and self.removed_at is None
 
-class _Look:
-    """One transaction that looks at runs."""
 
-    def __init__(self, connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs) -> None:
-        self._connection = connection
-        self._now = now
-        self._secrets = secrets
+_DIRTY = ReadableOnly(
+    lambda readable: (
+        select(
+            *(dag_run.c.id, dag_run.c.dag_id, dag_run.c.started_at, dag_run.c.ended_at),
+            *(dag.c.is_paused, dag.c.removed_at, dag.c.spec_hash, dag.c.max_active_runs),
+        )
+        .join(dag)
+        .where(text("dag_run.needs_look"), readable)
+        .order_by(dag_run.c.id)
+        .limit(bindparam("limit", type_=Integer()))
+        .with_for_update(skip_locked=True, key_share=True, of=dag_run)
+    )
+)
+_CLEAR_FLAG = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=text("false")))
+
+
+class _Evaluation:
+    """One transaction that evaluates runs."""
+
+    def __init__(self, tx: Tx, graphs: Graphs) -> None:
+        self._tx = tx
         self._graphs = graphs
-        self._locked_dags: dict[int, bool] = {}
-        self._begun: set[int] = set()  # runs that waited; some of them are among those looked at
+        self._locked_dags: dict[DagRowId, bool] = {}
+        self._begun: set[DagRunId] = set()  # runs that waited; some of them are among those evaluated
         self.scheduled = self.in_triggers = self.removed = 0
-        self.ended: dict[int, RunEnd] = {}
+        self.ended: dict[DagRunId, RunEnd] = {}
 
     @property
     def has_begun_runs(self) -> bool:
         """Whether runs that waited were begun."""
         return bool(self._begun)
 
-    def at(self, run: _Run) -> bool:
-        """Do what is to be done; return whether that was all, so that the mark comes off."""
-        if run.is_ended:
+    def evaluate(self, run: _Run) -> bool:
+        """Do what is to be done; return whether that was all, so that the flag can be cleared."""
+        if run.ended_at is not None:
             return True
-        graph = self._graphs.get(self._connection, run.dag_id, run.spec_hash)
-        if not run.is_started and run.id not in self._begun:
+        graph = self._graphs.get(self._tx, run.dag_row, run.spec_hash)
+        if run.started_at is None and run.id not in self._begun:
             if not run.may_begin:
-                return True  # it is marked again when the DAG goes on
-            if not self._lock_dag(run.dag_id):
+                return True  # it is flagged again when the DAG is unpaused, or activated
+            if not self._lock_dag(run.dag_row):
                 return False
             self._begin(run)
             if run.id not in self._begun:
-                return True  # it is marked again when another run ends
-        rows, is_all = self._follow(run, graph)
+                return True  # it is flagged again when another run ends
+        rows, is_done = self._apply_changes_of_dag(run, graph)
         decisions = planning.decide(graph, {name: state for name, (_, state) in rows.items()}, may_start=run.may_begin)
         for event, names in (
             ("upstream_failed", decisions.upstream_failed),
             ("upstream_skipped", decisions.upstream_skipped),
             ("scheduled", decisions.scheduled),
         ):
-            is_all = self._move(event, {name: rows[name][0] for name in names}, graph) and is_all
-        if decisions.end is None or not is_all:
-            return is_all
+            is_done = self._move(event, {name: rows[name][0] for name in names}, graph) and is_done
+        if decisions.end is None or not is_done:
+            return is_done
         return self._end(run, decisions.end)
 
-    def _follow(self, run: _Run, graph: Graph) -> tuple[dict[str, tuple[int, TaskState]], bool]:
-        """Bring the run in line with its DAG; return the ids and states of its tasks, and whether that was all."""
-        rows = _tasks(self._connection, run.id)
+    def _apply_changes_of_dag(
+        self, run: _Run, graph: Graph
+    ) -> tuple[dict[str, tuple[TaskInstanceId, TaskState]], bool]:
+        """Add and remove tasks as the DAG has; return ids and states of the run's tasks, and whether that was all."""
+        rows = _tasks(self._tx, run.id)
         missing = [task for task in graph.spec.tasks if task.task_id not in rows]
         gone = [row for name, row in rows.items() if name not in graph.tasks and row[1] in states.UNFINISHED]
         if not missing and not gone:
             return rows, True
-        dags.insert_tasks(self._connection, self._now, run.id, missing)
-        removable = [id_ for id_, state in gone if state not in states.OCCUPYING]  # a worker's end marks the run again
-        removed = [dags.remove_task(self._connection, self._now, id_) for id_ in removable]
+        dags.insert_tasks(self._tx, run.id, missing)
+        removable = [id_ for id_, state in gone if state not in states.OCCUPYING]  # their ends flag the run again
+        removed = [dags.remove_task(self._tx, id_) for id_ in removable]
         self.removed += sum(removed)
-        return _tasks(self._connection, run.id), all(removed)
+        return _tasks(self._tx, run.id), all(removed)
 
-    def _move(self, event: str, tasks: Mapping[str, int], graph: Graph) -> bool:
-        """Do with tasks in ``none`` what was decided; return whether that was done with all of them."""
-        some = dict(sorted(tasks.items(), key=lambda item: item[1])[:TASKS_PER_LOOK_MAX])
-        locked = _lock_fresh(self._connection, some.values())
+    def _move(self, event: str, tasks: Mapping[str, TaskInstanceId], graph: Graph) -> bool:
+        """Move tasks in ``none`` as was decided; return whether all of them were moved."""
+        some = dict(sorted(tasks.items(), key=lambda item: item[1])[:TASKS_PER_RUN_MAX])
+        locked = _lock_fresh(self._tx, some.values())
         (row,) = states.of(event)
-        task_rows.change_all(self._connection, self._now, row, sorted(locked))
+        task_rows.change_all(self._tx, row, sorted(locked))
         if event == "scheduled":
             self.scheduled += len(locked)
-            for name, task_id in some.items():
-                trigger = graph.start_triggers.get(name) if task_id in locked else None
-                if trigger is None:
+            for name, instance in some.items():
+                start = graph.start_triggers.get(name) if instance in locked else None
+                if start is None:
                     continue
-                started = start_in_trigger(self._connection, self._now, self._secrets, task_id, trigger)
-                self.scheduled -= started
-                self.in_triggers += started
+                is_deferred = deferral.start_in_trigger(self._tx, instance, start)
+                self.scheduled -= is_deferred
+                self.in_triggers += is_deferred
         return len(locked) == len(tasks)
 
     def _end(self, run: _Run, end: RunEnd) -> bool:
-        # Another that begins runs of this DAG counts this one, until it sees it ended or begins them itself after us.
-        if not self._lock_dag(run.dag_id):
+        # Another supervisor that begins runs of this DAG counts this one until it has ended. So the DAG is locked, and
+        # that supervisor sees the end, or begins its runs after this transaction.
+        if not self._lock_dag(run.dag_row):
             return False
-        if dags.end_run(self._connection, self._now, run.id, end):
+        if dags.end_run(self._tx, run.id, end):
             self.ended[run.id] = end
             if run.may_begin:
                 self._begin(run)
         return True
 
     def _begin(self, run: _Run) -> None:
-        self._begun |= begin_waiting(self._connection, self._now, run.dag_id, run.max_active_runs)
+        self._begun |= _begin_waiting(self._tx, run.dag_row, run.max_active_runs)
 
-    def _lock_dag(self, dag_id: int) -> bool:
-        if dag_id not in self._locked_dags:
-            self._locked_dags[dag_id] = assets.lock_dag(self._connection, dag_id)
-        return self._locked_dags[dag_id]
-
-
-_SELECT_MARKED = (
-    select(
-        *(dag_run.c.id, dag_run.c.dag_id, dag_run.c.started_at, dag_run.c.ended_at),
-        *(dag.c.is_paused, dag.c.removed_at, dag.c.spec_hash, dag.c.max_active_runs),
-    )
-    .join(dag)
-    .where(text("dag_run.needs_look"))
-    .order_by(dag_run.c.id)
-    .limit(bindparam("limit", type_=Integer()))
-    .with_for_update(skip_locked=True, key_share=True, of=dag_run)
-)
-_MARKED = Prepared(_SELECT_MARKED)
-_UNMARK = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=text("false")))
-
-
-def plan(connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs, *, limit: int) -> Planned:
-    """Look at up to ``limit`` runs that are marked, the oldest first."""
-    among = graphs.readable(connection)
-    marked = _MARKED if among is None else Prepared(_SELECT_MARKED.where(among))
-    rows = marked.run(connection, limit=limit).fetchall()
-    look = _Look(connection, now, secrets, graphs)
-    left = 0
-    unreadable: dict[str, str] = {}
-    for id_, dag_id, started_at, ended_at, is_paused, removed_at, spec_hash, runs_max in rows:
-        may_begin = not is_paused and removed_at is None
-        run = _Run(id_, dag_id, started_at is not None, ended_at is not None, may_begin, spec_hash, runs_max)
-        try:
-            is_all = look.at(run)
-        except SpecUnreadable as error:
-            unreadable[error.dag] = error.reason
-            continue  # with its mark, for whoever can read it
-        if is_all:
-            _UNMARK.run(connection, of_id=id_)
-        else:
-            left += 1
-        task_rows.forget_run(connection, id_)
-    # Runs that were begun are marked, unless they came later in this look; unreadable ones are left out the next time.
-    has_more = len(rows) == limit or look.has_begun_runs or bool(unreadable)
-    return Planned(len(rows), look.scheduled, look.in_triggers, look.removed, look.ended, left, has_more, unreadable)
+    def _lock_dag(self, dag_row: DagRowId) -> bool:
+        if dag_row not in self._locked_dags:
+            self._locked_dags[dag_row] = assets.lock_dag(self._tx.connection, dag_row)
+        return self._locked_dags[dag_row]
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -202,29 +226,29 @@ _TASKS = Prepared(select(_C.task_id, _C.id, _C.state).where(_C.dag_run_id == bin
 _STATES = {state.value: state for state in TaskState}
 
 
-def _tasks(connection: Connection, dag_run_id: int) -> dict[str, tuple[int, TaskState]]:
-    rows = _TASKS.run(connection, of_run=dag_run_id).fetchall()
+def _tasks(tx: Tx, run: DagRunId) -> dict[str, tuple[TaskInstanceId, TaskState]]:
+    rows = _TASKS.run(tx.connection, of_run=run).fetchall()
     return {name: (id_, _STATES[state]) for name, id_, state in rows}
 
 
-def _lock_fresh(connection: Connection, ids: Iterable[int]) -> set[int]:
-    """Lock those of these tasks that are in ``none``, and that nobody else has locked; return their ids."""
-    locked: set[int] = set()
+def _lock_fresh(tx: Tx, ids: Iterable[TaskInstanceId]) -> set[TaskInstanceId]:
+    """Lock those of these tasks that are in ``none`` and not locked by another transaction; return their ids."""
+    locked: set[TaskInstanceId] = set()
     for some in chunks(sorted(ids)):
         statement = select(_C.id).where(_C.id.in_(some), task_rows.is_in(TaskState.NONE)).order_by(_C.id)
-        locked.update(connection.execute(task_rows.passing_over(statement)).scalars())
+        locked.update(tx.connection.execute(task_rows.skip_locked(statement)).scalars())
     return locked
 
 
-def begin_waiting(connection: Connection, now: datetime, dag_id: int, runs_max: int) -> set[int]:
-    """Begin runs of a DAG that wait, as many as it may have; return the ids. The oldest logical date goes first.
+def _begin_waiting(tx: Tx, dag_row: DagRowId, runs_max: int) -> set[DagRunId]:
+    """Begin runs of a DAG that wait, as many as it may have; return their ids. The oldest logical date goes first.
 
-    The DAG is locked: of two that count its runs the second one sees what the first one has begun. Runs that another
-    looks at this moment are passed over: they keep their marks.
+    The DAG is locked, so that of two supervisors which count its runs the second sees the runs that the first has
+    begun. Runs that another evaluates at this moment are skipped: they keep their flags.
     """
-    active = dag_run.c.dag_id == dag_id, dag_run.c.ended_at.is_(None)
+    active = dag_run.c.dag_id == dag_row, dag_run.c.ended_at.is_(None)
     begun = select(func.count()).select_from(dag_run).where(*active, dag_run.c.started_at.is_not(None))
-    room = runs_max - connection.execute(begun).scalar_one()
+    room = runs_max - tx.connection.execute(begun).scalar_one()
     if room <= 0:
         return set()
     waiting = (
@@ -234,28 +258,8 @@ def begin_waiting(connection: Connection, now: datetime, dag_id: int, runs_max: 
         .limit(room)
         .with_for_update(skip_locked=True, key_share=True)
     )
-    ids = set(connection.execute(waiting).scalars())
+    ids = set(tx.connection.execute(waiting).scalars())
     for some in chunks(sorted(ids)):
-        begin = update(dag_run).where(dag_run.c.id.in_(some)).values(started_at=now, needs_look=true())
-        connection.execute(begin)
+        begin = update(dag_run).where(dag_run.c.id.in_(some)).values(started_at=tx.now, needs_look=true())
+        tx.connection.execute(begin)
     return ids
-
-
-def start_in_trigger(
-    connection: Connection, now: datetime, secrets: Secrets, task_id: int, start: StartTrigger
-) -> bool:
-    """Begin a try of a scheduled task in its trigger; return whether that was done."""
-    wait = Deferral(start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s)
-    return deferral.start_in_trigger(connection, now, secrets, task_id, wait) is not None
-
-
-def retry_in_triggers(
-    connection: Connection, now: datetime, secrets: Secrets, graphs: Graphs, retried: Sequence[Retried]
-) -> bool:
-    """Begin the next try of these in their trigger, as far as they have one; return whether any has."""
-    started = False
-    for task in retried:
-        start = graphs.get(connection, task.dag_id, task.spec_hash).start_triggers.get(task.task_id)
-        if start is not None:
-            started = start_in_trigger(connection, now, secrets, task.id, start) or started
-    return started

@@ -1,4 +1,4 @@
-"""DAGs as their files say, and their runs."""
+"""DAGs as their files define them, and their runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, select, update
 
 from headgate.protocol.messages.dags import (
     DEFAULT_POOL,
@@ -24,7 +24,10 @@ from headgate.scheduling import states
 from headgate.scheduling.planning import RunEnd
 from headgate.store.db.bulk import Kind, insert_into, insert_new
 from headgate.store.db.times import bound
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import Verbs, leased, reading, writing
 from headgate.store.errors import NoSuchRow, ValueRefused
+from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
 from headgate.store.tables import dag, dag_run, import_error, pool, task_instance
 from headgate.store.tasks import schedules, task_rows
 from headgate.store.tasks.graphs import read_spec
@@ -32,7 +35,7 @@ from headgate.store.triggers import assets
 from headgate.store.triggers.dead_letters import storable_text
 from headgate.store.triggers.watchers import check_name
 
-DEFAULT_POOL_SLOTS = 128  # of `DEFAULT_POOL`, until somebody says otherwise: more than the workers of a machine
+DEFAULT_POOL_SLOTS = 128  # of `DEFAULT_POOL`, until a user changes it: more than the workers of a machine
 FILE_CHARS_MAX = 4096  # of a path, as Linux has it
 RunType = Literal["manual", "scheduled", "asset"]
 
@@ -45,8 +48,18 @@ _NEW_TASK = Kind(
 )
 
 
+class NewRun(msgspec.Struct, frozen=True):
+    """A run to be created. ``interval`` are start and end of its data interval; ``conf`` is encoded."""
+
+    run_id: str
+    run_type: RunType
+    logical_date: datetime | None = None
+    conf: bytes | None = None
+    interval: tuple[datetime, datetime] | None = None
+
+
 class RunStanding(msgspec.Struct, frozen=True):
-    """How a run of a DAG stands; ``run_id`` None where the DAG has no such run.
+    """The state of a run and of its tasks; ``run_id`` is None if the DAG has no such run.
 
     ``state`` is ``queued`` for a run that waits for others of its DAG to end, else that of its row.
     """
@@ -56,143 +69,174 @@ class RunStanding(msgspec.Struct, frozen=True):
     tasks: dict[str, TaskState] = {}
 
 
+class DagVerbs(Verbs):
+    """The verbs for DAGs and their runs."""
+
+    @leased
+    def save_file(self, tx: LeasedTx, file: str, specs: Sequence[DagSpec]) -> None:
+        """Record the DAGs of a parsed file; those it no longer defines are deactivated.
+
+        A DAG of the same name in another file moves to this one: the file parsed last has it. Changes of a DAG are
+        applied to its runs, to the date of its next run, and to its subscriptions of assets.
+        """
+        check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
+        for spec in sorted(specs, key=lambda spec: spec.dag_id):
+            _save_dag(tx, file, spec)
+        # The pool of tasks that name none. It is created here, because a dispatch may not wait for one that creates it.
+        default = insert_into(tx.connection, pool).values(name=DEFAULT_POOL, slots=DEFAULT_POOL_SLOTS)
+        tx.connection.execute(default.on_conflict_do_nothing())
+        gone = [dag.c.file == file, dag.c.removed_at.is_(None), dag.c.name.not_in([spec.dag_id for spec in specs])]
+        tx.connection.execute(update(dag).where(*gone).values(removed_at=tx.now))
+        tx.connection.execute(delete(import_error).where(import_error.c.file == file))
+
+    @leased
+    def save_import_error(self, tx: LeasedTx, file: str, error: str) -> None:
+        """Record why a file cannot be parsed, until it can be. Its DAGs stay as they were when it was parsed last."""
+        check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
+        columns = {"error": storable_text(error, ERROR_CHARS_MAX), "stored_at": tx.now}
+        statement = insert_into(tx.connection, import_error).values(file=file, **columns)
+        tx.connection.execute(statement.on_conflict_do_update(index_elements=[import_error.c.file], set_=columns))
+
+    @reading
+    def dag_files(self, tx: Tx) -> dict[str, list[str]]:
+        """Return the files that have DAGs or an import error, by path, each with the ids of its DAGs."""
+        errors = tx.connection.execute(select(import_error.c.file)).scalars()
+        found: dict[str, list[str]] = {file: [] for file in errors}
+        for row in tx.connection.execute(select(dag.c.file, dag.c.name).where(dag.c.removed_at.is_(None))):
+            found.setdefault(row.file, []).append(row.name)
+        return found
+
+    @writing
+    def set_paused(self, tx: Tx, dag_id: str, *, is_paused: bool) -> None:
+        """Pause a DAG, or unpause it. No run is created and no task begins in a paused DAG. Raises `NoSuchRow`."""
+        tx.notify()
+        statement = update(dag).where(dag.c.name == dag_id, dag.c.removed_at.is_(None)).values(is_paused=is_paused)
+        dag_row = tx.connection.execute(statement.returning(dag.c.id)).scalar_one_or_none()
+        if dag_row is None:
+            raise NoSuchRow("DAG", dag_id)
+        if not is_paused:
+            _mark_active_runs(tx, dag_row)
+
+    @writing
+    def create_run(
+        self,
+        tx: Tx,
+        dag_id: str,
+        run_id: str,
+        *,
+        run_type: RunType = "manual",
+        logical_date: datetime | None = None,
+        conf: bytes | None = None,
+        interval: tuple[datetime, datetime] | None = None,
+    ) -> DagRunId | None:
+        """Create a run with all tasks of its DAG; return its id, None if the DAG has a run of this name already.
+
+        It begins when a scheduler evaluates it, unless its DAG has as many active runs as it may have. ``conf`` is
+        encoded. If several supervisors create the same run, one of them does. Raises `NoSuchRow`, `BadName` and
+        `ValueRefused`.
+        """
+        tx.notify()
+        check_name(run_id, "the run_id")
+        if logical_date is not None and not MOMENT_S_MIN <= logical_date.timestamp() <= MOMENT_S_MAX:
+            # PostgreSQL would store it, and return it in its own time zone, where the date may not exist.
+            raise ValueRefused(f"the logical date must lie in the years 2 to 9998: {logical_date.isoformat()}")
+        row = tx.connection.execute(
+            select(dag.c.id, dag.c.spec).where(dag.c.name == dag_id, dag.c.removed_at.is_(None))
+        ).first()
+        if row is None:
+            raise NoSuchRow("DAG", dag_id)
+        run = NewRun(run_id, run_type, logical_date, conf, interval)
+        return insert_run(tx, row.id, read_spec(dag_id, row.spec).tasks, run)
+
+    @reading
+    def run_standing(
+        self, tx: Tx, dag_id: str, *, run_id: str | None = None, logical_date: datetime | None = None
+    ) -> RunStanding | None:
+        """Return the state of the newest run of a DAG with this run_id and logical date; None if there is no such DAG.
+
+        A DAG that no file defines any more still has its runs.
+        """
+        dag_row = tx.connection.execute(select(dag.c.id).where(dag.c.name == dag_id)).scalar_one_or_none()
+        if dag_row is None:
+            return None
+        which = [dag_run.c.dag_id == dag_row]
+        if run_id is not None:
+            which.append(dag_run.c.run_id == run_id)
+        if logical_date is not None:
+            which.append(dag_run.c.logical_date == logical_date)
+        columns = [dag_run.c[name] for name in ("id", "run_id", "state", "started_at")]
+        row = tx.connection.execute(select(*columns).where(*which).order_by(dag_run.c.id.desc()).limit(1)).first()
+        if row is None:
+            return RunStanding()
+        state = "queued" if row.state == "running" and row.started_at is None else row.state
+        return RunStanding(row.run_id, state, task_states(tx, row.id))
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
-def save_file(connection: Connection, now: datetime, file: str, specs: Sequence[DagSpec]) -> None:
-    """Record what a file that was parsed holds now; DAGs it held earlier and holds no more are put away.
-
-    A DAG of the same name in another file moves to this one: the file parsed last has it. The pool that tasks use
-    unless they say otherwise is made where it is not there: no dispatch may wait for another one that makes it. What
-    has changed in a DAG is followed by its runs, by the date of its next one, and by what assets it waits for.
-    """
-    check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
-    for spec in sorted(specs, key=lambda spec: spec.dag_id):
-        _save_dag(connection, now, file, spec)
-    default = insert_into(connection, pool).values(name=DEFAULT_POOL, slots=DEFAULT_POOL_SLOTS)
-    connection.execute(default.on_conflict_do_nothing())
-    gone = [dag.c.file == file, dag.c.removed_at.is_(None), dag.c.name.not_in([spec.dag_id for spec in specs])]
-    connection.execute(update(dag).where(*gone).values(removed_at=now))
-    connection.execute(delete(import_error).where(import_error.c.file == file))
-
-
-def _save_dag(connection: Connection, now: datetime, file: str, spec: DagSpec) -> None:
+def _save_dag(tx: Tx, file: str, spec: DagSpec) -> None:
     data = encode_dag(spec)
     digest = hashlib.sha256(data).hexdigest()
-    told = {
+    values = {
         "file": file,
         "spec": data,
         "spec_hash": digest,
         "max_active_runs": spec.max_active_runs,
-        "parsed_at": now,
+        "parsed_at": tx.now,
         "removed_at": None,
     }
-    of_name = dag.c.name == spec.dag_id
     columns = (dag.c.id, dag.c.spec, dag.c.spec_hash, dag.c.removed_at)
-    before = connection.execute(select(*columns).where(of_name).with_for_update(key_share=True)).first()
-    statement = insert_into(connection, dag).values(
-        name=spec.dag_id, created_date=now, is_paused=spec.is_paused_upon_creation, **told
+    of_name = select(*columns).where(dag.c.name == spec.dag_id)
+    before = tx.connection.execute(of_name.with_for_update(key_share=True)).first()
+    statement = insert_into(tx.connection, dag).values(
+        name=spec.dag_id, created_date=tx.now, is_paused=spec.is_paused_upon_creation, **values
     )
-    statement = statement.on_conflict_do_update(index_elements=[dag.c.name], set_=told)
-    dag_id = int(connection.execute(statement.returning(dag.c.id)).scalar_one())
+    statement = statement.on_conflict_do_update(index_elements=[dag.c.name], set_=values)
+    dag_row = DagRowId(tx.connection.execute(statement.returning(dag.c.id)).scalar_one())
     if before is not None and before.spec_hash == digest and before.removed_at is None:
         return
-    schedules.follow_schedule(connection, now, dag_id, spec, None if before is None else before.spec)
-    assets.subscribe(connection, now, dag_id, spec.schedule)
-    note_active_runs(connection, dag_id)
+    schedules.update_next_date(tx, dag_row, spec, None if before is None else before.spec)
+    assets.subscribe(tx.connection, tx.now, dag_row, spec.schedule)
+    _mark_active_runs(tx, dag_row)
 
 
-def note_active_runs(connection: Connection, dag_id: int) -> None:
-    """Have the scheduler look at the runs of a DAG that have not ended."""
-    runs = select(dag_run.c.id).where(dag_run.c.dag_id == dag_id, dag_run.c.ended_at.is_(None))
-    for dag_run_id in connection.execute(runs).scalars():
-        task_rows.note_run(connection, dag_run_id)
-
-
-def save_import_error(connection: Connection, now: datetime, file: str, error: str) -> None:
-    """Record that a file cannot be parsed. The DAGs it had stay as they were: nobody took them out."""
-    check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
-    told = {"error": storable_text(error, ERROR_CHARS_MAX), "stored_at": now}
-    statement = insert_into(connection, import_error).values(file=file, **told)
-    connection.execute(statement.on_conflict_do_update(index_elements=[import_error.c.file], set_=told))
-
-
-def files(connection: Connection) -> dict[str, list[str]]:
-    """Return the files that have DAGs or an error, by path, each with the ids of its DAGs."""
-    found: dict[str, list[str]] = {file: [] for file in connection.execute(select(import_error.c.file)).scalars()}
-    for row in connection.execute(select(dag.c.file, dag.c.name).where(dag.c.removed_at.is_(None))):
-        found.setdefault(row.file, []).append(row.name)
-    return found
-
-
-def set_paused(connection: Connection, name: str, *, is_paused: bool) -> None:
-    """Pause a DAG or have it go on. Of a paused one no run is made and no task begins. Raises `NoSuchRow`."""
-    statement = update(dag).where(dag.c.name == name, dag.c.removed_at.is_(None)).values(is_paused=is_paused)
-    dag_id = connection.execute(statement.returning(dag.c.id)).scalar_one_or_none()
-    if dag_id is None:
-        raise NoSuchRow("DAG", name)
-    if not is_paused:
-        note_active_runs(connection, dag_id)
+def _mark_active_runs(tx: Tx, dag_row: DagRowId) -> None:
+    runs = select(dag_run.c.id).where(dag_run.c.dag_id == dag_row, dag_run.c.ended_at.is_(None))
+    for dag_run_id in tx.connection.execute(runs).scalars():
+        tx.mark_run_dirty(dag_run_id)
 
 
 # --- runs ----------------------------------------------------------------------------------------
 
 
-class NewRun(msgspec.Struct, frozen=True):
-    """A run to be made. ``interval`` are start and end of its data interval; ``conf`` is encoded."""
-
-    run_id: str
-    run_type: RunType
-    logical_date: datetime | None = None
-    conf: bytes | None = None
-    interval: tuple[datetime, datetime] | None = None
-
-
-def create_run(connection: Connection, now: datetime, dag_name: str, run: NewRun) -> int | None:
-    """Make a run with all tasks of the DAG; return its id. None where the DAG has a run of this name already.
-
-    It begins when the scheduler looks at it. Raises `NoSuchRow`, `BadName` and `ValueRefused`.
-    """
-    check_name(run.run_id, "the run_id")
-    if run.logical_date is not None and not MOMENT_S_MIN <= run.logical_date.timestamp() <= MOMENT_S_MAX:
-        # PostgreSQL would keep it, and tell it in its own time zone, where it may have no date: nobody could read it.
-        raise ValueRefused(f"the logical date must lie in the years 2 to 9998: {run.logical_date.isoformat()}")
-    row = connection.execute(
-        select(dag.c.id, dag.c.spec).where(dag.c.name == dag_name, dag.c.removed_at.is_(None))
-    ).first()
-    if row is None:
-        raise NoSuchRow("DAG", dag_name)
-    return insert_run(connection, now, row.id, read_spec(dag_name, row.spec).tasks, run)
-
-
-def insert_run(
-    connection: Connection, now: datetime, dag_id: int, tasks: Sequence[TaskSpec], run: NewRun
-) -> int | None:
-    """Make a run with these tasks; return its id, None where the DAG has a run of this name already."""
+def insert_run(tx: Tx, dag_row: DagRowId, tasks: Sequence[TaskSpec], run: NewRun) -> DagRunId | None:
+    """Create a run with these tasks; return its id, None if the DAG has a run of this name already."""
     start, end = run.interval or (None, None)
-    statement = insert_into(connection, dag_run).values(
-        dag_id=dag_id,
+    statement = insert_into(tx.connection, dag_run).values(
+        dag_id=dag_row,
         run_id=run.run_id,
         run_type=run.run_type,
         state="running",
         logical_date=run.logical_date,
         conf=run.conf,
-        created_date=now,
+        created_date=tx.now,
         needs_look=True,
         data_interval_start=start,
         data_interval_end=end,
     )
-    created = connection.execute(statement.on_conflict_do_nothing().returning(dag_run.c.id)).scalar_one_or_none()
+    created = tx.connection.execute(statement.on_conflict_do_nothing().returning(dag_run.c.id)).scalar_one_or_none()
     if created is None:
         return None
-    insert_tasks(connection, now, int(created), tasks)
-    return int(created)
+    insert_tasks(tx, created, tasks)
+    return DagRunId(created)
 
 
-def insert_tasks(connection: Connection, now: datetime, dag_run_id: int, tasks: Sequence[TaskSpec]) -> None:
+def insert_tasks(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
+    """Add tasks to a run, except those it has already."""
     rows = [
         (
-            dag_run_id,
+            run,
             task.task_id,
             task.retries + 1,
             task.retries,
@@ -204,84 +248,59 @@ def insert_tasks(connection: Connection, now: datetime, dag_run_id: int, tasks: 
             task.queue,
             task.pool,
             task.pool_slots,
-            bound(connection, now),
+            bound(tx.connection, tx.now),
         )
         for task in tasks
     ]
     if rows:
-        insert_new(connection, _NEW_TASK, rows, returning=("id",))
+        insert_new(tx.connection, _NEW_TASK, rows, returning=("id",))
 
 
-def _of_run(dag_run_id: int) -> ColumnElement[bool]:
-    return task_instance.c.dag_run_id == dag_run_id
+def remove_task(tx: Tx, instance: TaskInstanceId) -> bool:
+    """Remove a task from its run, which is locked; return whether it was removed: not while a worker has it.
 
-
-def remove_task(connection: Connection, now: datetime, task_id: int) -> bool:
-    """Take a task out of its run, which is locked; return whether that was done: not while a worker has it.
-
-    One whose row another has locked is passed over: whoever has it may wait for the run.
+    A task whose row is locked by another transaction is not waited for, because that one may wait for the run.
     """
-    task = task_rows.locked_unless_busy(connection, task_id)
+    task = task_rows.locked_unless_busy(tx, instance)
     if task is None or not any(task.state in row.from_ for row in states.of("removed")):
         return False
-    task_rows.apply(connection, now, task, "removed")
+    task_rows.apply(tx, task, "removed")
     if task.trigger_id is not None:
-        task_rows.finish_trigger(connection, now, task.trigger_id)
+        task_rows.finish_trigger(tx, task.trigger_id)
     return True
 
 
-def end_run(connection: Connection, now: datetime, dag_run_id: int, state: RunEnd) -> bool:
-    """End a run none of whose tasks is unfinished; return whether it was ended now.
+def _of_run(run: DagRunId) -> ColumnElement[bool]:
+    return task_instance.c.dag_run_id == run
 
-    Its row is locked before its tasks are looked at, and a clear changes both: no run ends over a task that was
+
+def end_run(tx: Tx, run: DagRunId, state: RunEnd) -> bool:
+    """End a run that has no unfinished task; return whether this call ended it.
+
+    Its row is locked before its tasks are read, and a clear updates both: no run ends over a task that is being
     cleared.
     """
-    running = and_(dag_run.c.id == dag_run_id, dag_run.c.state == "running")
-    if connection.execute(select(dag_run.c.id).where(running).with_for_update(key_share=True)).first() is None:
+    running = and_(dag_run.c.id == run, dag_run.c.state == "running")
+    if tx.connection.execute(select(dag_run.c.id).where(running).with_for_update(key_share=True)).first() is None:
         return False
-    unfinished = exists().where(_of_run(dag_run_id), task_rows.is_in(*sorted(states.UNFINISHED)))
-    statement = update(dag_run).where(running, ~unfinished).values(state=state, ended_at=now)
-    return connection.execute(statement).rowcount == 1
+    unfinished = exists().where(_of_run(run), task_rows.is_in(*sorted(states.UNFINISHED)))
+    statement = update(dag_run).where(running, ~unfinished).values(state=state, ended_at=tx.now)
+    return tx.connection.execute(statement).rowcount == 1
 
 
-def reopen(connection: Connection, dag_run_id: int) -> None:
-    """Have a run go on: one of its tasks was cleared."""
+def reopen(tx: Tx, run: DagRunId) -> None:
+    """Set a run to running again, because one of its tasks was cleared."""
     values = {"state": "running", "ended_at": None, "needs_look": True}
-    connection.execute(update(dag_run).where(dag_run.c.id == dag_run_id).values(values))
+    tx.connection.execute(update(dag_run).where(dag_run.c.id == run).values(values))
 
 
-def task_states(connection: Connection, dag_run_id: int) -> dict[str, TaskState]:
+def task_states(tx: Tx, run: DagRunId) -> dict[str, TaskState]:
     """Return the state of each task of a run, by task id."""
-    rows = connection.execute(
-        select(task_instance.c.task_id, task_instance.c.state).where(task_instance.c.dag_run_id == dag_run_id)
-    )
+    rows = tx.connection.execute(select(task_instance.c.task_id, task_instance.c.state).where(_of_run(run)))
     return {task_id: TaskState(state) for task_id, state in rows}
 
 
-def run_count(connection: Connection, dag_id: int) -> int:
-    """Return how many runs of a DAG have not ended; no more can begin to be counted while its row is locked."""
-    active = dag_run.c.dag_id == dag_id, dag_run.c.ended_at.is_(None)
-    return int(connection.execute(select(func.count()).select_from(dag_run).where(*active)).scalar_one())
-
-
-def run_standing(
-    connection: Connection, dag_name: str, run_id: str | None, logical_date: datetime | None
-) -> RunStanding | None:
-    """Return how the newest run of a DAG stands that has this run_id and this logical date; None for no such DAG.
-
-    A DAG that no file has any more still has its runs.
-    """
-    dag_id = connection.execute(select(dag.c.id).where(dag.c.name == dag_name)).scalar_one_or_none()
-    if dag_id is None:
-        return None
-    which = [dag_run.c.dag_id == dag_id]
-    if run_id is not None:
-        which.append(dag_run.c.run_id == run_id)
-    if logical_date is not None:
-        which.append(dag_run.c.logical_date == logical_date)
-    columns = [dag_run.c[name] for name in ("id", "run_id", "state", "started_at")]
-    row = connection.execute(select(*columns).where(*which).order_by(dag_run.c.id.desc()).limit(1)).first()
-    if row is None:
-        return RunStanding()
-    state = "queued" if row.state == "running" and row.started_at is None else row.state
-    return RunStanding(row.run_id, state, task_states(connection, row.id))
+def count_active_runs(tx: Tx, dag_row: DagRowId) -> int:
+    """Return how many runs of a DAG have not ended. While the caller has the DAG's row locked, no other is created."""
+    active = dag_run.c.dag_id == dag_row, dag_run.c.ended_at.is_(None)
+    return int(tx.connection.execute(select(func.count()).select_from(dag_run).where(*active)).scalar_one())

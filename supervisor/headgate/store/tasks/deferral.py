@@ -1,8 +1,8 @@
-"""Tasks that wait for a trigger: how they begin to, and each of the ways in which that ends (I8).
+"""Tasks that wait for a trigger: how a deferral begins, and each of the ways in which it ends (I8).
 
-A deferral is one transaction: the trigger's row goes in, and the task's row refers to it. So is its end: whatever takes
-the task out of ``deferred`` takes ``trigger_id`` from it and ends the trigger, in the transaction that says why. A task
-is resumed by the first event of its trigger, in the very transaction that stores the event.
+A deferral is one transaction, which inserts the trigger's row and refers to it in the task's row. So is its end:
+whatever takes a task out of ``deferred`` clears its ``trigger_id`` and ends the trigger in the same transaction. A task
+is resumed by the first event of its trigger, in the transaction that stores the event.
 """
 
 from __future__ import annotations
@@ -12,30 +12,42 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, Integer, bindparam, exists, func, insert, select, update
+from sqlalchemy import Integer, bindparam, exists, func, insert, select, update
 
 from headgate.protocol import marks
-from headgate.protocol.messages.dags import CLASSPATH_CHARS_MAX, ID_CHARS_MAX, TaskState, duration_problem
+from headgate.protocol.messages.dags import (
+    CLASSPATH_CHARS_MAX,
+    ID_CHARS_MAX,
+    StartTrigger,
+    TaskState,
+    duration_problem,
+)
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent
 from headgate.protocol.values import encode_value
 from headgate.scheduling import states
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import UtcDateTime, bound
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import Verbs, leased, writing
 from headgate.store.errors import ValueRefused
+from headgate.store.ids import Epoch, TaskInstanceId, TriggerId
 from headgate.store.tables import asset_watcher, task_instance, trigger, trigger_event
-from headgate.store.tasks import task_rows, task_values
+from headgate.store.tasks import task_rows, values
 from headgate.store.tasks.task_rows import LockedTask
 from headgate.store.triggers.dead_letters import storable_text
 
 _C = task_instance.c
+TIMED_OUT_MAX = 500  # tasks of one transaction: some tens of milliseconds
 
 FailReason = Literal["trigger_failure", "trigger_timeout", "execution_timeout"]
 _TIMEOUT = {"trigger_timeout": "the trigger did not fire in time", "execution_timeout": "the task took too long in all"}
 
 
 class Deferral(msgspec.Struct, frozen=True):
-    """What a task waits for, and where it goes on. ``kwargs`` and ``next_kwargs`` are encoded dicts, in clear."""
+    """The trigger that a task waits for, and the method in which it resumes.
+
+    ``kwargs`` and ``next_kwargs`` are encoded dicts, in clear.
+    """
 
     classpath: str
     kwargs: bytes
@@ -44,34 +56,83 @@ class Deferral(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
 
 
-# --- into it -------------------------------------------------------------------------------------
+class DeferralVerbs(Verbs):
+    """The verbs by which deferrals begin and time out. Events and failures of triggers end them in `store_slice`."""
+
+    def defer(
+        self,
+        epoch: Epoch,
+        instance: TaskInstanceId,
+        token: str,
+        deferral: Deferral,
+        *,
+        xcoms: Mapping[str, bytes] | None = None,
+    ) -> str | None:
+        """Defer a running task; return the token of its deferral, None if ``token`` is no longer the task's.
+
+        Raises `ValueRefused` for XComs over the limit, and for a deferral that no trigger can have.
+        """
+        deferred = self._defer(epoch, instance, token, deferral, xcoms or {})
+        marks.reach("defer.committed")
+        return deferred
+
+    @leased
+    def _defer(
+        self, tx: LeasedTx, instance: TaskInstanceId, token: str, deferral: Deferral, xcoms: Mapping[str, bytes]
+    ) -> str | None:
+        tx.notify()
+        _check(deferral)
+        task = task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING)
+        if task is None:
+            return None
+        values.push_xcoms(tx, instance, xcoms)
+        new_token = _wait(tx, task, deferral, "deferred", task.deadline)
+        marks.reach("defer.written")
+        return new_token
+
+    @leased
+    def time_out(self, tx: LeasedTx, *, limit: int = TIMED_OUT_MAX) -> list[TaskInstanceId]:
+        """Resume up to ``limit`` deferred tasks to fail that have waited for too long; return their ids.
+
+        Late is what the database's clock says. Tasks that another transaction is resuming are skipped.
+        """
+        tx.notify()
+        rows = _TIMED_OUT.run(tx.connection, now=bound(tx.connection, tx.now), limit=limit).fetchall()
+        tasks = [task_rows.locked_task(tx, row) for row in rows]
+        for task in tasks:
+            is_over = task.deadline is not None and task.deadline <= tx.now
+            reason: FailReason = "execution_timeout" if is_over else "trigger_timeout"
+            resume_to_fail(tx, task, "timed_out", reason, _TIMEOUT[reason])
+        return [task.id for task in tasks]
+
+    @writing
+    def remove_orphans(self, tx: Tx) -> list[TriggerId]:
+        """Remove the open triggers that belong to no watcher and no task; return their ids.
+
+        headgate itself leaves none: a trigger's row is written, and ended, together with its task's.
+        """
+        tx.notify()
+        statement = (
+            update(trigger)
+            .where(
+                trigger.c.finished_at.is_(None),
+                trigger.c.removed_at.is_(None),
+                ~exists().where(asset_watcher.c.trigger_id == trigger.c.id),
+                ~exists().where(_C.trigger_id == trigger.c.id),
+            )
+            .values(removed_at=tx.now)
+            .returning(trigger.c.id)
+        )
+        return sorted(tx.connection.execute(statement).scalars())
+
+
+# --- its begin -----------------------------------------------------------------------------------
 
 _INSERT_TRIGGER = Prepared(
     insert(trigger)
     .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue", "priority")})
     .returning(trigger.c.id)
 )
-
-
-def defer(
-    connection: Connection,
-    now: datetime,
-    secrets: Secrets,
-    task_id: int,
-    token: str,
-    deferral: Deferral,
-    xcoms: Mapping[str, bytes],
-) -> str | None:
-    """Have the running task wait; return the token of its deferral, None where ``token`` is not its own any more.
-
-    Raises `ValueRefused` for what a worker may send and no trigger can have.
-    """
-    _check(deferral)
-    task = task_rows.locked(connection, task_id, token=token, state=TaskState.RUNNING)
-    if task is None:
-        return None
-    task_values.push_xcoms(connection, now, task_id, xcoms)
-    return _wait(connection, now, secrets, task, deferral, "deferred", task.deadline)
 
 
 def _check(deferral: Deferral) -> None:
@@ -81,73 +142,67 @@ def _check(deferral: Deferral) -> None:
         raise ValueRefused(f"the classpath of the trigger must have 1..{CLASSPATH_CHARS_MAX} printable characters")
     if not deferral.next_method.isidentifier() or len(deferral.next_method) > ID_CHARS_MAX:
         raise ValueRefused(f"{deferral.next_method[:60]!a} is not the name of a method")
-    # What is longer would be stored, and no runner or worker could be told of it in a frame.
+    # Longer values could be stored, but would not fit into a frame to a runner or a worker.
     for name, data in (("kwargs of the trigger", deferral.kwargs), ("next_kwargs", deferral.next_kwargs)):
         if len(data) > KWARGS_BYTES_MAX:
             raise ValueRefused(f"the {name} need {len(data):,} bytes; the limit is {KWARGS_BYTES_MAX:,}")
 
 
-def start_in_trigger(
-    connection: Connection, now: datetime, secrets: Secrets, task_id: int, deferral: Deferral
-) -> str | None:
-    """Have a task wait that never had a worker in this try; return its token, None where it is not to be started."""
-    task = task_rows.locked(connection, task_id, state=TaskState.SCHEDULED)
-    if task is None or _has_begun(connection, task_id):
-        return None
+def start_in_trigger(tx: Tx, instance: TaskInstanceId, start: StartTrigger) -> bool:
+    """Defer a scheduled task to its start trigger, without a worker; return whether that was done.
+
+    Not if its try has begun before: then the task was resumed, and goes to a worker.
+    """
+    task = task_rows.locked(tx, instance, state=TaskState.SCHEDULED)
+    if task is None or _has_begun(tx, instance):
+        return False
     deadline = None
     if task.execution_timeout_s is not None:
-        deadline = now + timedelta(seconds=task.execution_timeout_s)
-    token = _wait(connection, now, secrets, task, deferral, "started_in_trigger", deadline, started_at=now)
+        deadline = tx.now + timedelta(seconds=task.execution_timeout_s)
+    deferral = Deferral(start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s)
+    _wait(tx, task, deferral, "started_in_trigger", deadline, started_at=tx.now)
     marks.reach("plan.in_trigger")
-    return token
+    return True
 
 
 _BEGUN = Prepared(select(_C.id).where(_C.id == bindparam("of_id"), _C.started_at.is_not(None)))
 
 
-def _has_begun(connection: Connection, task_id: int) -> bool:
-    return _BEGUN.run(connection, of_id=task_id).fetchone() is not None
+def _has_begun(tx: Tx, instance: TaskInstanceId) -> bool:
+    return _BEGUN.run(tx.connection, of_id=instance).fetchone() is not None
 
 
 def _wait(
-    connection: Connection,
-    now: datetime,
-    secrets: Secrets,
-    task: LockedTask,
-    deferral: Deferral,
-    event: str,
-    deadline: datetime | None,
-    **times: datetime,
+    tx: Tx, task: LockedTask, deferral: Deferral, event: str, deadline: datetime | None, **times: datetime
 ) -> str:
     row = _INSERT_TRIGGER.run(
-        connection,
+        tx.connection,
         classpath=deferral.classpath,
-        kwargs=secrets.encrypt(deferral.kwargs),
-        created_date=bound(connection, now),
-        queue=task.queue,  # whoever ran it can run its trigger, and so can whoever is to run it afterwards
+        kwargs=tx.secrets.encrypt(deferral.kwargs),
+        created_date=bound(tx.connection, tx.now),
+        queue=task.queue,  # supervisors that serve the task's queue can run its trigger, and the task afterwards
         priority=task.priority_weight,
     ).fetchone()
-    limits = [] if deferral.timeout_s is None else [now + timedelta(seconds=deferral.timeout_s)]
+    limits = [] if deferral.timeout_s is None else [tx.now + timedelta(seconds=deferral.timeout_s)]
     limits += [] if deadline is None else [deadline]
     token = task_rows.new_token()
     task_rows.apply(
-        connection,
-        now,
+        tx,
         task,
         event,
         token=token,
         trigger_id=int(row[0]),
         next_method=deferral.next_method,
-        next_kwargs=secrets.encrypt(deferral.next_kwargs),
+        next_kwargs=tx.secrets.encrypt(deferral.next_kwargs),
         event_id=None,
-        trigger_timeout=bound(connection, min(limits)) if limits else None,
-        deadline=None if deadline is None else bound(connection, deadline),
-        **{name: bound(connection, value) for name, value in times.items()},
+        trigger_timeout=bound(tx.connection, min(limits)) if limits else None,
+        deadline=None if deadline is None else bound(tx.connection, deadline),
+        **{name: bound(tx.connection, value) for name, value in times.items()},
     )
     return token
 
 
-# --- out of it, by the trigger -------------------------------------------------------------------
+# --- its end, by the trigger ---------------------------------------------------------------------
 
 (_EVENT,) = states.of("event")
 _RESUME = Prepared(
@@ -165,12 +220,10 @@ _RESUME = Prepared(
 )
 
 
-def take_events(
-    connection: Connection, now: datetime, events: Sequence[FiredEvent], waited_for: Collection[int]
-) -> None:
-    """Have the tasks go on, or end, that wait for these triggers; the events are in the log already.
+def take_events(tx: Tx, events: Sequence[FiredEvent], waited_for: Collection[int]) -> None:
+    """Resume, or end, the tasks that wait for these triggers; the events are in the log already.
 
-    An event for which no task waits changes nothing: the task was cleared, or timed out, or has gone on.
+    An event for which no task waits changes nothing: the task was cleared, has timed out, or was resumed before.
     """
     first: dict[int, FiredEvent] = {}
     for event in events:
@@ -178,28 +231,28 @@ def take_events(
             first.setdefault(event.trigger_id, event)
     for trigger_id, event in sorted(first.items()):
         if event.kind != "event":
-            _end_task(connection, now, event)
-        elif _RESUME.run(connection, of_trigger=trigger_id, now=bound(connection, now)).rowcount:
-            task_rows.finish_trigger(connection, now, trigger_id)
+            _end_task(tx, event)
+        elif _RESUME.run(tx.connection, of_trigger=trigger_id, now=bound(tx.connection, tx.now)).rowcount:
+            task_rows.finish_trigger(tx, trigger_id)
             marks.reach("resume.by_event")
 
 
-def _end_task(connection: Connection, now: datetime, event: FiredEvent) -> None:
-    task = task_rows.locked_by_trigger(connection, event.trigger_id)
+def _end_task(tx: Tx, event: FiredEvent) -> None:
+    task = task_rows.locked_by_trigger(tx, event.trigger_id)
     if task is None:
         return
     try:
-        task_values.push_xcoms(connection, now, task.id, task_values.xcoms_of(event.payload))
+        values.push_xcoms(tx, task.id, values.xcoms_of(event.payload))
     except ValueRefused as error:
-        # The event is stored, but the task cannot end as it says: its readers would look for these XComs.
-        task_rows.fail(connection, now, task, "ended_failed", "ended_to_retry", str(error))
+        # The event is stored, but the task cannot end as it says, because other tasks would miss these XComs.
+        task_rows.fail(tx, task, "ended_failed", "ended_to_retry", str(error))
     else:
         if event.kind == "failed":
             reason = "its trigger ended it with a TaskFailedEvent"
-            task_rows.fail(connection, now, task, "ended_failed", "ended_to_retry", reason)
+            task_rows.fail(tx, task, "ended_failed", "ended_to_retry", reason)
         else:
-            task_rows.apply(connection, now, task, f"ended_{event.kind}")
-    task_rows.finish_trigger(connection, now, event.trigger_id)
+            task_rows.apply(tx, task, f"ended_{event.kind}")
+    task_rows.finish_trigger(tx, event.trigger_id)
     marks.reach("resume.by_end")
 
 
@@ -208,94 +261,43 @@ _OWN = Prepared(
 )
 
 
-def take_ends(
-    connection: Connection,
-    now: datetime,
-    secrets: Secrets,
-    epoch: int,
-    finished: Sequence[FinishedTrigger],
-    waited_for: Collection[int],
-) -> frozenset[int]:
-    """Have the tasks fail whose trigger failed, or ended without an event: nothing else would ever resume them.
+def take_ends(tx: LeasedTx, finished: Sequence[FinishedTrigger], waited_for: Collection[int]) -> frozenset[TriggerId]:
+    """Resume to fail the tasks whose trigger failed, or ended without an event, because nothing else would.
 
-    Return the ids of these triggers. The end of one that ``epoch`` does not own is no end: another supervisor runs it.
+    Return the ids of these triggers. The end of a trigger that this epoch does not own is ignored: another supervisor
+    runs it.
     """
-    over = set()
+    over: set[TriggerId] = set()
     for run in sorted(finished, key=lambda run: run.trigger_id):
         if run.trigger_id not in waited_for or run.outcome == "cancelled":
             continue
-        task = task_rows.locked_by_trigger(connection, run.trigger_id)
-        if task is None or _OWN.run(connection, of_id=run.trigger_id, epoch=epoch).fetchone() is None:
+        task = task_rows.locked_by_trigger(tx, run.trigger_id)
+        if task is None or _OWN.run(tx.connection, of_id=run.trigger_id, epoch=tx.epoch).fetchone() is None:
             continue
         error = run.error if run.outcome == "failed" else "the trigger ended without an event"
-        resume_to_fail(connection, now, secrets, task, "trigger_failed", "trigger_failure", error, run.traceback)
-        over.add(run.trigger_id)
+        resume_to_fail(tx, task, "trigger_failed", "trigger_failure", error, run.traceback)
+        over.add(TriggerId(run.trigger_id))
     return frozenset(over)
 
 
-def resume_to_fail(
-    connection: Connection,
-    now: datetime,
-    secrets: Secrets,
-    task: LockedTask,
-    event: str,
-    reason: FailReason,
-    error: str,
-    traceback: str = "",
-) -> None:
-    """Have a locked task that is deferred go on in ``__fail__``; the worker raises what stands in its next_kwargs."""
+def resume_to_fail(tx: Tx, task: LockedTask, event: str, reason: FailReason, error: str, traceback: str = "") -> None:
+    """Resume a locked deferred task in ``__fail__``: the worker raises the error in its next_kwargs."""
     assert task.trigger_id is not None
     error = storable_text(error, ERROR_CHARS_MAX)
-    told = {"error": error, "traceback": storable_text(traceback, ERROR_CHARS_MAX), "reason": reason}
-    next_kwargs = secrets.encrypt(encode_value(told, where="next_kwargs"))
-    task_rows.apply(connection, now, task, event, next_kwargs=next_kwargs, last_error=error)
-    task_rows.finish_trigger(connection, now, task.trigger_id)
+    failure = {"error": error, "traceback": storable_text(traceback, ERROR_CHARS_MAX), "reason": reason}
+    next_kwargs = tx.secrets.encrypt(encode_value(failure, where="next_kwargs"))
+    task_rows.apply(tx, task, event, next_kwargs=next_kwargs, last_error=error)
+    task_rows.finish_trigger(tx, task.trigger_id)
     marks.reach("resume.to_fail")
 
 
-# --- out of it, by the clock ---------------------------------------------------------------------
+# --- its end, by the clock -----------------------------------------------------------------------
 
 _TIMED_OUT = Prepared(
-    task_rows.passing_over(
+    task_rows.skip_locked(
         select(*task_rows.LOCKED)
         .where(task_rows.is_in(TaskState.DEFERRED), _C.trigger_timeout <= bindparam("now", type_=UtcDateTime()))
         .order_by(_C.trigger_timeout, _C.id)
         .limit(bindparam("limit", type_=Integer()))
     )
 )
-
-
-def time_out(connection: Connection, now: datetime, secrets: Secrets, *, limit: int) -> list[int]:
-    """Resume up to ``limit`` tasks to fail that have waited for too long; return their ids.
-
-    Those that another is resuming this moment are passed over: they are not late any more.
-    """
-    rows = _TIMED_OUT.run(connection, now=bound(connection, now), limit=limit).fetchall()
-    tasks = [task_rows.locked_task(connection, row) for row in rows]
-    for task in tasks:
-        is_over = task.deadline is not None and task.deadline <= now
-        reason: FailReason = "execution_timeout" if is_over else "trigger_timeout"
-        resume_to_fail(connection, now, secrets, task, "timed_out", reason, _TIMEOUT[reason])
-    return [task.id for task in tasks]
-
-
-# --- triggers nothing waits for ------------------------------------------------------------------
-
-
-def remove_orphans(connection: Connection, now: datetime) -> list[int]:
-    """Remove the open triggers that neither a watcher nor a task has; return their ids.
-
-    None comes to be by headgate's own doing: a trigger's row is written, and ended, together with its task's.
-    """
-    statement = (
-        update(trigger)
-        .where(
-            trigger.c.finished_at.is_(None),
-            trigger.c.removed_at.is_(None),
-            ~exists().where(asset_watcher.c.trigger_id == trigger.c.id),
-            ~exists().where(_C.trigger_id == trigger.c.id),
-        )
-        .values(removed_at=now)
-        .returning(trigger.c.id)
-    )
-    return sorted(connection.execute(statement).scalars())

@@ -1,79 +1,146 @@
-"""The specs of DAGs as the scheduler reads them, decoded once for as long as they stay what they are."""
+"""The graphs of DAGs, decoded once for as long as their specs do not change, and the DAGs that cannot be read."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, TextClause, bindparam, select, text
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Executable, Integer, Text, bindparam, select, true
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import DagSpec, decode_dag
 from headgate.scheduling.planning import Graph
-from headgate.store.db.prepared import Prepared
+from headgate.store.db.prepared import Cursor, Prepared
+from headgate.store.db.transaction import Database, Tx
+from headgate.store.db.verbs import Verbs
 from headgate.store.errors import SpecUnreadable
+from headgate.store.ids import DagRowId
 from headgate.store.tables import dag
 
-GRAPHS_MAX = 200  # of the DAGs looked at last: a spec of 100 tasks takes some 100 kB decoded
-UNREADABLE_MAX = 20_000  # DAGs that are remembered as such, and left out of what is asked for
+GRAPHS_MAX = 200  # the DAGs read most recently: a spec of 100 tasks takes some 100 kB decoded
+UNREADABLE_MAX = 20_000  # unreadable DAGs that are remembered, and left out of later queries
 
 _SPEC = Prepared(select(dag.c.name, dag.c.spec, dag.c.spec_hash).where(dag.c.id == bindparam("of_id")))
 
 
 def read_spec(name: str, data: bytes) -> DagSpec:
-    """Return what is stored of the DAG ``name``. Raises `SpecUnreadable`."""
+    """Decode the stored spec of the DAG ``name``. Raises `SpecUnreadable`."""
     try:
         return decode_dag(data)
     except ProtocolError as error:
         raise SpecUnreadable(name, str(error)) from error
 
 
+# --- statements that leave out unreadable DAGs ---------------------------------------------------
+
+
+class _JsonIds(FunctionElement[int]):
+    """The integers of a JSON array as a subquery: one parameter and one text, however many there are."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(_JsonIds, "postgresql")
+def _json_ids_postgresql(element: _JsonIds, compiler: SQLCompiler, **kw: Any) -> str:
+    array = compiler.process(element.clauses, **kw)
+    return f"(SELECT value::bigint FROM json_array_elements_text(CAST({array} AS json)))"
+
+
+@compiles(_JsonIds, "sqlite")
+def _json_ids_sqlite(element: _JsonIds, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"(SELECT value FROM json_each({compiler.process(element.clauses, **kw)}))"
+
+
+def _is_one_of_ids(operator: str) -> ColumnElement[bool]:
+    ids = _JsonIds(bindparam("unreadable", type_=Text()))
+    condition: ColumnElement[bool] = dag.c.id.bool_op(operator)(ids)
+    return condition
+
+
+class ReadableOnly:
+    """A statement in two forms: for all DAGs, and for those that are not known to be unreadable.
+
+    ``build`` makes it from a condition on the table ``dag``.
+    """
+
+    def __init__(self, build: Callable[[ColumnElement[bool]], Executable]) -> None:
+        self.for_all = Prepared(build(true()))
+        self._for_readable = Prepared(build(_is_one_of_ids("NOT IN")))
+
+    def run(self, tx: Tx, unreadable: str | None, **parameters: Any) -> Cursor:
+        """Execute it; ``unreadable`` is what `Graphs.unreadable` returned."""
+        if unreadable is None:
+            return self.for_all.run(tx.connection, **parameters)
+        return self._for_readable.run(tx.connection, unreadable=unreadable, **parameters)
+
+
+_HASHES = Prepared(select(dag.c.id, dag.c.spec_hash).where(_is_one_of_ids("IN")))
+
+
+# --- the cache -----------------------------------------------------------------------------------
+
+
 class Graphs:
-    """The graphs of the DAGs that were looked at last, and which DAGs cannot be read."""
+    """The graphs of the DAGs that were read most recently, and the ids of DAGs that cannot be read."""
 
     def __init__(self) -> None:
         self._graphs: dict[int, tuple[str, Graph]] = {}
         self._unreadable: dict[int, tuple[str, str, str]] = {}  # by id: hash of the spec, name, reason
 
-    def readable(self, connection: Connection) -> TextClause | None:
-        """Return what holds for the rows of all DAGs but those that are known to be unreadable; None for none.
+    def unreadable(self, tx: Tx) -> str | None:
+        """Return the ids of the DAGs that are still unreadable, for `ReadableOnly`; None if there are none.
 
-        Nothing is begun of these, and neither marks nor dates of theirs are touched: another supervisor may be able to
-        read them, and goes by what stands there.
+        Nothing of these DAGs begins here, and their dates and dirty flags are left as they are: another supervisor,
+        which may be able to read them, depends on them.
         """
         if not self._unreadable:
             return None
-        now = Prepared(select(dag.c.id, dag.c.spec_hash).where(self._known()))
-        hashes = dict(now.run(connection).fetchall())
-        self._unreadable = {id_: told for id_, told in self._unreadable.items() if hashes.get(id_) == told[0]}
-        return text(f"NOT ({self._known()})") if self._unreadable else None
+        hashes = dict(_HASHES.run(tx.connection, unreadable=self._ids()).fetchall())
+        self._unreadable = {id_: found for id_, found in self._unreadable.items() if hashes.get(id_) == found[0]}
+        return self._ids() if self._unreadable else None
 
-    def _known(self) -> TextClause:
-        return text(f"dag.id IN ({', '.join(map(str, self._unreadable))})")
+    def _ids(self) -> str:
+        return json.dumps(list(self._unreadable))
 
-    def get(self, connection: Connection, dag_id: int, spec_hash: str) -> Graph:
-        """Return the graph of a DAG; ``spec_hash`` says whether the one that is known is still right.
+    def get(self, tx: Tx, dag_row: DagRowId, spec_hash: str) -> Graph:
+        """Return the graph of a DAG, from the cache if that has the spec with this hash.
 
-        Raises `SpecUnreadable` for one that a newer version has stored, and this one cannot read.
+        Raises `SpecUnreadable` if a newer version has stored a spec that this version cannot decode.
         """
-        unreadable = self._unreadable.get(dag_id)
+        unreadable = self._unreadable.get(dag_row)
         if unreadable is not None and unreadable[0] == spec_hash:
             raise SpecUnreadable(*unreadable[1:])
-        known = self._graphs.pop(dag_id, None)
+        known = self._graphs.pop(dag_row, None)
         if known is None or known[0] != spec_hash:
-            name, spec, stored_hash = _SPEC.run(connection, of_id=dag_id).fetchone()
+            name, spec, stored_hash = _SPEC.run(tx.connection, of_id=dag_row).fetchone()
             try:
                 known = stored_hash, Graph(read_spec(name, bytes(spec)))
             except SpecUnreadable as error:
                 if len(self._unreadable) < UNREADABLE_MAX:
-                    self._unreadable[dag_id] = stored_hash, error.dag, error.reason
+                    self._unreadable[dag_row] = stored_hash, error.dag, error.reason
                 raise
             if len(self._graphs) >= GRAPHS_MAX:
-                del self._graphs[next(iter(self._graphs))]  # the one that was asked for the longest time ago
-        self._graphs[dag_id] = known
+                del self._graphs[next(iter(self._graphs))]  # the least recently used one
+        self._graphs[dag_row] = known
         return known[1]
 
-    def is_readable(self, connection: Connection, dag_id: int, spec_hash: str) -> bool:
+    def is_readable(self, tx: Tx, dag_row: DagRowId, spec_hash: str) -> bool:
         """Whether `get` returns a graph."""
         try:
-            self.get(connection, dag_id, spec_hash)
+            self.get(tx, dag_row, spec_hash)
         except SpecUnreadable:
             return False
         return True
+
+
+class GraphVerbs(Verbs):
+    """Base of verbs that read graphs; all of a store's share one cache."""
+
+    def __init__(self, database: Database, graphs: Graphs) -> None:
+        super().__init__(database)
+        self.graphs = graphs

@@ -1,7 +1,7 @@
-"""Runs by the clock: each DAG with a cron schedule has the date of its next run, by the database's clock.
+"""The dates of scheduled runs: each DAG with a cron schedule has the date of its next run, by the database's clock.
 
-Several supervisors look at once on PostgreSQL: whoever has locked a DAG makes its run and moves the date on, in one
-transaction; the others pass over it.
+Several supervisors may look for due DAGs at once on PostgreSQL. The one that has locked a DAG creates its run and sets
+the next date in one transaction; the others skip that DAG.
 """
 
 from __future__ import annotations
@@ -9,38 +9,41 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
-from sqlalchemy import Connection, TextClause, func, select, true, update
+from sqlalchemy import Integer, bindparam, func, select, update
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec
 from headgate.scheduling import timetable
 from headgate.scheduling.timetable import Interval, NoMoment
+from headgate.store.db.times import UtcDateTime, bound, read
+from headgate.store.db.transaction import Tx
 from headgate.store.errors import SpecUnreadable
+from headgate.store.ids import DagRowId
 from headgate.store.tables import dag, dag_run
-from headgate.store.tasks.graphs import read_spec
+from headgate.store.tasks.graphs import ReadableOnly, read_spec
 
 
 class DueDag(msgspec.Struct, frozen=True):
     """A DAG whose next run is due; its row is locked until the transaction ends."""
 
-    id: int
+    id: DagRowId
     name: str
     spec_hash: str
     next_: Interval
 
 
-def follow_schedule(connection: Connection, now: datetime, dag_id: int, spec: DagSpec, before: bytes | None) -> None:
-    """Set the date of a DAG's next run, where its schedule is not the one that its spec had ``before``."""
+def update_next_date(tx: Tx, dag_row: DagRowId, spec: DagSpec, before: bytes | None) -> None:
+    """Set the date of a DAG's next run, unless its schedule is the one that its spec had ``before``."""
     if before is not None and _has_schedule_of(before, spec):
         return
     if not isinstance(spec.schedule, CronSchedule):
-        set_next(connection, dag_id, None)
+        set_next(tx, dag_row, None)
         return
     start_date = None if spec.start_date_s is None else datetime.fromtimestamp(spec.start_date_s, UTC)
     try:
-        next_ = timetable.first_interval(spec.schedule, now, start_date=start_date, catchup=spec.catchup)
+        next_ = timetable.first_interval(spec.schedule, tx.now, start_date=start_date, catchup=spec.catchup)
     except NoMoment:
-        next_ = None  # its file was checked when it was parsed: this machine knows other time zones
-    set_next(connection, dag_id, next_)
+        next_ = None  # its file was checked when it was parsed, on a machine that knows other time zones
+    set_next(tx, dag_row, next_)
 
 
 def _has_schedule_of(before: bytes, spec: DagSpec) -> bool:
@@ -54,12 +57,12 @@ def _schedule_of(spec: DagSpec) -> object:
     return spec.schedule, spec.start_date_s, spec.catchup
 
 
-def set_next(connection: Connection, dag_id: int, next_: Interval | None) -> None:
-    """Set the interval that the next run of a DAG is for; None: there is no next one."""
+def set_next(tx: Tx, dag_row: DagRowId, next_: Interval | None) -> None:
+    """Set the data interval of the next run of a DAG; None if there is no next one."""
     values: dict[str, datetime | None] = {"next_interval_start": None, "next_run_at": None}
     if next_ is not None:
         values = {"next_interval_start": next_.start, "next_run_at": next_.end}
-    connection.execute(update(dag).where(dag.c.id == dag_id).values(values))
+    tx.connection.execute(update(dag).where(dag.c.id == dag_row).values(values))
 
 
 _ACTIVE = (
@@ -68,19 +71,25 @@ _ACTIVE = (
     .correlate(dag)
     .scalar_subquery()
 )
-_DUE = (
-    select(dag.c.id, dag.c.name, dag.c.spec_hash, dag.c.next_interval_start, dag.c.next_run_at)
-    .where(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None), _ACTIVE < dag.c.max_active_runs)
-    .order_by(dag.c.next_run_at, dag.c.id)
-    .with_for_update(skip_locked=True, key_share=True)
+_DUE = ReadableOnly(
+    lambda readable: (
+        select(dag.c.id, dag.c.name, dag.c.spec_hash, dag.c.next_interval_start, dag.c.next_run_at)
+        .where(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None), _ACTIVE < dag.c.max_active_runs)
+        .where(dag.c.next_run_at <= bindparam("now", type_=UtcDateTime()), readable)
+        .order_by(dag.c.next_run_at, dag.c.id)
+        .limit(bindparam("limit", type_=Integer()))
+        .with_for_update(skip_locked=True, key_share=True)
+    )
 )
 
 
-def lock_due(connection: Connection, now: datetime, among: TextClause | None, *, limit: int) -> list[DueDag]:
-    """Lock up to ``limit`` DAGs, or of those ``among``, whose next run is due and return them, the longest due first.
+def lock_due(tx: Tx, unreadable: str | None, *, limit: int) -> list[DueDag]:
+    """Lock up to ``limit`` DAGs whose next run is due, except ``unreadable`` ones; return them, the longest due first.
 
-    A DAG that has as many runs as it may have at once is not due: its next run is made when one of them has ended.
+    A DAG that has as many active runs as it may have is not due: its next run is created when one of them has ended.
     """
-    due = _DUE.where(dag.c.next_run_at <= now, true() if among is None else among)
-    rows = connection.execute(due.limit(limit)).all()
-    return [DueDag(row.id, row.name, row.spec_hash, Interval(row.next_interval_start, row.next_run_at)) for row in rows]
+    rows = _DUE.run(tx, unreadable, now=bound(tx.connection, tx.now), limit=limit).fetchall()
+    return [
+        DueDag(id_, name, spec_hash, Interval(read(tx.connection, start), read(tx.connection, end)))
+        for id_, name, spec_hash, start, end in rows
+    ]

@@ -17,6 +17,7 @@ from headgate.protocol.messages.dags import AssetSchedule, CronSchedule
 from headgate.scheduling.contracts import AssetRun, Backlog, Waiting
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
+from headgate.store.ids import DagRowId
 from headgate.store.tables import (
     asset,
     asset_subscription,
@@ -35,7 +36,7 @@ _RUN_EVENT = Kind(dag_run_event, ("dag_run_id", "trigger_event_id", "asset_id", 
 class Backlogged(msgspec.Struct, frozen=True):
     """A DAG that events wait for. ``room``: how many runs it may have beside those that have not ended."""
 
-    dag_id: int
+    dag_id: DagRowId
     name: str
     spec_hash: str
     is_held: bool  # paused, or no longer in any file

@@ -43,16 +43,13 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import DatabaseNow, UtcDateTime, bound, read
 from headgate.store.db.transaction import Clock as Clock
-from headgate.store.db.transaction import Database, LeasedTx, Tx, is_alive, lock_lease, wait_for_inflight
+from headgate.store.db.transaction import Database, LeasedTx, Tx, is_alive, wait_for_inflight
 from headgate.store.db.transaction import read_clock as read_clock
 from headgate.store.db.verbs import Verbs, leased, single_statement, writing
 from headgate.store.errors import BadKey, LeaseLost
 from headgate.store.ids import Epoch
 from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
 from headgate.store.triggers import watchers
-
-# Used by the modules of tasks until they take a `Tx`.
-hold, outwait = lock_lease, wait_for_inflight
 
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 

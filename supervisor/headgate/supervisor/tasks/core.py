@@ -29,7 +29,7 @@ from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
 from headgate.store.ids import Epoch
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.deferral import Deferral
-from headgate.store.tasks.tasks import TaskToRun
+from headgate.store.tasks.dispatch import TaskToRun
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.logs.task_logs import TaskLogs
@@ -290,7 +290,7 @@ class TaskCore:
         Where its commit is still under way `taken` waits for it, or raises after a while, and is asked again.
         """
         known = self._known()
-        for task in self._store.taken(epoch):
+        for task in self._store.owned_running(epoch):
             if task.token not in known:
                 self._begin(task, now)
         known = self._known()

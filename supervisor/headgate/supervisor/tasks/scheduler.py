@@ -16,10 +16,10 @@ import structlog
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.planning import RunEnd
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
-from headgate.store.ids import Epoch
+from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
 from headgate.store.scheduling.new_runs import NewRuns
 from headgate.store.store import Store
-from headgate.store.tasks.task_ends import Adopted
+from headgate.store.tasks.outcomes import Adopted
 from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
@@ -41,10 +41,10 @@ class SchedulerNews(msgspec.Struct, frozen=True):
     may_dispatch: bool = False
     in_triggers: int = 0
     removed: int = 0
-    ended: dict[int, RunEnd] = {}
+    ended: dict[DagRunId, RunEnd] = {}
     made: list[tuple[str, str]] = []
     adopted: list[Adopted] = []
-    timed_out: list[int] = []
+    timed_out: list[TaskInstanceId] = []
 
 
 NO_NEWS = SchedulerNews()
@@ -105,8 +105,8 @@ class Scheduler:
 
     def _plan(self, epoch: Epoch, now: float) -> SchedulerNews:
         planned = self._store.scheduling.plan(epoch)
-        if planned.looked_at:
-            in_vain = planned.left == planned.looked_at and not (planned.scheduled or planned.in_triggers)
+        if planned.evaluated:
+            in_vain = planned.left == planned.evaluated and not (planned.scheduled or planned.in_triggers)
             if in_vain:
                 self._at["plan"] = now + PASSED_OVER_WAIT_S
             elif planned.left or planned.has_more:
@@ -171,7 +171,7 @@ class Scheduler:
         self._asked_at = now
         self._at["ask"] = now + ASK_INTERVAL_S
         self.deadline_at = math.inf if due.deadline_in_s is None else now + due.deadline_in_s
-        for duty, is_due in (("plan", due.has_marked), ("assets", due.has_waiting), ("adopt", due.has_orphans)):
+        for duty, is_due in (("plan", due.has_dirty), ("assets", due.has_waiting), ("adopt", due.has_orphans)):
             if is_due:
                 self._at[duty] = min(self._at[duty], now)
         if due.in_s is None:

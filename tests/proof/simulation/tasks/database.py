@@ -169,8 +169,8 @@ class TaskReader(database.Reader):
 # --- the store -----------------------------------------------------------------------------------
 
 # Verbs that write nothing here: no scenario has assets, so nobody asks whether the epoch may make runs of their events.
-READS = frozenset({"create_asset_runs", "taken", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"})
-OF_TASKS = ("defer", "succeed", "fail", "lose_worker", "start", "push_xcoms")
+READS = frozenset({"create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"})
+OF_TASKS = ("defer", "succeed", "fail", "lose_worker")
 
 
 class TaskFailingStore(FailingStore):

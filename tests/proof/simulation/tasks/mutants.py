@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func
+from sqlalchemy import func
 from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.directed import DIRECTED
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states, trigger_rules
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import leased
 from headgate.store.scheduling import planning
-from headgate.store.scheduling.planning import Planned
-from headgate.store.scheduling_verbs import SchedulingVerbs
-from headgate.store.tasks import dags, deferral, task_actions, task_ends, task_rows, task_values, tasks
+from headgate.store.scheduling.planning import Planned, PlanningVerbs
+from headgate.store.tasks import dags, deferral, dispatch, task_rows, user_actions, values
+from headgate.store.tasks.deferral import DeferralVerbs
+from headgate.store.tasks.dispatch import Candidate
+from headgate.store.tasks.outcomes import OutcomeVerbs
 from headgate.store.tasks.task_rows import LockedTask
-from headgate.store.tasks.tasks import Candidate
-from headgate.store.triggers import leases
 from headgate.supervisor.tasks.core import TaskCore
 
 S = TaskState
@@ -31,35 +33,35 @@ S = TaskState
 def _guard_by_token_dropped() -> Sequence[Patch]:
     changed, locked = task_rows.changed, task_rows.locked
 
-    def changed_of_any(connection: Connection, now: datetime, row: Any, by: dict[str, Any], **values: Any) -> bool:
-        return changed(connection, now, row, {"id": by["id"]}, **values)
+    def changed_of_any(tx: Tx, row: Any, by: dict[str, Any], **values: Any) -> bool:
+        return changed(tx, row, {"id": by["id"]}, **values)
 
-    def locked_of_any(connection: Connection, task_id: int, *, token: Any = None, state: Any = None) -> Any:
-        return locked(connection, task_id, state=state)
+    def locked_of_any(tx: Tx, instance: Any, *, token: Any = None, state: Any = None) -> Any:
+        return locked(tx, instance, state=state)
 
     return [(task_rows, "changed", changed_of_any), (task_rows, "locked", locked_of_any)]
 
 
 def _one_token_a_task() -> Sequence[Patch]:
-    def give(connection: Connection, now: datetime, secrets: Any, epoch: int, task_id: int) -> Any:
+    def give(tx: LeasedTx, instance: Any) -> Any:
         new_token = task_rows.new_token
-        task_rows.new_token = lambda: f"token-of-{task_id}"
+        task_rows.new_token = lambda: f"token-of-{instance}"
         try:
-            return original(connection, now, secrets, epoch, task_id)
+            return original(tx, instance)
         finally:
             task_rows.new_token = new_token
 
-    original = tasks._give
-    return [(tasks, "_give", give)]
+    original = dispatch._give
+    return [(dispatch, "_give", give)]
 
 
 def _guard_by_old_state_dropped() -> Sequence[Patch]:
     original = task_rows.changed
 
-    def changed_from_any(connection: Connection, now: datetime, row: Any, by: dict[str, Any], **values: Any) -> bool:
+    def changed_from_any(tx: Tx, row: Any, by: dict[str, Any], **values: Any) -> bool:
         if "token" in by:
             row = msgspec.structs.replace(row, from_=frozenset(TaskState))
-        return original(connection, now, row, by, **values)
+        return original(tx, row, by, **values)
 
     return [(task_rows, "changed", changed_from_any)]
 
@@ -73,30 +75,30 @@ def _resumed_without_clearing_the_trigger() -> Sequence[Patch]:
     def keeping(row: Any) -> dict[str, Any]:
         return {name: value for name, value in effects(row).items() if name != "trigger_id"}
 
-    def resume(connection: Connection, now: datetime, events: Sequence[Any], waited_for: Any) -> None:
+    def resume(tx: Tx, events: Sequence[Any], waited_for: Any) -> None:
         statement = deferral.update(deferral.task_instance).where(
             deferral._C.trigger_id == deferral.bindparam("of_trigger"), task_rows.is_in(S.DEFERRED)
         )
         first = {event.trigger_id: event for event in reversed(events) if event.trigger_id in waited_for}
         for trigger_id in sorted(first):
             values = keeping(deferral._EVENT)
-            connection.execute(statement.values(values), {"of_trigger": trigger_id, "now": now})
+            tx.connection.execute(statement.values(values), {"of_trigger": trigger_id, "now": tx.now})
 
     return [(deferral, "take_events", resume)]
 
 
 def _trigger_not_finished_by_its_event() -> Sequence[Patch]:
-    def leave_open(connection: Connection, now: datetime, trigger_id: int) -> None:
+    def leave_open(tx: Tx, trigger_id: int) -> None:
         pass
 
     return [(task_rows, "finish_trigger", leave_open)]
 
 
 def _trigger_not_removed_on_clear() -> Sequence[Patch]:
-    def leave_open(connection: Connection, now: datetime, task: LockedTask) -> None:
+    def leave_open(tx: Tx, task: LockedTask) -> None:
         pass
 
-    return [(task_actions, "_end_trigger", leave_open)]
+    return [(user_actions, "_end_trigger", leave_open)]
 
 
 def _a_failed_trigger_resumes_nobody() -> Sequence[Patch]:
@@ -107,12 +109,14 @@ def _a_failed_trigger_resumes_nobody() -> Sequence[Patch]:
 
 
 def _timeouts_by_another_clock() -> Sequence[Patch]:
-    original = deferral.time_out
+    original = DeferralVerbs.time_out.__wrapped__  # type: ignore[attr-defined]
 
-    def time_out(connection: Connection, now: datetime, secrets: Any, *, limit: int) -> list[int]:
-        return original(connection, now - timedelta(seconds=2), secrets, limit=limit)
+    @leased
+    def time_out(self: DeferralVerbs, tx: LeasedTx, **limits: Any) -> Any:
+        tx._now = tx.now - timedelta(seconds=2)
+        return original(self, tx, **limits)
 
-    return [(deferral, "time_out", time_out)]
+    return [(DeferralVerbs, "time_out", time_out)]
 
 
 def _any_event_resumes() -> Sequence[Patch]:
@@ -138,14 +142,14 @@ def _lost_workers_are_ignored() -> Sequence[Patch]:
     def ignore(*_arguments: Any) -> None:
         return None
 
-    return [(task_ends, "lose_worker", ignore)]
+    return [(OutcomeVerbs, "lose_worker", ignore)]
 
 
 def _nobody_adopts() -> Sequence[Patch]:
-    def adopt_none(connection: Connection, now: datetime, *, limit: int) -> dict[int, TaskState]:
-        return {}
+    def adopt_none(*_arguments: Any) -> list[Any]:
+        return []
 
-    return [(task_ends, "adopt", adopt_none)]
+    return [(OutcomeVerbs, "adopt", adopt_none)]
 
 
 def _dispatch_in_doubt_is_forgotten() -> Sequence[Patch]:
@@ -177,19 +181,19 @@ def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
 
 
 def _outcome_stored_without_xcoms() -> Sequence[Patch]:
-    original = task_ends.succeed
+    original = OutcomeVerbs.succeed
 
-    def succeed(connection: Connection, now: datetime, task_id: int, token: str, end: Any, *rest: Any) -> bool:
-        return original(connection, now, task_id, token, end, {}, *rest[1:])
+    def succeed(self: OutcomeVerbs, *arguments: Any, **options: Any) -> bool:
+        return original(self, *arguments, **options | {"xcoms": {}})
 
-    return [(task_ends, "succeed", succeed)]
+    return [(OutcomeVerbs, "succeed", succeed)]
 
 
 def _xcoms_kept_over_tries() -> Sequence[Patch]:
-    def keep(connection: Connection, task_id: int) -> None:
+    def keep(tx: Tx, instance: Any) -> None:
         pass
 
-    return [(task_values, "forget_xcoms", keep)]
+    return [(values, "delete_xcoms", keep)]
 
 
 # --- scheduling ------------------------------------------------------------------------------------
@@ -199,44 +203,40 @@ def _dispatch_forgets_pools() -> Sequence[Patch]:
     def fit(candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int) -> list[int]:
         return [task.id for task in candidates][:limit]
 
-    return [(tasks, "fit", fit)]
+    return [(dispatch, "fit", fit)]
 
 
 def _ended_by_a_trigger_marks_no_run() -> Sequence[Patch]:
-    original = task_rows.note_run
     end_task = deferral._end_task
 
-    def end_unnoticed(connection: Connection, now: datetime, event: Any) -> None:
-        task_rows.note_run = lambda connection, dag_run_id: None
-        try:
-            end_task(connection, now, event)
-        finally:
-            task_rows.note_run = original
+    def end_unnoticed(tx: Tx, event: Any) -> None:
+        before = set(tx._dirty_runs)
+        end_task(tx, event)
+        tx._dirty_runs &= before
 
     return [(deferral, "_end_task", end_unnoticed)]
 
 
 def _mark_cleared_before_the_read() -> Sequence[Patch]:
     """The mark comes off first, in a transaction of its own, and the look is the next one: if there is a next one."""
-    original = SchedulingVerbs.plan
+    original = PlanningVerbs.plan
     taken: dict[int, list[int]] = {}
 
-    def plan(self: SchedulingVerbs, epoch: int, **limits: Any) -> Planned:
+    def plan(self: PlanningVerbs, epoch: Any, **limits: Any) -> Planned:
         runs = taken.pop(id(self), None)
-        with self._writing() as connection:
-            leases.hold(connection, epoch, self._clock)
+        with self.database.leased(epoch) as tx:
             if runs is None:
-                marked = [run for (run,) in connection.exec_driver_sql("SELECT id FROM dag_run WHERE needs_look")]
-                connection.exec_driver_sql("UPDATE dag_run SET needs_look = false")
+                marked = [run for (run,) in tx.connection.exec_driver_sql("SELECT id FROM dag_run WHERE needs_look")]
+                tx.connection.exec_driver_sql("UPDATE dag_run SET needs_look = false")
             for run in runs or ():
-                connection.exec_driver_sql("UPDATE dag_run SET needs_look = true WHERE id = ?", (run,))
+                tx.connection.exec_driver_sql("UPDATE dag_run SET needs_look = true WHERE id = ?", (run,))
         if runs is not None:
             return original(self, epoch, **limits)
         if marked:
             taken[id(self)] = marked
-        return Planned(looked_at=len(marked))
+        return Planned(evaluated=len(marked))
 
-    return [(SchedulingVerbs, "plan", plan)]
+    return [(PlanningVerbs, "plan", plan)]
 
 
 def _runs_end_over_what_waits() -> Sequence[Patch]:
@@ -244,7 +244,7 @@ def _runs_end_over_what_waits() -> Sequence[Patch]:
 
 
 def _clear_does_not_reopen_the_run() -> Sequence[Patch]:
-    def leave(connection: Connection, dag_run_id: int) -> None:
+    def leave(tx: Tx, run: Any) -> None:
         pass
 
     return [(dags, "reopen", leave)]
@@ -269,12 +269,12 @@ def _decided_too_early() -> Sequence[Patch]:
 
 
 def _paused_dags_begin() -> Sequence[Patch]:
-    original = planning._Look.at
+    original = planning._Evaluation.evaluate
 
-    def at(self: Any, run: Any) -> bool:
-        return original(self, msgspec.structs.replace(run, may_begin=True))
+    def evaluate(self: Any, run: Any) -> bool:
+        return original(self, run._replace(is_paused=False, removed_at=None))
 
-    return [(planning._Look, "at", at)]
+    return [(planning._Evaluation, "evaluate", evaluate)]
 
 
 def _tries_without_end() -> Sequence[Patch]:

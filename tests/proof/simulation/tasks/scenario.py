@@ -32,7 +32,7 @@ POOL = "small"
 # Where a supervisor may die beside the marks: the verbs of the part for tasks, before and after their commit.
 VERBS = (
     *("plan", "plan", "dispatch", "dispatch", "defer", "defer", "succeed", "fail", "lose_worker", "retry_due"),
-    *("time_out", "adopt", "store_slice", "store_slice", "claim", "create_asset_runs", "owned", "taken"),
+    *("time_out", "adopt", "store_slice", "store_slice", "claim", "create_asset_runs", "owned", "owned_running"),
 )
 
 

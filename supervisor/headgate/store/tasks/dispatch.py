@@ -1,0 +1,353 @@
+"""Dispatch: scheduled tasks are given to workers, by priority and as their pools have free slots.
+
+Several supervisors may dispatch at once on PostgreSQL, and none waits for another: the one that has locked a pool
+counts its free slots and uses them; the others skip that pool, and say so in their result. A task whose row is locked,
+because a user is clearing it at this moment, is skipped as well. So no pool ever has more slots in use than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Integer, bindparam, false, func, or_, select
+
+from headgate.protocol.messages.dags import POOL_SLOTS_MAX, TaskState
+from headgate.scheduling import states
+from headgate.store.db.bulk import insert_into
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.times import UtcDateTime, bound, read
+from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
+from headgate.store.db.verbs import leased, writing
+from headgate.store.errors import BadKey, ValueRefused
+from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId
+from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
+from headgate.store.tasks import deferral, task_rows, values
+from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
+from headgate.store.triggers.watchers import check_name
+
+_C = task_instance.c
+RETRIES_MAX = 500  # tasks of one transaction: some tens of milliseconds
+
+
+class RunEvent(msgspec.Struct, frozen=True):
+    """One asset event for which a run was created; ``payload`` is encoded."""
+
+    asset: str
+    payload: bytes
+    stored_at: datetime
+
+
+class TaskToRun(msgspec.Struct, frozen=True):
+    """One task that a worker is to run now: everything it needs, in clear.
+
+    ``next_method`` is None if the task runs from the beginning. ``event`` is the payload of the event that resumes it.
+    ``next_kwargs`` is None if there are none, or if no key decrypts them; then ``error`` says so. ``deadline`` is the
+    end of its execution_timeout, and ``remaining_s`` the time left until then by the database's clock. ``file`` is the
+    path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
+    the order they were stored, without those that newer ones superseded.
+    """
+
+    id: TaskInstanceId
+    token: str
+    dag_run_id: DagRunId
+    dag: str
+    run_id: str
+    task_id: str
+    try_number: int
+    pool: str
+    queue: str
+    next_method: str | None
+    next_kwargs: bytes | None
+    event: bytes | None
+    deadline: datetime | None
+    error: str = ""
+    file: str = ""
+    logical_date: datetime | None = None
+    data_interval: tuple[datetime, datetime] | None = None
+    conf: bytes | None = None
+    asset_events: tuple[RunEvent, ...] = ()
+    remaining_s: float | None = None
+
+
+class Dispatched(msgspec.Struct, frozen=True):
+    """Result of `dispatch`: the tasks now owned by this epoch.
+
+    ``passed_over`` are pools that another supervisor had locked; dispatch again for these.
+    """
+
+    tasks: list[TaskToRun]
+    passed_over: tuple[str, ...]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """The columns of a scheduled task that decide whether it gets slots of its pool."""
+
+    id: TaskInstanceId
+    pool: str
+    pool_slots: int
+    is_resumed: bool
+    priority_weight: int
+
+
+class DispatchVerbs(GraphVerbs):
+    """The verbs by which tasks come to workers."""
+
+    @leased
+    def retry_due(self, tx: LeasedTx, *, limit: int = RETRIES_MAX) -> list[TaskInstanceId]:
+        """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return them.
+
+        XComs of the earlier try are deleted. A task that begins in its trigger is deferred at once. Tasks of DAGs that
+        this version cannot read wait for a supervisor that can.
+        """
+        (retry_due,) = states.of("retry_due")
+        rows = _RETRY_DUE.run(tx, self.graphs.unreadable(tx), now=bound(tx.connection, tx.now), limit=limit).fetchall()
+        due = [task for task in map(_DueTask._make, rows) if self.graphs.is_readable(tx, task.dag_row, task.spec_hash)]
+        for task in due:
+            task_rows.changed(tx, retry_due, {"id": task.id})
+            values.delete_xcoms(tx, task.id)
+        for task in due:
+            start = self.graphs.get(tx, task.dag_row, task.spec_hash).start_triggers.get(task.task_id)
+            if start is not None and deferral.start_in_trigger(tx, task.id, start):
+                tx.notify()
+        return [task.id for task in due]
+
+    @leased
+    def dispatch(self, tx: LeasedTx, *, limit: int, queues: Sequence[str]) -> Dispatched:
+        """Give up to ``limit`` scheduled tasks of these queues to idle workers, as priorities and pools allow.
+
+        They are ``running`` from now on, with a new token each.
+        """
+        slots, free, passed_over = _lock_pools(tx)
+        candidates: list[Candidate] = []
+        for name, count in free.items():
+            if count > 0:
+                parameters = {"of_pool": name, "slots": slots[name], "limit": limit}
+                rows = _candidates(tuple(queues)).run(tx.connection, **parameters).fetchall()
+                candidates += [
+                    Candidate(id_, of, needs, bool(resumed), weight) for id_, of, needs, resumed, weight in rows
+                ]
+        return Dispatched([_give(tx, instance) for instance in fit(candidates, slots, free, limit)], passed_over)
+
+    @writing  # it writes nothing, but its lock is a writer's
+    def owned_running(self, tx: Tx, epoch: Epoch) -> list[TaskToRun]:
+        """Return the tasks that this epoch's workers should be running, including those of a `dispatch` in doubt.
+
+        No dispatch that was begun before can add to them: one that is still being committed is waited for.
+        """
+        wait_for_inflight(tx.connection, epoch)
+        found = []
+        for instance, token, stored in _RUNNING.run(tx.connection, epoch=epoch).fetchall():
+            deadline = None if stored is None else read(tx.connection, stored)
+            found.append(_to_run(tx, instance, token, deadline, _read_task(tx, instance)))
+        return found
+
+    @writing
+    def set_pool(self, tx: Tx, name: str, slots: int) -> None:
+        """Create a pool, or change its number of slots. Raises `BadName` and `ValueRefused`."""
+        check_name(name, "the name of a pool")
+        if not 0 <= slots <= POOL_SLOTS_MAX:
+            raise ValueRefused(f"a pool has 0 to {POOL_SLOTS_MAX:,} slots, not {slots:,}")
+        statement = insert_into(tx.connection, pool).values(name=name, slots=slots)
+        tx.connection.execute(statement.on_conflict_do_update(index_elements=[pool.c.name], set_={"slots": slots}))
+
+
+class _DueTask(NamedTuple):
+    """The columns of `_RETRY_DUE`."""
+
+    id: TaskInstanceId
+    task_id: str
+    dag_row: DagRowId
+    spec_hash: str
+
+
+_RETRY_DUE = ReadableOnly(
+    lambda readable: task_rows.skip_locked(
+        select(_C.id, _C.task_id, dag.c.id, dag.c.spec_hash)
+        .select_from(task_instance.join(dag_run).join(dag))
+        .where(task_rows.is_in(TaskState.UP_FOR_RETRY), _C.retry_at <= bindparam("now", type_=UtcDateTime()), readable)
+        .order_by(_C.retry_at, _C.id)
+        .limit(bindparam("limit", type_=Integer()))
+    )
+)
+
+
+# --- pools ---------------------------------------------------------------------------------------
+
+
+_POOLS = Prepared(
+    select(pool.c.name, pool.c.slots).order_by(pool.c.name).with_for_update(skip_locked=True, key_share=True)
+)
+_POOL_NAMES = Prepared(select(pool.c.name))
+# A task has an owner if and only if it occupies slots (a CHECK), and owners have an index; the table only grows.
+_USED = Prepared(select(_C.pool, func.sum(_C.pool_slots)).where(_C.triggerer_id.is_not(None)).group_by(_C.pool))
+
+
+def _lock_pools(tx: Tx) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
+    """Lock the pools that are not locked; return the slots of each, the free ones of each, and the pools skipped."""
+    names = {name for (name,) in _POOL_NAMES.run(tx.connection).fetchall()}
+    slots = {name: int(count) for name, count in _POOLS.run(tx.connection).fetchall()}
+    # Counted with the locks held: dispatches of others, which held them before, are committed and visible.
+    used = {name: int(count) for name, count in _USED.run(tx.connection).fetchall()}
+    free = {name: count - used.get(name, 0) for name, count in slots.items()}
+    return slots, free, tuple(sorted(names - slots.keys()))
+
+
+def fit(
+    candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int
+) -> list[TaskInstanceId]:
+    """Return the ids of those that get a worker, most urgent first: resumed tasks, then by priority, then by id.
+
+    A task that needs more slots than are free blocks less urgent ones of its pool, because it would starve otherwise.
+    One that needs more slots than the pool has blocks none.
+    """
+    left, blocked, chosen = dict(free), set[str](), list[TaskInstanceId]()
+    for task in sorted(candidates, key=lambda task: (not task.is_resumed, -task.priority_weight, task.id)):
+        if len(chosen) == limit:
+            break
+        if task.pool in blocked or task.pool_slots > slots[task.pool]:
+            continue
+        if task.pool_slots > left[task.pool]:
+            blocked.add(task.pool)
+            continue
+        left[task.pool] -= task.pool_slots
+        chosen.append(task.id)
+    return chosen
+
+
+# --- to a worker ---------------------------------------------------------------------------------
+
+
+@cache
+def _candidates(queues: tuple[str, ...]) -> Prepared:
+    resumed = _C.next_method.is_not(None)
+    statement = (
+        select(_C.id, _C.pool, _C.pool_slots, resumed, _C.priority_weight)
+        .join(dag_run, dag_run.c.id == _C.dag_run_id)
+        .join(dag, dag.c.id == dag_run.c.dag_id)
+        .where(
+            task_rows.is_in(TaskState.SCHEDULED),
+            _C.pool == bindparam("of_pool"),
+            _C.pool_slots <= bindparam("slots"),
+            or_(false(), *(_C.queue == queue for queue in queues)),
+            dag.c.is_paused.is_(False),
+            dag.c.removed_at.is_(None),
+        )
+        .order_by(resumed.desc(), _C.priority_weight.desc(), _C.id)
+        .limit(bindparam("limit", type_=Integer()))
+    )
+    return Prepared(task_rows.skip_locked(statement))
+
+
+class _ToRun(NamedTuple):
+    """The columns of `_TO_RUN`, as the driver returns them."""
+
+    dag_run_id: DagRunId
+    dag: str
+    run_id: str
+    task_id: str
+    try_number: int
+    pool: str
+    queue: str
+    next_method: str | None
+    next_kwargs: str | None
+    event: bytes | None
+    deadline: Any
+    execution_timeout_s: float | None
+    file: str
+    run_type: str
+    logical_date: Any
+    conf: bytes | None
+    interval_start: Any
+    interval_end: Any
+
+
+_TO_RUN = Prepared(
+    select(
+        *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.try_number, _C.pool, _C.queue),
+        *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
+        *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
+        *(dag_run.c.data_interval_start, dag_run.c.data_interval_end),
+    )
+    .select_from(task_instance.join(dag_run).join(dag).outerjoin(trigger_event, trigger_event.c.id == _C.event_id))
+    .where(_C.id == bindparam("of_id"))
+)
+_RUN_EVENTS = Prepared(
+    select(asset.c.name, trigger_event.c.payload, trigger_event.c.stored_at)
+    .select_from(dag_run_event.join(asset).join(trigger_event))
+    .where(dag_run_event.c.dag_run_id == bindparam("of_run"), dag_run_event.c.is_superseded.is_(False))
+    .order_by(trigger_event.c.id)
+)
+
+
+def _read_task(tx: Tx, instance: TaskInstanceId) -> _ToRun:
+    return _ToRun._make(_TO_RUN.run(tx.connection, of_id=instance).fetchone())
+
+
+def _give(tx: LeasedTx, instance: TaskInstanceId) -> TaskToRun:
+    row = _read_task(tx, instance)
+    deadline = _deadline(tx, row)
+    token = task_rows.new_token()
+    columns: dict[str, Any] = {"token": token, "triggerer_id": tx.epoch}
+    columns["deadline"] = None if deadline is None else bound(tx.connection, deadline)
+    (picked_up,) = states.of("picked_up")
+    won = task_rows.changed(tx, picked_up, {"id": instance}, **columns)
+    assert won, "its row is locked"
+    return _to_run(tx, instance, token, deadline, row)
+
+
+def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
+    """Return the end of the try: set when it begins, and kept over its deferrals."""
+    if row.deadline is not None:
+        return read(tx.connection, row.deadline)
+    return None if row.execution_timeout_s is None else tx.now + timedelta(seconds=row.execution_timeout_s)
+
+
+_RUNNING = Prepared(
+    select(_C.id, _C.token, _C.deadline)
+    .where(_C.triggerer_id == bindparam("epoch"), task_rows.is_in(TaskState.RUNNING))
+    .order_by(_C.id)
+)
+
+
+def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | None, row: _ToRun) -> TaskToRun:
+    next_kwargs, error = None, ""
+    if row.next_kwargs is not None:
+        try:
+            next_kwargs = tx.secrets.decrypt(row.next_kwargs)
+        except BadKey as bad:
+            error = str(bad)
+    return TaskToRun(
+        id=instance,
+        token=token,
+        dag_run_id=row.dag_run_id,
+        dag=row.dag,
+        run_id=row.run_id,
+        task_id=row.task_id,
+        try_number=row.try_number,
+        pool=row.pool,
+        queue=row.queue,
+        next_method=row.next_method,
+        next_kwargs=next_kwargs,
+        event=None if row.event is None else bytes(row.event),
+        deadline=deadline,
+        error=error,
+        file=row.file,
+        logical_date=None if row.logical_date is None else read(tx.connection, row.logical_date),
+        data_interval=_interval(tx, row.interval_start, row.interval_end),
+        conf=None if row.conf is None else bytes(row.conf),
+        asset_events=_run_events(tx, row.dag_run_id) if row.run_type == "asset" else (),
+        remaining_s=None if deadline is None else (deadline - tx.now).total_seconds(),
+    )
+
+
+def _interval(tx: Tx, start: Any, end: Any) -> tuple[datetime, datetime] | None:
+    return None if start is None or end is None else (read(tx.connection, start), read(tx.connection, end))
+
+
+def _run_events(tx: Tx, dag_run_id: DagRunId) -> tuple[RunEvent, ...]:
+    rows = _RUN_EVENTS.run(tx.connection, of_run=dag_run_id).fetchall()
+    return tuple(RunEvent(name, bytes(payload), read(tx.connection, stored_at)) for name, payload, stored_at in rows)

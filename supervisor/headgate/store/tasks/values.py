@@ -1,0 +1,147 @@
+"""The values that tasks and triggers read: XComs, and, encrypted, variables and connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import Table, bindparam, delete, select
+
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX
+from headgate.store.db.bulk import insert_into
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.transaction import Database, Tx
+from headgate.store.db.verbs import Verbs, reading, writing
+from headgate.store.errors import BadName, NoSuchRow, ValueRefused
+from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.tables import task_instance, xcom
+from headgate.store.triggers.watchers import check_name
+
+VALUE_BYTES_MAX = 64 * 1024  # of a variable or a connection: a certificate with its chain, not a file
+DESCRIPTION_CHARS_MAX = 1000
+
+# --- XComs ---------------------------------------------------------------------------------------
+
+
+class XComVerbs(Verbs):
+    """The verb that reads XComs. They are written together with the outcome of a step."""
+
+    @reading
+    def pull_xcom(self, tx: Tx, dag_run: DagRunId, task_id: str, key: str) -> bytes | None:
+        """Return the XCom that a task of a run has under ``key``, encoded; None if it has none."""
+        statement = (
+            select(xcom.c.value)
+            .join(task_instance, task_instance.c.id == xcom.c.task_instance_id)
+            .where(task_instance.c.dag_run_id == dag_run, task_instance.c.task_id == task_id, xcom.c.key == key)
+        )
+        value: bytes | None = tx.connection.execute(statement).scalar_one_or_none()
+        return value
+
+
+class _EndPayload(msgspec.Struct):
+    """The payload of a `TaskSuccessEvent` and its like; the values stay encoded."""
+
+    xcoms: dict[str, msgspec.Raw] | None = None
+
+
+_END_PAYLOAD: msgspec.json.Decoder[_EndPayload | None] = msgspec.json.Decoder(_EndPayload | None)
+
+
+def xcoms_of(payload: bytes) -> dict[str, bytes]:
+    """Return the XComs in the payload of an event that ends its task, still encoded. Raises `ValueRefused`."""
+    try:
+        end = _END_PAYLOAD.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise ValueRefused(f"the XComs of the event cannot be read: {error}") from error
+    return {} if end is None or end.xcoms is None else {key: bytes(value) for key, value in end.xcoms.items()}
+
+
+def push_xcoms(tx: Tx, instance: TaskInstanceId, values: Mapping[str, bytes]) -> None:
+    """Store XComs of a task, replacing those with the same keys. Raises `ValueRefused` with the key and the limit.
+
+    The caller has locked or updated the task's row in this transaction, so that a worker which has lost its task
+    stores none.
+    """
+    if len(values) > XCOMS_PER_STEP_MAX:
+        raise ValueRefused(f"{len(values)} XComs at once; the limit is {XCOMS_PER_STEP_MAX}")
+    for key, value in values.items():
+        try:
+            check_name(key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
+        except BadName as error:
+            raise ValueRefused(str(error)) from error
+        if len(value) > XCOM_BYTES_MAX:
+            raise ValueRefused(f"the XCom {key!r} needs {len(value):,} bytes; the limit is {XCOM_BYTES_MAX:,}")
+    for key, value in sorted(values.items()):
+        statement = insert_into(tx.connection, xcom).values(
+            task_instance_id=instance, key=key, value=value, stored_at=tx.now
+        )
+        keys = [xcom.c.task_instance_id, xcom.c.key]
+        tx.connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=keys, set_={"value": statement.excluded.value, "stored_at": statement.excluded.stored_at}
+            )
+        )
+
+
+_DELETE_XCOMS = Prepared(delete(xcom).where(xcom.c.task_instance_id == bindparam("of_id")))
+
+
+def delete_xcoms(tx: Tx, instance: TaskInstanceId) -> None:
+    """Delete the XComs of a task, because a new try of it begins."""
+    _DELETE_XCOMS.run(tx.connection, of_id=instance)
+
+
+# --- variables and connections -------------------------------------------------------------------
+
+
+class NamedValue(msgspec.Struct, frozen=True):
+    """One row of the list of variables or connections: without its value."""
+
+    name: str
+    description: str
+    updated_at: datetime
+
+
+class ValueVerbs(Verbs):
+    """The verbs for one table of encrypted values under names: variables, or connections."""
+
+    def __init__(self, database: Database, table: Table) -> None:
+        super().__init__(database)
+        self._table = table
+
+    @writing
+    def put(self, tx: Tx, name: str, value: bytes, *, description: str = "") -> None:
+        """Store a value, replacing the one under this name. Raises `BadName` and `ValueRefused`."""
+        table = self._table
+        check_name(name, f"the name of a {table.name}")
+        if len(value) > VALUE_BYTES_MAX:
+            size = f"needs {len(value):,} bytes; the limit is {VALUE_BYTES_MAX:,}"
+            raise ValueRefused(f"the {table.name} {name!r} {size}")
+        if len(description) > DESCRIPTION_CHARS_MAX or "\0" in description:
+            raise ValueRefused(f"the description must have at most {DESCRIPTION_CHARS_MAX} characters, and no NUL")
+        columns = {"value": tx.secrets.encrypt(value), "description": description, "updated_at": tx.now}
+        statement = insert_into(tx.connection, table).values(name=name, **columns)
+        tx.connection.execute(statement.on_conflict_do_update(index_elements=[table.c.name], set_=columns))
+
+    @reading
+    def get(self, tx: Tx, name: str) -> bytes | None:
+        """Return a value in clear, None if there is none. Raises `BadKey`."""
+        of_name = select(self._table.c.value).where(self._table.c.name == name)
+        encrypted = tx.connection.execute(of_name).scalar_one_or_none()
+        return None if encrypted is None else tx.secrets.decrypt(encrypted)
+
+    @writing
+    def remove(self, tx: Tx, name: str) -> None:
+        """Delete a value. Raises `NoSuchRow`."""
+        if tx.connection.execute(delete(self._table).where(self._table.c.name == name)).rowcount != 1:
+            raise NoSuchRow(self._table.name, name)
+
+    @reading
+    def listed(self, tx: Tx) -> list[NamedValue]:
+        """Return all of them by name, without their values."""
+        table = self._table
+        rows = tx.connection.execute(
+            select(table.c.name, table.c.description, table.c.updated_at).order_by(table.c.name)
+        )
+        return [NamedValue(*row) for row in rows]
