@@ -24,6 +24,7 @@ from headgate.protocol.messages.queries import (
     Response,
     SecretText,
     StoredEvent,
+    TaskState,
     TaskStates,
 )
 from headgate.protocol.messages.runner import (
@@ -40,7 +41,6 @@ from headgate.protocol.messages.runner import (
     TriggerSpec,
     Welcome,
 )
-from headgate.protocol.messages.task_states import TaskState
 
 ROLES = (Role.RUNNER, Role.SUPERVISOR)
 ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in RUNNER_WIRE.types.items()}

@@ -43,11 +43,11 @@ from headgate.protocol.messages.queries import (
     Response,
     RunCreated,
     SecretText,
+    TaskState,
     TaskStates,
 )
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.task_states import TaskState
 from headgate.protocol.messages.worker import (
     AssetEvent,
     FileParsed,

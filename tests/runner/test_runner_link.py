@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_one_way_pair, memory_stream_pair, wait_all_tasks_blocked
 
+from headgate.child.parent_death import SupervisorGone
 from headgate.child.queries import QueryFailed
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
@@ -25,7 +26,7 @@ from headgate.protocol.messages.runner import (
     StateSync,
     Welcome,
 )
-from headgate.runner.link import REQUESTS_MAX, Link, SupervisorGone
+from headgate.runner.link import REQUESTS_MAX, AsyncLink
 from headgate.runner.outbox import Outbox
 from headgate.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
@@ -52,9 +53,9 @@ class Peer:
 
 
 @asynccontextmanager
-async def linked() -> AsyncIterator[tuple[Link, Peer, trio.Nursery]]:
+async def linked() -> AsyncIterator[tuple[AsyncLink, Peer, trio.Nursery]]:
     ours, theirs = memory_stream_pair()
-    link, peer = Link(ours, Connection(RunnerDialect(1), Role.RUNNER)), Peer(theirs)
+    link, peer = AsyncLink(ours, Connection(RunnerDialect(1), Role.RUNNER)), Peer(theirs)
     await link.send(Hello(PROTOCOL_VERSION, 1, 4, "0"))
     await peer.hear()
     await peer.say(Welcome(PROTOCOL_VERSION, 1, SETTINGS))
@@ -73,7 +74,7 @@ async def test_the_end_of_the_stream_is_the_end_of_the_supervisor(autojump_clock
 
 async def test_a_connection_that_breaks_is_the_end_of_the_supervisor_too(autojump_clock: MockClock) -> None:
     sender, _ = memory_stream_one_way_pair()
-    link = Link(trio.StapledStream(sender, _Broken()), Connection(RunnerDialect(1), Role.RUNNER))
+    link = AsyncLink(trio.StapledStream(sender, _Broken()), Connection(RunnerDialect(1), Role.RUNNER))
     with pytest.raises(SupervisorGone):
         await link.receive()
 

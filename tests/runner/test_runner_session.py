@@ -36,7 +36,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.protocol.values import encode_value
 from headgate.runner import session as session_module
-from headgate.runner.link import Link
+from headgate.runner.link import AsyncLink
 from headgate.runner.outbox import Outbox
 from headgate.runner.session import (
     ABANDONED_END_S,
@@ -44,7 +44,7 @@ from headgate.runner.session import (
     EXIT_DRAINED,
     EXIT_OVERDUE,
     EXIT_PROTOCOL,
-    Session,
+    RunnerSession,
     shake_hands,
 )
 from headgate.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
@@ -154,9 +154,9 @@ async def supervising(
     supervisor = Supervisor(ours, settings)
 
     async def run() -> None:
-        link = Link(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
+        link = AsyncLink(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
         welcome_settings = await shake_hands(link, INCARNATION)
-        session = Session(link, welcome_settings, exit_process=lambda code: supervisor.exits.append(code))
+        session = RunnerSession(link, welcome_settings, exit_process=lambda code: supervisor.exits.append(code))
         supervisor.exit_code = await session.run()
         await link.aclose()
         supervisor.has_ended.set()
@@ -228,7 +228,7 @@ def watcher_of(broker: Broker) -> type[BaseEventTrigger]:
 
 async def test_a_supervisor_of_another_version_is_refused_with_both_versions(autojump_clock: MockClock) -> None:
     ours, theirs = memory_stream_pair()
-    link = Link(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
+    link = AsyncLink(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
     welcome = encode_message(Welcome(PROTOCOL_VERSION + 1, INCARNATION, SETTINGS))
     await ours.send_all(len(welcome).to_bytes(4, "big") + welcome)
     with pytest.raises(
@@ -475,7 +475,7 @@ async def test_a_round_for_the_lease_goes_before_the_events_that_wait_and_not_tw
     outbox = Outbox(events_max=10, round_events_max=10)
     lease = Lease(request_round=outbox.request_round)
     ours, theirs = memory_stream_pair()
-    link = Link(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
+    link = AsyncLink(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
     supervisor = Supervisor(ours, SETTINGS)
     rounds: list[StateChanges] = []
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""What every child of the supervisor does first; it imports next to nothing."""
+"""The death of the supervisor, as its children notice it. Imported first of all, so it imports little itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import sys
 PR_SET_PDEATHSIG = 1  # prctl(2): the signal this process gets when its parent dies
 
 
+class SupervisorGone(Exception):
+    """The supervisor closed the link or died; this process must end."""
+
+
 def die_with(supervisor_pid: int) -> None:
     """Have the kernel kill this process when the supervisor dies, even while users' code blocks it (I7)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != supervisor_pid:
-        # It died before the kernel knew of our wish.
+        # It died before the kernel knew of this.
         sys.exit("the supervisor was gone before this process began")

@@ -1,4 +1,4 @@
-"""The runner's end of the socket: rounds out, one in flight at a time; everything the supervisor says in."""
+"""The runner's end of its link: rounds, one in flight at a time; queries; and all messages of the supervisor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import trio
 
+from headgate.child.parent_death import SupervisorGone
 from headgate.child.queries import OpenRequests, result_of
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
@@ -21,11 +22,7 @@ READ_BYTES_MAX = 256 * 1024  # read in one go
 REQUESTS_MAX = 100  # queries of triggers that wait for their answers; further ones queue here
 
 
-class SupervisorGone(Exception):
-    """The supervisor closed the link or died; this process must end."""
-
-
-class Link:
+class AsyncLink:
     """Frames over the stream the runner was started with.
 
     Only `send`, `send_rounds` and `send_requests` write, in tasks that last as long as the link: a writer that

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from headgate.child import queries
+from headgate.child.parent_death import SupervisorGone
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
@@ -36,7 +37,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.protocol.version import VERSION
 from headgate.runner.host import Host
-from headgate.runner.link import Link, SupervisorGone
+from headgate.runner.link import AsyncLink
 from headgate.runner.outbox import Outbox
 from headgate.runner.watchdog import Watchdog
 from headgate.streams.lease import Lease
@@ -63,14 +64,14 @@ def run(sock: socket.socket, incarnation: int, *, exit_process: ExitProcess) -> 
 async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess) -> int:
     sock.setblocking(False)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-    link = Link(stream, Connection(RunnerDialect(incarnation), Role.RUNNER))
+    link = AsyncLink(stream, Connection(RunnerDialect(incarnation), Role.RUNNER))
     try:
         settings = await shake_hands(link, incarnation)
         sys.path += [folder for folder in settings.import_paths if folder not in sys.path]
         # What is loaded by now lives as long as the process: the collector need not look at it again.
         gc.freeze()
         with Watchdog(blocked_after_s=settings.blocked_after_s):
-            return await Session(link, settings, exit_process=exit_process).run()
+            return await RunnerSession(link, settings, exit_process=exit_process).run()
     except (SupervisorGone, trio.BrokenResourceError):
         return EXIT_ABANDONED
     except RemoteProtocolError as exc:
@@ -80,7 +81,7 @@ async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess
         await link.aclose()
 
 
-async def shake_hands(link: Link, incarnation: int) -> RunnerSettings:
+async def shake_hands(link: AsyncLink, incarnation: int) -> RunnerSettings:
     """Say who we are; return the settings to work with.
 
     Raises `SupervisorGone`, `trio.BrokenResourceError`, and `RemoteProtocolError` (for another version of the
@@ -93,10 +94,10 @@ async def shake_hands(link: Link, incarnation: int) -> RunnerSettings:
     return welcome.settings
 
 
-class Session:
+class RunnerSession:
     """A handshaken session."""
 
-    def __init__(self, link: Link, settings: RunnerSettings, *, exit_process: ExitProcess) -> None:
+    def __init__(self, link: AsyncLink, settings: RunnerSettings, *, exit_process: ExitProcess) -> None:
         self._link = link
         self._settings = settings
         self._exit_process = exit_process

@@ -21,10 +21,10 @@ from headgate.protocol.messages.queries import (
     QueryResult,
     RunCreated,
     SecretText,
+    TaskState,
     TaskStates,
     TriggerQuery,
 )
-from headgate.protocol.messages.task_states import TaskState
 from headgate.protocol.values import decode_value, encode_value
 
 RETURN_VALUE = "return_value"

@@ -12,6 +12,7 @@ import socket
 import threading
 from typing import Final
 
+from headgate.child.parent_death import SupervisorGone
 from headgate.child.queries import OpenRequests, result_of
 from headgate.protocol import marks
 from headgate.protocol.link.connection import Connection
@@ -24,11 +25,7 @@ from headgate.worker.stops import Stops
 READ_BYTES_MAX: Final = 256 * 1024  # read in one go
 
 
-class SupervisorGone(Exception):
-    """The supervisor has closed the link, or died; this process must end."""
-
-
-class WorkerLink:
+class BlockingLink:
     """Messages to and from the supervisor. `send` and `send_query` may be called in any thread, `receive` in one."""
 
     def __init__(self, sock: socket.socket, stops: Stops) -> None:
@@ -71,7 +68,7 @@ class WorkerLink:
             self._write(frame, is_outcome=isinstance(message, StepEnded))
 
     def send_query(self, query: Query) -> QueryResult:
-        """Request, and wait for the answer. Raises `QueryFailed`, `LocalProtocolError`, `SupervisorGone`."""
+        """Send a query and return its result. Raises `QueryFailed`, `LocalProtocolError`, `SupervisorGone`."""
         waiter: queue.SimpleQueue[Response] = queue.SimpleQueue()
         with self._stops.held(), self._sending:
             with self._state:

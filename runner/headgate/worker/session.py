@@ -15,6 +15,7 @@ import structlog
 
 from headgate.child.error_text import describe_error
 from headgate.child.logs import STEP_FIELDS, Channel, configure, naming_process
+from headgate.child.parent_death import SupervisorGone
 from headgate.child.queries import queries_handled_by
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -35,7 +36,7 @@ from headgate.protocol.startup import without_collections
 from headgate.protocol.version import VERSION
 from headgate.tasks.parsing import DagFileRefused, parse_file
 from headgate.worker import steps
-from headgate.worker.link import SupervisorGone, WorkerLink
+from headgate.worker.link import BlockingLink
 from headgate.worker.output import Output
 from headgate.worker.process_state import ProcessState, UserModules
 from headgate.worker.stops import StepStopped, Stops
@@ -51,13 +52,13 @@ FILE_ENVELOPE_BYTES: Final = 64 * 1024  # of a frame, for what `FileParsed` hold
 
 def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
     """Run one session over the socket; return the exit code of the process."""
-    link = WorkerLink(sock, stops)
+    link = BlockingLink(sock, stops)
     try:
         with stops.interruptible():
             link.send(WorkerHello(PROTOCOL_VERSION, os.getpid(), VERSION))
             welcome = link.receive()
         assert isinstance(welcome, WorkerWelcome), "the session lets nothing else through"
-        Session(link, welcome, channel, stops).run()
+        WorkerSession(link, welcome, channel, stops).run()
     except SupervisorGone:
         return EXIT_LEFT
     except RemoteProtocolError as error:
@@ -68,10 +69,10 @@ def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
     return EXIT_STOPPED
 
 
-class Session:
+class WorkerSession:
     """A handshaken session."""
 
-    def __init__(self, link: WorkerLink, welcome: WorkerWelcome, channel: Channel, stops: Stops) -> None:
+    def __init__(self, link: BlockingLink, welcome: WorkerWelcome, channel: Channel, stops: Stops) -> None:
         folders = welcome.settings.import_paths
         stops.hook_timeout_s = welcome.settings.hook_timeout_s
         self._pid = os.getpid()
@@ -206,7 +207,7 @@ class Session:
             self._handlers = list(root.handlers)
 
 
-def _pieces(parsed: FileParsed, link: WorkerLink) -> list[FileParsed]:
+def _pieces(parsed: FileParsed, link: BlockingLink) -> list[FileParsed]:
     """Cut what a file holds into messages that fit a frame each; a DAG alone does, with any limit that is sensible.
 
     Raises `DagFileRefused` where that would be more than `FILE_PIECES_MAX`.

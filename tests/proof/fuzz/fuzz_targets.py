@@ -22,6 +22,7 @@ import trio
 import trio.testing
 from sqlalchemy import Engine, delete
 
+from headgate.child.parent_death import SupervisorGone
 from headgate.protocol.errors import (
     FrameLogError,
     RemoteProtocolError,
@@ -47,7 +48,7 @@ from headgate.protocol.messages.runner import (
     Welcome,
 )
 from headgate.protocol.values import decode_value, encode_value
-from headgate.runner import link as runner_link
+from headgate.runner.link import AsyncLink
 from headgate.runner.session import shake_hands
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
@@ -248,7 +249,7 @@ def link_of_runner(data: bytes) -> str:
 async def _listen(data: bytes) -> str:
     ours, theirs = trio.testing.memory_stream_pair()
     connection = Connection(RunnerDialect(INCARNATION), Role.RUNNER, frame_bytes_max=FRAME_BYTES_MAX)
-    link = runner_link.Link(ours, connection)
+    link = AsyncLink(ours, connection)
     await theirs.send_all(data)
     await theirs.send_eof()
     heard = 0
@@ -265,7 +266,7 @@ async def _listen(data: bytes) -> str:
                     link.note_response(said)
                 case _:
                     pass
-    except runner_link.SupervisorGone:
+    except SupervisorGone:
         return f"{min(heard, 10)} messages"
     except RemoteProtocolError as error:
         return _outcome(error)

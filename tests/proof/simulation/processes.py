@@ -13,6 +13,7 @@ from tests.proof.simulation import records
 from tests.proof.simulation.database import FailingStore
 from tests.proof.simulation.wire import Bell, Pipe, RunnerStream, SupervisorSocket
 
+from headgate.child.parent_death import SupervisorGone
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
@@ -27,11 +28,10 @@ from headgate.protocol.messages.runner import (
     StateSync,
     Welcome,
 )
-from headgate.runner.link import Link as RunnerLink
-from headgate.runner.link import SupervisorGone
-from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_PROTOCOL, Session
+from headgate.runner.link import AsyncLink
+from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_PROTOCOL, RunnerSession
 from headgate.store.triggers.leases import TriggererRow
-from headgate.supervisor.children.link import Link as SupervisorLink
+from headgate.supervisor.children.link import RunnerLink
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.triggers.leases import Identity
@@ -92,13 +92,13 @@ class RunnerProcess:
         self.die(f"exit code {code}")
 
     async def _converse(self) -> int:
-        link = RunnerLink(self._stream, Connection(RunnerDialect(self.incarnation), Role.RUNNER))
+        link = AsyncLink(self._stream, Connection(RunnerDialect(self.incarnation), Role.RUNNER))
         # Not the runner's own handshake, which tells the pid and the version: they differ between machines.
         await link.send(Hello(PROTOCOL_VERSION, self.incarnation, self.number, "simulated"))
         welcome = await link.receive()
         assert isinstance(welcome, Welcome)
         marks.reach("session.greeted")
-        return await Session(link, welcome.settings, exit_process=self._exit).run()
+        return await RunnerSession(link, welcome.settings, exit_process=self._exit).run()
 
     def _exit(self, code: int) -> None:
         self.die(f"exit code {code}")
@@ -142,7 +142,7 @@ class SupervisorProcess:
         self.is_taken_for_dead = False
         self.is_cut_off = False  # from the database, until it is fenced
         self.slow_s = 0.0
-        self._link: SupervisorLink | None = None
+        self._link: RunnerLink | None = None
         self._frozen_until = 0.0
         self._exit: Exit | None = None
         self._down_s = 0.1
@@ -292,7 +292,7 @@ class SupervisorProcess:
             observer=observe,
         )
         fake = SupervisorSocket(runner.up, runner.down)
-        self._link = SupervisorLink(cast(socket.socket, fake), connection, "runner")
+        self._link = RunnerLink(cast(socket.socket, fake), connection, "runner")
         self.world.nursery.start_soon(runner.run)
 
     def _note_report(self, runner: RunnerProcess, message: Any) -> None:

@@ -17,8 +17,8 @@ import msgspec
 
 from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
 from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
-from headgate.protocol.messages.task_states import TaskState as TaskState  # to be imported from here as well
 
 # The limits of a DAG (I11). What exceeds one is refused when the file is parsed, where its author sees it.
 TASKS_PER_DAG_MAX = 10_000  # the scheduler looks at all tasks of a run in one go

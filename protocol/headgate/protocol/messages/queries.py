@@ -7,10 +7,10 @@ a result are encoded by `headgate.protocol.values`.
 
 from __future__ import annotations
 
+import enum
 from typing import TypeAlias
 
 from headgate.protocol.messages import WireStruct
-from headgate.protocol.messages.task_states import TaskState
 
 # --- queries -----------------------------------------------------------------------------------
 
@@ -87,6 +87,22 @@ class SecretText(WireStruct, frozen=True, tag="secret"):
     """A variable or a connection; None if there is none. It is masked in frame logs and in what children write."""
 
     value: str | None
+
+
+class TaskState(enum.StrEnum):
+    """The state of a task of a run; `headgate.scheduling.states` has the transitions between them."""
+
+    NONE = "none"
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    DEFERRED = "deferred"
+    UP_FOR_RETRY = "up_for_retry"
+    RESTARTING = "restarting"
+    SUCCESS = "success"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    UPSTREAM_FAILED = "upstream_failed"
+    REMOVED = "removed"
 
 
 class TaskStates(WireStruct, frozen=True, tag="task_states"):
