@@ -1,17 +1,35 @@
-"""The examples of docs/testing.md, run as they stand there, by a pytest of their own in a folder of their own."""
+"""The examples of docs/testing.md and of docstrings, run as they are by a pytest of their own."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from headgate.tasks import BaseOperator
+from headgate.testing import crash_test, run_task, run_trigger, shared_stream
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger
+from headgate.triggers.shared_stream import SharedStreamProducer
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+IN_DOCSTRING = re.compile(r"::\n\n    # (\S+\.py)\n((?:    .*\n|\n)+)")
+WITH_EXAMPLES = (
+    BaseEventTrigger,
+    BaseOperator,
+    BaseTrigger,
+    SharedStreamProducer,
+    crash_test,
+    run_task,
+    run_trigger,
+    shared_stream,
+)
 PLUGIN = "headgate.testing.plugin"
 WITHIN_S = 110.0  # a crash test and a pair take half of it on a busy machine
 
@@ -47,3 +65,14 @@ def test_the_examples_do_what_the_document_says(examples: Path) -> None:
             assert f"PASSED {path.name}::{name}" in ran.stdout
     assert re.search(r"SIGKILLs.*│ +4 │", ran.stdout), "the table is part of the summary"
     assert re.search(r"│ lost +│ +0 │", ran.stdout)
+
+
+def test_the_examples_in_docstrings_do_what_they_say(tmp_path: Path) -> None:
+    for documented in WITH_EXAMPLES:
+        text = inspect.getdoc(documented)
+        assert text is not None
+        ((name, source),) = IN_DOCSTRING.findall(text + "\n")
+        (tmp_path / name).write_text(dedent(source))
+    ran = run_pytest(tmp_path, "--headgate-kills", "1")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("PASSED test_") == len(list(tmp_path.glob("test_*.py"))) == 4

@@ -23,7 +23,7 @@ next look at the folder, at most ``rescan_interval_s`` later.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,7 +50,7 @@ from headgate.brokers.filelog_storage import (
 )
 from headgate.brokers.filelog_writer import FileLogWriter
 from headgate.protocol import marks
-from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 __all__ = [
@@ -409,8 +409,3 @@ class FileLogTrigger(BaseEventTrigger):
         """Return the producer; kwargs that only a subclass knows are not its business."""
         limits = {name: kwargs[name] for name in ("line_bytes_max", "lock_timeout_s") if name in kwargs}
         return FileLogProducer(kwargs["path"], kwargs["group"], **limits)
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Raise RuntimeError: a file log is always a shared stream, even with one subscriber."""
-        raise RuntimeError(f"{type(self).__name__} reads a shared stream: it has a filter_shared_stream, not a run")
-        yield

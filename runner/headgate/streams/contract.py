@@ -46,7 +46,38 @@ class SharedStreamProducer(abc.ABC):
     Whatever any method raises, `SystemExit` included, ends this stream only. `advance` may still be called
     after `open_stream` has ended or was cancelled, and `aclose` comes last: a connection that `advance` needs
     is kept on ``self`` and released in `aclose`. `open_stream` and `aclose` run in one task, so a context
-    manager, or a `contextlib.AsyncExitStack`, may be entered in the one and left in the other.
+    manager, or a `contextlib.AsyncExitStack`, may be entered in the one and left in the other::
+
+        # inbox.py
+        import json
+
+        import trio
+
+        from headgate.triggers.shared_stream import SharedStreamProducer
+
+
+        class Inbox(SharedStreamProducer):
+            def __init__(self, folder):
+                self.folder = trio.Path(folder)
+                self.handed_out = set()
+
+            async def open_stream(self):
+                while True:
+                    for path in sorted(await self.folder.glob("*.json")):
+                        if path not in self.handed_out:
+                            self.handed_out.add(path)
+                            yield json.loads(await path.read_text()), path
+                    await trio.sleep(0.1)
+
+            async def advance(self, batch):
+                for path, outcome in batch:
+                    if outcome.failed:
+                        self.handed_out.discard(path)  # so it is handed out again
+                    else:
+                        await path.unlink(missing_ok=True)
+
+            def event_key(self, path):
+                return path.name
     """
 
     @abc.abstractmethod

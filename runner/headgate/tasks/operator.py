@@ -76,13 +76,32 @@ Joinable: TypeAlias = Arrows | Sequence[Arrows]
 
 
 class BaseOperator(Arrows):
-    """One task of a DAG. A subclass overrides `execute`, and any other method it wants to be resumed in.
+    """One task of a DAG. A subclass overrides `execute`, and adds the methods in which a deferral resumes::
 
-    No instance survives a deferral: what is resumed is a new one, made by parsing the DAG's file again (seed 002). The
-    only state that reaches it is what `defer` was given as ``kwargs``.
+        # report.py
+        from datetime import timedelta
+        from pathlib import Path
 
-    Without ``dag`` the task belongs to the DAG in whose ``with`` block it is made; a task of none can be executed (in
-    a test, say), not joined. Raises `DagMalformed`, which names DAG, task and value.
+        from headgate.tasks import BaseOperator
+        from headgate.triggers.file import FileTrigger
+
+
+        class ReadReport(BaseOperator):
+            def __init__(self, *, path, **options):
+                super().__init__(**options)
+                self.path = path
+
+            def execute(self, context):
+                self.defer(trigger=FileTrigger(self.path), method_name="read", timeout=timedelta(hours=6))
+
+            def read(self, context, event):
+                return Path(event["path"]).read_text()
+
+    No instance survives a deferral: the task resumes in a new one, made by loading the DAG file again. The only state
+    that reaches it is the ``kwargs`` of `defer`.
+
+    Without ``dag`` the task belongs to the DAG in whose ``with`` block it is made; a task of no DAG can be executed
+    (for example in a test), not joined. Raises `DagMalformed`, which names DAG, task and value.
     """
 
     start_trigger_args: StartTriggerArgs | None = None

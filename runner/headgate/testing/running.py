@@ -46,7 +46,16 @@ def run_trigger(
     runs: Mapping[str, StubRun | Sequence[StubRun]] | None = None,
     blocked_after: timedelta = BLOCKED_AFTER,
 ) -> list[TriggerEvent]:
-    """Run a trigger until it returns, has fired ``events`` events, or ``within`` has passed; return its events.
+    """Run a trigger until it returns, has fired ``events`` events, or ``within`` has passed; return its events::
+
+        # test_countdown.py
+        from countdown import Countdown
+
+        from headgate.testing import run_trigger
+
+
+        def test_it_counts_down_to_zero():
+            assert [event.payload for event in run_trigger(Countdown(3))] == [2, 1, 0]
 
     The trigger is serialized, its kwargs are encoded and decoded, and the runner's own code makes it again and runs
     it. Time is skipped: a wait of an hour takes a millisecond. ``datetime.now()`` and ``time.time()`` skip along in the

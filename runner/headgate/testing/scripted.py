@@ -203,13 +203,26 @@ def shared_stream(
     blocked_after: timedelta = BLOCKED_AFTER,
     settings: Mapping[str, Any] | None = None,
 ) -> Generator[SharedStream]:
-    """Run triggers that share a stream, in place of whose broker the test speaks.
+    """Run triggers that share a stream; the test takes the place of the broker::
 
-    The triggers are made again from their kwargs and run by the runner's own host and stream manager; only the
-    producer, the database and the clock are the kit's. Time stands still but for `SharedStream.skip`. ``settings`` are
-    further ones of `headgate.protocol.messages.runner.RunnerSettings`.
+        # test_orders.py
+        from orders import BigOrders
 
-    Raises, at the latest when it is left, `RoundTripFailed`, `TriggerFailed`, `LoopBlocked`, `Misbehaved` and
+        from headgate.testing import shared_stream
+
+
+        def test_small_orders_are_passed_over():
+            with shared_stream(BigOrders("inbox", least=100)) as stream:
+                small = stream.send({"amount": 1})
+                stream.send({"amount": 500})
+                assert [event.payload["amount"] for event in stream.events()] == [500]
+                assert small.outcome.acked == 1
+
+    The triggers are constructed from their kwargs and run by the runner's own host and stream manager; the producer,
+    the database and the clock are the kit's. Time only passes in `SharedStream.skip`. ``settings`` are further ones of
+    `headgate.protocol.messages.runner.RunnerSettings`.
+
+    Raises, when it is left at the latest, `RoundTripFailed`, `TriggerFailed`, `LoopBlocked`, `Misbehaved` and
     `LeftBehind`; ValueError for triggers that do not share a stream.
     """
     keys = {trigger.shared_stream_key() for trigger in triggers}

@@ -99,7 +99,19 @@ def run_task(
     within: timedelta = WITHIN,
     blocked_after: timedelta = BLOCKED_AFTER,
 ) -> TaskResult:
-    """Run one try of a task to its end, with every trigger it defers to; return what came of it.
+    """Run one try of a task to its end, with every trigger it defers to; return its result::
+
+        # test_report.py
+        from report import ReadReport
+
+        from headgate.testing import run_task
+
+
+        def test_a_report_is_read(tmp_path):
+            (tmp_path / "report").write_text("all is well")
+            result = run_task(ReadReport(task_id="read", path=str(tmp_path / "report")))
+            assert result.value == "all is well"
+            assert len(result.deferrals) == 1
 
     ``task`` is an operator, what a ``@task`` function returned, or a function that makes the operator anew. Each step
     gets an operator of its own: one from that function, or a copy made before anything ran, so that nothing set on

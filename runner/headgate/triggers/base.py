@@ -110,10 +110,28 @@ class StartTriggerArgs:
 
 
 class BaseTrigger(abc.ABC):
-    """A small async wait that is stored as ``(classpath, kwargs)`` and can be run anywhere, again and again.
+    """A small async wait that is stored as ``(classpath, kwargs)`` and can be run anywhere, any number of times.
 
-    A trigger is moved, restarted and run twice without warning (seed 002): it keeps no state but what its
-    constructor gets, and what `last_event` tells of an earlier run.
+    A trigger may be moved to another process, restarted, or run twice at any time, so its only state is its
+    arguments, and what `last_event` returns of an earlier run::
+
+        # countdown.py
+        import trio
+
+        from headgate.triggers.base import BaseTrigger, TriggerEvent
+
+
+        class Countdown(BaseTrigger):
+            def __init__(self, seconds):
+                self.seconds = seconds
+
+            def serialize(self):
+                return "countdown.Countdown", {"seconds": self.seconds}
+
+            async def run(self):
+                for left in range(self.seconds, 0, -1):
+                    await trio.sleep(1)
+                    yield TriggerEvent(left - 1)
     """
 
     # Set by the host of a running trigger.
@@ -168,17 +186,50 @@ class BaseTrigger(abc.ABC):
 
 
 class BaseEventTrigger(BaseTrigger):
-    """A trigger that watches for events without a task; several may share one stream (seed 000).
+    """A trigger that watches for events without a task; several may share one stream.
 
     Triggers whose `shared_stream_key` is equal and not None share one poll. The stream is opened with the
     kwargs of the first of them, either by `open_shared_stream` (nothing to acknowledge) or by
     `create_shared_stream_producer` (ack mode: the broker is advanced only after the events are stored).
-    Each of them then turns raw events into its own with `filter_shared_stream`, the same in both modes.
+    Each of them then turns raw events into its own with `filter_shared_stream`, the same in both modes::
+
+        # orders.py
+        from inbox import Inbox
+
+        from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+
+
+        class BigOrders(BaseEventTrigger):
+            def __init__(self, folder, least):
+                self.folder, self.least = folder, least
+
+            def serialize(self):
+                return "orders.BigOrders", {"folder": self.folder, "least": self.least}
+
+            def shared_stream_key(self):
+                return "inbox", self.folder
+
+            @classmethod
+            def create_shared_stream_producer(cls, kwargs):
+                return Inbox(kwargs["folder"])
+
+            async def filter_shared_stream(self, shared_stream):
+                async for order in shared_stream:
+                    if order["amount"] >= self.least:
+                        yield TriggerEvent(order)
     """
 
     def shared_stream_key(self) -> Hashable | None:
-        """Return what identifies the shared upstream; None (the default) means a `run` of one's own."""
+        """Return the identity of the shared stream; None (the default): the trigger has a `run` of its own."""
         return None
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Raise RuntimeError: a trigger with a shared stream is not run. Override it in one without."""
+        problem = "reads a shared stream: it has a filter_shared_stream, not a run"
+        if self.shared_stream_key() is None:
+            problem = "has neither a shared_stream_key nor a run of its own"
+        raise RuntimeError(f"{type(self).__name__} {problem}")
+        yield
 
     @classmethod
     def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Any]:

@@ -105,9 +105,6 @@ class FailsOnce(BaseEventTrigger):
             return False
         return True
 
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError
-
 
 class Counting(BaseEventTrigger):
     """Fires none, one, two or three times for a message, by the last digit of its name; on an inbox without fault.
@@ -142,9 +139,6 @@ class Counting(BaseEventTrigger):
                 if self.raises and message.endswith("7"):
                     raise ValueError(f"not {message}")
                 yield TriggerEvent([message, number])
-
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError
 
 
 class Poller(BaseTrigger):

@@ -63,7 +63,34 @@ def crash_test(
     seed: int | None = None,
     folder: Path | None = None,
 ) -> CrashReport:
-    """Kill the real pair ``kills`` times while it runs the trigger; raise unless nothing was lost or stored twice.
+    """Kill the real pair ``kills`` times while it runs the trigger; raise unless nothing was lost or stored twice::
+
+        # test_inbox.py
+        import json
+
+        from inbox import Inbox
+
+        from headgate.testing import crash_test
+
+
+        class Folder:
+            def __init__(self, path):
+                self.path = path
+                path.mkdir()
+
+            def publish(self, messages):
+                for message in messages:
+                    draft = self.path / f"{message}.draft"
+                    draft.write_text(json.dumps(message))
+                    draft.rename(draft.with_suffix(".json"))
+
+            def pending(self):
+                return [path.name for path in self.path.glob("*.json")]
+
+
+        def test_nothing_is_lost(tmp_path):
+            folder = tmp_path / "inbox"
+            crash_test(Inbox, Folder(folder), kwargs={"folder": str(folder)})
 
     ``trigger`` is an event trigger, or the class of a producer, made with ``kwargs``. It must be importable by its
     classpath, and fire ``events_per_message`` events for each message that ``broker`` publishes, each with the name of

@@ -71,11 +71,6 @@ class JournaledTrigger(BaseEventTrigger):
         self._inner._ask_last_event = self._ask_last_event
         return self._inner.filter_shared_stream(shared_stream)
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Raise RuntimeError: what has a producer has no run."""
-        raise RuntimeError("a journaled trigger reads a shared stream")
-        yield
-
     async def cleanup(self) -> None:
         """Call the hook of the journaled trigger."""
         await self._inner.cleanup()
@@ -178,11 +173,6 @@ class ProducerTrigger(BaseEventTrigger):
         """Return the producer."""
         make: Callable[..., SharedStreamProducer] = pkgutil.resolve_name(kwargs["classpath"])
         return make(**kwargs["kwargs"])
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Raise RuntimeError: what has a producer has no run."""
-        raise RuntimeError("a producer feeds a shared stream")
-        yield
 
 
 RecordT = TypeVar("RecordT")
