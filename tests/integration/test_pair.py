@@ -21,7 +21,7 @@ from headgate.store.store import Store
 
 
 def payloads(store: Store, watcher: str | None = None) -> list[Any]:
-    return [decode_value(row.payload) for row in store.list_events(watcher=watcher)]
+    return [decode_value(row.payload) for row in store.inspect.events(watcher=watcher)]
 
 
 def write_log(folder: Path, *, events: int, partitions: int = 2) -> None:
@@ -60,7 +60,7 @@ def test_a_trigger_of_a_user_runs_by_its_classpath(users_store: Store, start_pai
     wait_until(lambda: len(payloads(users_store, "counter")) >= 100, "the events of the counter")
     assert pair.stop() == 0
     assert payloads(users_store, "counter") == list(range(100))
-    assert [row.sequence_index for row in users_store.list_events()] == list(range(100))
+    assert [row.sequence_index for row in users_store.inspect.events()] == list(range(100))
 
 
 def test_a_poller_goes_on_after_its_last_stored_event(users_store: Store, start_pair: StartPair) -> None:
@@ -183,11 +183,11 @@ def test_a_trigger_that_exits_ends_nobody_else(users_store: Store, start_pair: S
     pair.wait_log("a trigger failed and is started again")
     wait_until(lambda: len(payloads(users_store, "counter")) == 10, "the neighbour's events")
     wait_until(
-        lambda: all(row.failure_count >= 2 for row in users_store.list_triggers() if "Counter" not in row.classpath),
+        lambda: all(row.failure_count >= 2 for row in users_store.inspect.triggers() if "Counter" not in row.classpath),
         "failures being counted",
     )
     assert pair.stop() == 0
-    errors = {row.classpath: row.last_error or "" for row in users_store.list_triggers()}
+    errors = {row.classpath: row.last_error or "" for row in users_store.inspect.triggers()}
     assert "SystemExit: 3" in errors["users_triggers.Exits"]
     assert "sys.exit(3)" in errors["users_triggers.Exits"], "with the traceback"
     assert "there is no module" in errors["users_nothing.Trigger"]
@@ -246,7 +246,7 @@ def test_a_drain_stores_what_was_fired_and_acknowledges_it(
     (name,) = add_subscribers(users_store, tmp_path / "log", 1)
     write_log(tmp_path / "log", events=20_000)
     pair = start_pair()
-    wait_until(lambda: next(users_store.list_events(), None), "the first event")
+    wait_until(lambda: next(users_store.inspect.events(), None), "the first event")
     assert pair.stop() == 0
     stored = len(payloads(users_store, name))
     again = start_pair()
@@ -254,7 +254,7 @@ def test_a_drain_stores_what_was_fired_and_acknowledges_it(
     assert again.stop() == 0
     assert_once_each(users_store, [name], 20_000)
     assert 0 < stored < 20_000, "it was stopped in the middle"
-    assert sum(row.redelivered for row in users_store.list_events()) == 0, "all that was stored was acknowledged"
+    assert sum(row.redelivered for row in users_store.inspect.events()) == 0, "all that was stored was acknowledged"
 
 
 def test_a_second_signal_kills(users_store: Store, start_pair: StartPair) -> None:

@@ -36,7 +36,7 @@ def test_a_trigger_reads_what_users_stored_and_no_secret_is_written(
     ]
     assert logged["raw"] == "b'***'"
     assert pair.wait_log("the password is")["event"] == "the password is ***"
-    wait_until(lambda: len(list(users_store.list_events())) >= 2, "two runs of the trigger")
+    wait_until(lambda: len(list(users_store.inspect.events())) >= 2, "two runs of the trigger")
     assert pair.stop() == 0
     pair.close()
     lines = [str(record) for record in pair.records]
@@ -45,9 +45,9 @@ def test_a_trigger_reads_what_users_stored_and_no_secret_is_written(
     everything = "\n".join(lines)
     assert "printed *** ***" in everything
     assert "written *** ***" in everything
-    payloads = [decode_value(row.payload) for row in users_store.list_events()]
+    payloads = [decode_value(row.payload) for row in users_store.inspect.events()]
     assert payloads == [[len(TOKEN), "operator-name", "db.example", None]] * 2
-    (row,) = users_store.list_triggers()
+    (row,) = users_store.inspect.triggers()
     assert row.last_error is not None
     assert row.last_error.startswith("ValueError: *** does not take ***\n\nTraceback")
     frames = b"".join(path.read_bytes() for path in capture.iterdir())

@@ -114,7 +114,7 @@ def test_of_a_clear_and_an_event_exactly_one_wins_each_time(open_store: OpenStor
         assert (row["state"], row["trigger_id"], row["event_id"], row["next_method"]) == ("none", None, None, None)
         assert (trigger["finished_at"] is None) != (trigger["removed_at"] is None)
         first["event" if trigger["removed_at"] is None else "clear"] += 1
-    assert len(list(clearing.list_events())) == RACES, "an event is stored whoever was first"
+    assert len(list(clearing.inspect.events())) == RACES, "an event is stored whoever was first"
     assert first["event"] > 0
     assert first["clear"] > 0
     # None is stuck: all of them begin anew.

@@ -331,7 +331,7 @@ def test_the_latest_event_supersedes_those_that_wait(scheduled: Station) -> None
 
 def test_a_run_on_several_assets_waits_for_all_of_them(scheduled: Station) -> None:
     watch(scheduled, "all://a", 2)
-    wait_until(lambda: len(list(scheduled.store.list_events(watcher="of all://a"))) == 2, "the events of the first")
+    wait_until(lambda: len(list(scheduled.store.inspect.events(watcher="of all://a"))) == 2, "the events of the first")
     assert runs_of(scheduled, "on_all") == []
     watch(scheduled, "all://b", 1)
     (row,) = wait_ended_runs(scheduled, "on_all", 1)

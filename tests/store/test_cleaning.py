@@ -452,8 +452,8 @@ def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored
 
     assert stored is not None
     assert stored.answer == StateSync(1, persisted=(7,))
-    assert [row.trigger_id for row in other.list_events()] == [trigger]
-    assert other.list_dead_letters() == []
+    assert [row.trigger_id for row in other.inspect.events()] == [trigger]
+    assert other.inspect.dead_letters() == []
 
 
 def test_a_deferred_task_is_resumed_in_the_middle_of_a_clean(

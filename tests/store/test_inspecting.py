@@ -12,7 +12,7 @@ from tests.supervisor.tasks_harness import WAIT, S, Tasks
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import encode_value
 from headgate.store.errors import NoSuchRow
-from headgate.store.inspect.inspecting import schedule_text
+from headgate.store.inspect.dags import schedule_text
 from headgate.store.store import Store
 
 Query = Callable[..., list[dict[str, Any]]]

@@ -196,7 +196,7 @@ def add_watchers(world: World, count: int) -> list[int]:
 
 
 def stored(world: World) -> list[tuple[int, int]]:
-    return [(row.trigger_id, row.sequence_index) for row in world.store.list_events()]
+    return [(row.trigger_id, row.sequence_index) for row in world.store.inspect.events()]
 
 
 def test_a_supervisor_registers_spawns_and_hands_over_what_it_claims(world: World) -> None:
@@ -343,7 +343,7 @@ def test_a_failed_trigger_is_started_again_with_backoff_and_counted(world: World
         waits.append(world.now - failed_at)
     assert 1.0 <= waits[0] <= 1.7
     assert waits[3] >= 8.0
-    (row,) = world.store.list_triggers()
+    (row,) = world.store.inspect.triggers()
     assert row.failure_count == 4
     assert row.last_error is not None
     assert "ValueError: no" in row.last_error
@@ -372,7 +372,7 @@ def defer_task(world: World) -> int:
     wait = Deferral("users.Trigger", encode_value({}, where="k"), "resume", encode_value({}, where="k"))
     assert world.store.tasks.defer(epoch, task.id, task.token, wait) is not None
     world.store.release_triggerer(epoch)
-    (row,) = world.store.list_triggers()
+    (row,) = world.store.inspect.triggers()
     return row.id
 
 
@@ -419,7 +419,7 @@ def test_a_trigger_that_returned_does_not_run_again(world: World) -> None:
     supervisor.round(fired(spec, 0), finished=(FinishedTrigger(trigger_id, spec.trigger_run_id, "returned", 1),))
     supervisor.pass_time(10.0)
     assert supervisor.created() == []
-    (row,) = world.store.list_events()
+    (row,) = world.store.inspect.events()
     assert row.is_last
 
 
@@ -705,7 +705,7 @@ def test_a_trigger_whose_kwargs_fit_no_frame_fails_and_harms_no_other(world: Wor
         assert [spec.trigger_id for spec in created] == [long, short]
         return
     assert [spec.trigger_id for spec in created] == [short]
-    (row,) = [row for row in world.store.list_triggers() if row.id == long]
+    (row,) = [row for row in world.store.inspect.triggers() if row.id == long]
     assert row.last_error is not None
     assert "bytes; the limit is 1,000 (frame_bytes_max)" in row.last_error
 
@@ -922,7 +922,7 @@ def test_a_trigger_with_unreadable_kwargs_fails_alone(world: World) -> None:
     supervisor = world.supervisor()
     supervisor.start_runner()
     assert [spec.trigger_id for spec in supervisor.created()] == [readable]
-    failures = {row.id: row.failure_count for row in world.store.list_triggers()}
+    failures = {row.id: row.failure_count for row in world.store.inspect.triggers()}
     assert failures == {unreadable: 1, readable: 0}
 
 
@@ -989,7 +989,7 @@ def test_a_trigger_whose_failure_is_still_unread_when_the_runner_dies_begins_aga
     supervisor.start_runner()
     syncs = [sync for sync in supervisor.sent(StateSync) if sync.to_create]
     assert [sorted(spec.trigger_id for spec in sync.to_create) for sync in syncs] == [sorted([fails, *others])]
-    assert {row.id: row.failure_count for row in world.store.list_triggers()}[fails] == 1, "and it is counted"
+    assert {row.id: row.failure_count for row in world.store.inspect.triggers()}[fails] == 1, "and it is counted"
 
 
 def test_a_claim_of_which_nobody_knows_whether_it_was_committed_orphans_no_trigger(
@@ -1057,7 +1057,7 @@ class Waiting:
     @property
     def owner(self) -> int | None:
         """Whose trigger it is."""
-        (row,) = [row for row in self.world.store.list_triggers() if row.id == self.spec.trigger_id]
+        (row,) = [row for row in self.world.store.inspect.triggers(with_ended=True) if row.id == self.spec.trigger_id]
         return row.triggerer_id
 
     def cancels(self) -> list[CancelTrigger]:

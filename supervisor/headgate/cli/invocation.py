@@ -85,7 +85,7 @@ class Invocation:
 def _files_named_for_missing_dags(store: Store) -> Generator[None]:
     """Add to the error about a DAG that does not exist the files that cannot be parsed: it may be in one of them."""
     from headgate.store.errors import NoSuchRow
-    from headgate.store.inspect.inspecting import LIST_DAGS_MAX
+    from headgate.store.inspect.dags import LIST_DAGS_MAX
 
     try:
         yield

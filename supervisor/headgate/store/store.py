@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
@@ -14,9 +14,7 @@ from headgate.protocol import marks
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.transaction import Clock, Database
-from headgate.store.errors import NoSuchWatcher
 from headgate.store.ids import Epoch
-from headgate.store.inspect import reading
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import deferral
@@ -29,9 +27,7 @@ from headgate.store.triggers.watchers import WatcherVerbs
 
 if TYPE_CHECKING:
     from headgate.store.cleaning_verbs import CleaningVerbs
-    from headgate.store.inspect_verbs import InspectVerbs
-
-LIST_LIMIT = 100  # rows of a list that grows for ever, if the caller does not say
+    from headgate.store.inspect.inspection import Inspection
 
 
 class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
@@ -57,11 +53,11 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
     # Modules that only the command line uses are imported when it does: a supervisor has to start quickly.
 
     @cached_property
-    def inspect(self) -> InspectVerbs:
+    def inspect(self) -> Inspection:
         """The verbs by which people look."""
-        from headgate.store.inspect_verbs import InspectVerbs
+        from headgate.store.inspect.inspection import Inspection
 
-        return InspectVerbs(self._reading, self.database.secrets, self.database.clock)
+        return Inspection(self.database)
 
     @cached_property
     def cleaning(self) -> CleaningVerbs:
@@ -119,55 +115,6 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
             marks.reach("resume.committed")
         self.forget([run.trigger_id for run in finished if run.outcome == "returned"])
         return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks)
-
-    # --- lists -----------------------------------------------------------------------------------
-
-    def list_watchers(self) -> list[reading.WatcherRow]:
-        """Return the watchers, by name."""
-        with self.database.reading() as tx:
-            return reading.watchers(tx.connection)
-
-    def list_triggers(self) -> list[reading.TriggerRow]:
-        """Return the triggers that were not removed, finished ones included, by id."""
-        with self.database.reading() as tx:
-            return reading.triggers(tx.connection)
-
-    def list_triggerers(self, limit: int = LIST_LIMIT) -> list[reading.TriggererLine]:
-        """Return the newest ``limit`` leases, living or not, newest first, with what each has."""
-        with self.database.reading() as tx:
-            return reading.triggerers(tx.connection, tx.clock, limit)
-
-    def list_dead_letters(self, limit: int = LIST_LIMIT) -> list[reading.DeadLetterRow]:
-        """Return the newest ``limit`` dead letters, newest first."""
-        with self.database.reading() as tx:
-            return reading.dead_letters(tx.connection, limit)
-
-    def list_events(
-        self, *, watcher: str | None = None, limit: int | None = None, after_id: int = 0
-    ) -> Iterator[reading.EventRow]:
-        """Iterate over stored events by id, up to ``limit`` of them, a batch at a time, a transaction a batch.
-
-        ``watcher`` means every watcher that has or had this name. Raises `NoSuchWatcher`. Ids grow, but two
-        supervisors on one PostgreSQL may commit out of their order: a reader that follows the log by
-        ``after_id`` has to look back a little.
-        """
-        if watcher is not None:
-            with self.database.reading() as tx:
-                if not reading.is_or_was_watcher(tx.connection, watcher):
-                    raise NoSuchWatcher(watcher)
-        return self._iterate_events(watcher, limit, after_id)
-
-    def _iterate_events(self, watcher: str | None, limit: int | None, after_id: int) -> Iterator[reading.EventRow]:
-        left = limit
-        while left is None or left > 0:
-            size = reading.EVENTS_PER_BATCH_MAX if left is None else min(left, reading.EVENTS_PER_BATCH_MAX)
-            with self.database.reading() as tx:
-                batch = reading.events(tx.connection, watcher=watcher, after_id=after_id, limit=size)
-            yield from batch
-            if len(batch) < size:
-                return
-            after_id = batch[-1].id
-            left = None if left is None else left - len(batch)
 
     # --- for the verbs of tasks, until they take a `Tx` -------------------------------------------
 

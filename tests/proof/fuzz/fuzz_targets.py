@@ -316,7 +316,7 @@ def core(data: bytes) -> str:
         except RemoteProtocolError as error:
             return f"{heard[-2:]} {_outcome(error)}"
         assert store.fault is None, store.fault
-        return f"{heard[-2:]} {len(list(store.list_events())) > 0} {len(store.list_dead_letters()) > 0}"
+        return f"{heard[-2:]} {len(list(store.inspect.events())) > 0} {len(store.inspect.dead_letters()) > 0}"
 
 
 def _settle(supervisor: SupervisorCore) -> None:

@@ -76,9 +76,9 @@ def test_a_server_that_falls_silent_is_given_up_in_time_and_asked_again_later(
     monkeypatch.setattr("headgate.store.db.transaction.ANSWER_MAX_S", 0.5)
     url = make_url(postgres_url).set(host="127.0.0.1", port=forwarder.port)
     with Store(open_engine(url.render_as_string(hide_password=False)), secrets=secrets) as store:
-        assert store.list_watchers() == []
+        assert store.inspect.watchers() == []
         forwarder.is_silent = True
         with pytest.raises(DatabaseAway):
-            store.list_watchers()
+            store.inspect.watchers()
         forwarder.is_silent = False
-        assert store.list_watchers() == []
+        assert store.inspect.watchers() == []

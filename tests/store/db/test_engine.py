@@ -112,7 +112,7 @@ def test_a_file_that_is_no_database_is_a_fault(secrets: Secrets, tmp_path: Path)
 def test_a_database_without_tables_is_out_of_date_for_every_verb(empty_database_url: str, secrets: Secrets) -> None:
     with Store(open_engine(empty_database_url), secrets=secrets) as store:
         with pytest.raises(SchemaOutOfDate, match="headgate db upgrade"):
-            store.list_watchers()
+            store.inspect.watchers()
         with pytest.raises(SchemaOutOfDate, match="headgate db upgrade"):
             store.heartbeat(1)
 

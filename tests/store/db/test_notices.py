@@ -84,7 +84,7 @@ def test_what_one_writes_oneself_is_no_news(store: Store) -> None:
         add(store, "my own")
         store.live_triggerers()
         store.add_watcher("own", "a.B", {})
-        store.list_watchers()  # by now the server has said what it has to say
+        store.inspect.watchers()  # by now the server has said what it has to say
         assert not store.has_news()
 
 

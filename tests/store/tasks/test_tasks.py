@@ -192,7 +192,7 @@ def test_the_first_event_of_a_slice_is_the_one_that_resumes(store: Store, query:
     (task,) = tasks.dispatch()
     assert task.event is not None
     assert decode_value(task.event) == 0
-    assert len(list(store.list_events())) == 3
+    assert len(list(store.inspect.events())) == 3
 
 
 @pytest.mark.parametrize(("kinds", "state"), [(("event", "failed"), S.SCHEDULED), (("success", "event"), S.SUCCESS)])
@@ -447,7 +447,7 @@ def test_xcoms_go_in_with_whatever_ends_a_step_or_nothing_does(store: Store, que
         with pytest.raises(ValueRefused, match="'big'"):
             verb()
         assert tasks.state is S.RUNNING
-    assert store.list_triggers() == []
+    assert all(line.removed_at for line in store.inspect.triggers(with_ended=True))
     assert store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms={"before": b"1"})
     (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
     store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
@@ -507,7 +507,7 @@ def test_tasks_of_supervisors_that_are_gone_are_adopted_and_deferred_ones_wait_o
     assert clear(store, tasks.run, "d") == {"d": S.RESTARTING}
     assert [owned.state for owned in store.tasks.owned(tasks.epoch)] == [S.RUNNING, S.RUNNING, S.RESTARTING]
     other = tasks.register()
-    assert [(line.triggers, line.tasks) for line in store.list_triggerers()] == [(0, 0), (0, 3)]
+    assert [(line.triggers, line.tasks) for line in store.inspect.triggerers()] == [(0, 0), (0, 3)]
     assert store.tasks.adopt(other) == []
     store.fence_triggerers(other, dead=[tasks.epoch])
     adopted = {task.name.task_id: task for task in store.tasks.adopt(other)}

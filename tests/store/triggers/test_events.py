@@ -89,7 +89,7 @@ def on(store: Store) -> Setting:
 
 
 def stored(on: Setting) -> list[tuple[str, int]]:
-    return [(row.trigger_run_id, row.sequence_index) for row in on.store.list_events()]
+    return [(row.trigger_run_id, row.sequence_index) for row in on.store.inspect.events()]
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_message_delivered_again_is_counted_and_not_stored(on: Setting) -> Non
         1,
         1,
     )
-    rows = list(on.store.list_events())
+    rows = list(on.store.inspect.events())
     assert [(row.payload, row.redelivered) for row in rows] == [(b"first", 2), (b"payload 1", 0), (b"payload 1", 0)]
 
 
@@ -134,7 +134,7 @@ def test_repetitions_within_one_slice_are_stored_once(on: Setting) -> None:
         on.fired(2, key="k"),
     ]
     assert on.put(*events) == (1, 2)
-    assert [(row.payload, row.redelivered) for row in on.store.list_events()] == [(b"first", 2)]
+    assert [(row.payload, row.redelivered) for row in on.store.inspect.events()] == [(b"first", 2)]
 
 
 def test_a_redelivery_keeps_its_count_over_many(on: Setting, query: Query) -> None:
@@ -142,7 +142,7 @@ def test_a_redelivery_keeps_its_count_over_many(on: Setting, query: Query) -> No
     for run in range(3):
         again = [on.fired(index, key=f"k{index}", trigger_run_id=f"again {run}") for index in range(run, 10)]
         assert on.put(*again) == (0, 10 - run)
-    assert [row.redelivered for row in on.store.list_events()] == [1, 2] + [3] * 8
+    assert [row.redelivered for row in on.store.inspect.events()] == [1, 2] + [3] * 8
 
 
 def test_more_events_than_one_statement_takes_are_stored_in_order(on: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,13 +220,13 @@ def test_a_bad_row_is_refused_with_its_whole_slice_and_can_be_buried(on: Setting
         )
     assert told.value.reason
     assert stored(on) == []
-    assert on.store.list_dead_letters() == []
-    assert on.store.list_triggers()[0].failure_count == 0
+    assert on.store.inspect.dead_letters() == []
+    assert on.store.inspect.triggers()[0].failure_count == 0
 
     for _ in range(2):
         on.store.bury_event(on.epoch, bad, told.value.reason)
     assert on.put(on.fired(0), on.fired(2)) == (2, 0)
-    (letter,) = on.store.list_dead_letters()
+    (letter,) = on.store.inspect.dead_letters()
     assert (letter.payload_kept, letter.payload_bytes, letter.payload_head) == (True, 9, b"payload 1")
     assert letter.reason == told.value.reason
 
@@ -234,13 +234,13 @@ def test_a_bad_row_is_refused_with_its_whole_slice_and_can_be_buried(on: Setting
 def test_a_key_of_the_full_length_is_stored_whatever_its_characters_take(on: Setting) -> None:
     keys = ["\U0001f9ff" * KEY_CHARS_MAX, "é" * KEY_CHARS_MAX, "", " ", "'; --", "%s %(x)s :x {}"]
     assert on.put(*(on.fired(index, key=key) for index, key in enumerate(keys))) == (len(keys), 0)
-    assert [row.key for row in on.store.list_events()] == keys
+    assert [row.key for row in on.store.inspect.events()] == keys
 
 
 def test_any_payload_is_stored(on: Setting) -> None:
     payloads = [b"", b"\0", bytes(range(256)), b"\\x00", b'{"a,b"}', b"x" * 1024 * 1024]
     on.put(*(on.fired(index, payload=payload) for index, payload in enumerate(payloads)))
-    assert [row.payload for row in on.store.list_events()] == payloads
+    assert [row.payload for row in on.store.inspect.events()] == payloads
 
 
 # --- dead letters --------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_any_payload_is_stored(on: Setting) -> None:
 def test_an_event_is_buried_whole_with_the_reason(on: Setting, query: Query) -> None:
     payload = b"x" * (REFUSED_HEAD_BYTES_MAX + 1)
     on.store.bury_event(on.epoch, on.fired(5, key="k", position=1, payload=payload), "why")
-    (letter,) = on.store.list_dead_letters()
+    (letter,) = on.store.inspect.dead_letters()
     assert (letter.watcher, letter.trigger_id, letter.trigger_run_id) == ("w", on.trigger_id, "run")
     assert (letter.sequence_index, letter.key, letter.position) == (5, "k", 1)
     assert (letter.reason, letter.payload_bytes, letter.payload_kept) == ("why", len(payload), True)
@@ -261,14 +261,14 @@ def test_a_message_buried_again_by_a_later_run_is_one_dead_letter(on: Setting) -
     on.store.bury_event(on.epoch, on.fired(0, key="k"), "why")
     on.store.bury_event(on.epoch, on.fired(0, key="k", trigger_run_id="later"), "why")
     on.store.bury_event(on.epoch, on.fired(0, key="l", trigger_run_id="later"), "why")
-    assert [letter.key for letter in on.store.list_dead_letters()] == ["l", "k"]
-    assert [letter.key for letter in on.store.list_dead_letters(limit=1)] == ["l"]
+    assert [letter.key for letter in on.store.inspect.dead_letters()] == ["l", "k"]
+    assert [letter.key for letter in on.store.inspect.dead_letters(limit=1)] == ["l"]
 
 
 def test_a_message_that_was_buried_is_stored_when_it_can_be(on: Setting) -> None:
     on.store.bury_event(on.epoch, on.fired(0, key="k"), "a fault that is mended now")
     assert on.put(on.fired(0, key="k", trigger_run_id="later")) == (1, 0)
-    assert len(on.store.list_dead_letters()) == 1
+    assert len(on.store.inspect.dead_letters()) == 1
 
 
 def test_bad_events_that_look_alike_stay_apart(on: Setting) -> None:
@@ -289,7 +289,7 @@ def test_bad_events_that_look_alike_stay_apart(on: Setting) -> None:
     for event in events:
         on.store.bury_event(on.epoch, event, "why")
         on.store.bury_event(on.epoch, event, "why")
-    assert len(on.store.list_dead_letters()) == len(alike)
+    assert len(on.store.inspect.dead_letters()) == len(alike)
 
 
 big_text = st.text(alphabet=st.characters(codec=None), max_size=600)
@@ -312,7 +312,7 @@ def test_the_coordinates_of_any_event_can_be_stored(
 
 def test_a_reason_of_any_kind_is_kept_within_its_limit(on: Setting) -> None:
     on.store.bury_event(on.epoch, on.fired(0), "\0\ud800" + "x" * ERROR_CHARS_MAX)
-    (letter,) = on.store.list_dead_letters()
+    (letter,) = on.store.inspect.dead_letters()
     assert letter.reason == storable_text("\0\ud800" + "x" * ERROR_CHARS_MAX, ERROR_CHARS_MAX)
     assert len(letter.reason) == ERROR_CHARS_MAX
     assert letter.reason.startswith(r"\x00\ud800x")
@@ -323,7 +323,7 @@ def test_what_the_runner_refused_is_recorded_once_with_its_head(on: Setting, que
     for _ in range(2):
         result = on.store.store_slice(on.epoch, refused=[*refused, refused[0]])
         assert result == StoredSlice(stored=0, redelivered=0, failure_counts={})
-    second, first = on.store.list_dead_letters()
+    second, first = on.store.inspect.dead_letters()
     assert (first.key, first.payload_kept, first.payload_head, first.payload_bytes) == ("k", False, b"head", 5_000_000)
     assert (len(second.payload_head), len(second.reason)) == (REFUSED_HEAD_BYTES_MAX, ERROR_CHARS_MAX)
     assert [row["payload"] for row in query("SELECT payload FROM dead_letter")] == [None, None]
@@ -332,7 +332,7 @@ def test_what_the_runner_refused_is_recorded_once_with_its_head(on: Setting, que
 @pytest.mark.parametrize("fields", BAD.values(), ids=BAD.keys())
 def test_a_refused_event_is_recorded_however_bad_it_is(on: Setting, fields: dict[str, Any]) -> None:
     on.store.store_slice(on.epoch, refused=[on.refused(0, **fields), on.refused(9, payload_bytes=2**64 - 1)])
-    assert len(on.store.list_dead_letters()) == 2
+    assert len(on.store.inspect.dead_letters()) == 2
 
 
 @pytest.mark.parametrize("again", [{"trigger_run_id": "run"}, {"trigger_run_id": "later"}])
@@ -341,7 +341,7 @@ def test_a_payload_that_comes_after_its_head_was_recorded_is_kept(
 ) -> None:
     on.store.store_slice(on.epoch, refused=[on.refused(0, key="k"), on.refused(1, key="other")])
     on.store.bury_event(on.epoch, on.fired(0, key="k", **again), "why")
-    other, letter = on.store.list_dead_letters()
+    other, letter = on.store.inspect.dead_letters()
     assert (letter.payload_kept, letter.payload_bytes, letter.reason) == (True, 9, "why")
     assert other.payload_kept is False
     on.store.bury_event(on.epoch, on.fired(0, key="k", payload=b"changed", **again), "another")
@@ -362,12 +362,12 @@ def test_a_run_that_returned_finishes_its_trigger_and_marks_its_last_event(on: S
     for _ in range(2):
         result = on.store.store_slice(on.epoch, events=[on.fired(1)], finished=[finished])
         assert result.failure_counts == {}
-    assert [(row.trigger_run_id, row.sequence_index, row.is_last) for row in on.store.list_events()] == [
+    assert [(row.trigger_run_id, row.sequence_index, row.is_last) for row in on.store.inspect.events()] == [
         ("run", 0, False),
         ("another", 1, False),
         ("run", 1, True),
     ]
-    (row,) = on.store.list_triggers()
+    (row,) = on.store.inspect.triggers()
     assert row.finished_at is not None
     assert row.failure_count == 0
     assert on.store.claimed_triggers(on.epoch) == []
@@ -378,40 +378,40 @@ def test_a_run_that_returned_finishes_its_trigger_and_marks_its_last_event(on: S
 def test_a_failure_is_counted_once_however_often_it_is_reported(on: Setting) -> None:
     assert on.end("failed", error="ValueError: x", traceback="Traceback\nValueError: x") == {on.trigger_id: 1}
     assert on.end("failed", error="ValueError: x") == {on.trigger_id: 1}
-    (row,) = on.store.list_triggers()
+    (row,) = on.store.inspect.triggers()
     assert (row.failure_count, row.last_error) == (1, "ValueError: x\n\nTraceback\nValueError: x")
     assert row.last_failed_at is not None
     assert row.finished_at is None
     assert on.end("failed", trigger_run_id="next", error="KeyError: y") == {on.trigger_id: 2}
-    assert on.store.list_watchers()[0].last_error == "KeyError: y"
+    assert on.store.inspect.watchers()[0].last_error == "KeyError: y"
     (claimed,) = on.store.claimed_triggers(on.epoch)
     assert claimed.failure_count == 2
 
 
 def test_an_error_of_any_kind_is_kept_within_its_limit(on: Setting) -> None:
     assert on.end("failed", error="\0\ud800", traceback="x" * ERROR_CHARS_MAX) == {on.trigger_id: 1}
-    last_error = on.store.list_triggers()[0].last_error
+    last_error = on.store.inspect.triggers()[0].last_error
     assert last_error is not None
     assert last_error.startswith("\\x00\\ud800\n\nxxx")
     assert len(last_error) == ERROR_CHARS_MAX
 
 
 def test_a_cancelled_run_changes_nothing(on: Setting) -> None:
-    before = on.store.list_triggers()
+    before = on.store.inspect.triggers()
     assert on.end("cancelled", reason="user") == {}
-    assert on.store.list_triggers() == before
+    assert on.store.inspect.triggers() == before
 
 
 @pytest.mark.parametrize("outcome", ["returned", "failed"])
 def test_the_end_of_a_run_does_not_touch_a_trigger_of_another(on: Setting, outcome: str) -> None:
     other = make_setting(on.store, "other")
-    before = on.store.list_triggers()
+    before = on.store.inspect.triggers()
     assert other.end(outcome, trigger_id=on.trigger_id, error="x") == {}
-    assert on.store.list_triggers() == before
+    assert on.store.inspect.triggers() == before
     on.store.release_triggers(on.epoch, [on.trigger_id])
-    before = on.store.list_triggers()
+    before = on.store.inspect.triggers()
     assert on.end(outcome, error="x") == {}
-    assert on.store.list_triggers() == before
+    assert on.store.inspect.triggers() == before
 
 
 def test_many_runs_may_end_in_one_slice(on: Setting) -> None:
@@ -426,7 +426,7 @@ def test_many_runs_may_end_in_one_slice(on: Setting) -> None:
     ]
     result = on.store.store_slice(on.epoch, finished=[*finished, *finished])
     assert result.failure_counts == {everyone[1].trigger_id: 1, everyone[3].trigger_id: 1}
-    assert [row.finished_at is None for row in on.store.list_triggers()] == [False, True, False, True]
+    assert [row.finished_at is None for row in on.store.inspect.triggers()] == [False, True, False, True]
 
 
 # --- the last event ------------------------------------------------------------------------------

@@ -123,11 +123,11 @@ def test_all_triggerers_are_listed_newest_first(store: Store) -> None:
     one, two, three = register(store), register(store), register(store)
     store.fence_triggerers(one, dead=[two])
     store.release_triggerer(three)
-    rows = store.list_triggerers()
+    rows = store.inspect.triggerers()
     assert [row.id for row in rows] == [three, two, one]
     assert rows[0].stopped_at is not None
     assert rows[1].fenced_at is not None
-    assert [row.id for row in store.list_triggerers(limit=2)] == [three, two]
+    assert [row.id for row in store.inspect.triggerers(limit=2)] == [three, two]
 
 
 # --- fencing -------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_an_epoch_that_ended_writes_nothing_more(store: Store) -> None:
         if name != "release_triggerer":
             with pytest.raises(LeaseLost):
                 call()
-    assert list(store.list_events()) == []
+    assert list(store.inspect.events()) == []
 
 
 @pytest.fixture

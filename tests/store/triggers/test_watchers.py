@@ -14,7 +14,7 @@ from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import decode_value
 from headgate.store import errors
 from headgate.store.errors import BadName, NoSuchWatcher, StoreError, WatcherExists
-from headgate.store.inspect import reading
+from headgate.store.inspect import event_log
 from headgate.store.store import Store
 from headgate.store.triggers.watchers import CLASSPATH_CHARS_MAX, NAME_CHARS_MAX
 
@@ -33,14 +33,14 @@ def test_a_watcher_is_listed_with_its_trigger(open_store: OpenStore) -> None:
     store = open_store(clock=lambda: now)
     second = store.add_watcher("b", "pkg.mod.Cls", {}, queue="fast", asset="orders")
     first = store.add_watcher("a", "pkg.mod.Cls", {})
-    rows = store.list_watchers()
+    rows = store.inspect.watchers()
     assert [(row.name, row.trigger_id, row.asset, row.queue) for row in rows] == [
         ("a", first, None, "default"),
         ("b", second, "orders", "fast"),
     ]
     assert rows[0].classpath == "pkg.mod.Cls"
     assert rows[0].created_date == now
-    assert [(row.id, row.name, row.created_date) for row in store.list_triggers()] == [
+    assert [(row.id, row.name, row.created_date) for row in store.inspect.triggers()] == [
         (second, "b", now),
         (first, "a", now),
     ]
@@ -57,8 +57,8 @@ def test_a_name_is_free_again_once_its_watcher_is_removed(store: Store) -> None:
     with pytest.raises(WatcherExists, match="'a'"):
         store.add_watcher("a", "c.D", {}, asset="new")
     store.remove_watcher("a")
-    assert store.list_watchers() == []
-    assert store.list_triggers() == []
+    assert store.inspect.watchers() == []
+    assert store.inspect.triggers() == []
     second = store.add_watcher("a", "c.D", {})
     assert second > first
     store.remove_watcher("a")
@@ -100,7 +100,7 @@ def test_names_that_cannot_be_stored_or_shown_are_refused(store: Store, name: st
         store.add_watcher("w", "a.B", {}, asset=name)
     with pytest.raises(BadName, match="the queue"):
         store.add_watcher("w", "a.B", {}, queue=name)
-    assert store.list_watchers() == []
+    assert store.inspect.watchers() == []
 
 
 def test_other_bad_names_are_refused(store: Store) -> None:
@@ -115,14 +115,14 @@ def test_other_bad_names_are_refused(store: Store) -> None:
 @pytest.mark.parametrize("name", ["x" * NAME_CHARS_MAX, "\U0001f9ff" * NAME_CHARS_MAX, "a b", "Ünïcode", "%s", "'; --"])
 def test_all_other_names_are_fine(store: Store, name: str) -> None:
     store.add_watcher(name, "a.B", {}, queue=name, asset=name)
-    assert [(row.name, row.queue, row.asset) for row in store.list_watchers()] == [(name, name, name)]
+    assert [(row.name, row.queue, row.asset) for row in store.inspect.watchers()] == [(name, name, name)]
     store.remove_watcher(name)
 
 
 def test_kwargs_without_a_form_on_the_wire_are_refused_naming_their_path(store: Store) -> None:
     with pytest.raises(ValueNotSerializable, match="callback"):
         store.add_watcher("w", "a.B", {"callback": print})
-    assert store.list_watchers() == []
+    assert store.inspect.watchers() == []
 
 
 def test_kwargs_come_back_as_they_were_given(store: Store) -> None:
@@ -162,7 +162,7 @@ def test_events_are_listed_in_the_order_they_were_fired(open_store: OpenStore) -
         FiredEvent(trigger_id, "run", 1, 8, b"", is_last=True),
     ]
     store.store_slice(epoch, events=events)
-    first, second = store.list_events()
+    first, second = store.inspect.events()
     assert (first.watcher, first.trigger_id, first.trigger_run_id, first.sequence_index) == ("w", trigger_id, "run", 0)
     assert (first.key, first.position, first.kind, first.payload) == ("k", 2, "success", b"\0\xff")
     assert (first.is_last, first.stored_at, first.redelivered) == (False, now, 0)
@@ -173,27 +173,27 @@ def test_events_are_listed_in_the_order_they_were_fired(open_store: OpenStore) -
 def test_a_list_of_events_goes_on_where_it_was_told_and_ends_at_its_limit(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "EVENTS_PER_BATCH_MAX", 3)
+    monkeypatch.setattr(event_log, "EVENTS_PER_BATCH_MAX", 3)
     epoch, trigger_id = register(store), store.add_watcher("w", "a.B", {})
     for count, run in ((6, "a"), (5, "b")):  # at a batch's end, and within one
         fire(store, epoch, trigger_id, count, run=run)
-    ids = [row.id for row in store.list_events()]
+    ids = [row.id for row in store.inspect.events()]
     assert len(ids) == 11
     assert ids == sorted(set(ids))
     for limit in (0, 1, 3, 4, 6, 11, 12):
-        assert [row.id for row in store.list_events(limit=limit)] == ids[:limit]
-    assert [row.id for row in store.list_events(after_id=ids[4], limit=3)] == ids[5:8]
-    assert list(store.list_events(after_id=ids[-1])) == []
+        assert [row.id for row in store.inspect.events(limit=limit)] == ids[:limit]
+    assert [row.id for row in store.inspect.events(after_id=ids[4], limit=3)] == ids[5:8]
+    assert list(store.inspect.events(after_id=ids[-1])) == []
 
 
 def test_a_list_of_events_is_read_as_it_is_needed_and_holds_no_transaction(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "EVENTS_PER_BATCH_MAX", 2)
+    monkeypatch.setattr(event_log, "EVENTS_PER_BATCH_MAX", 2)
     store, other = open_store(), open_store()
     epoch, trigger_id = register(store), store.add_watcher("w", "a.B", {})
     fire(store, epoch, trigger_id, 3)
-    rows = store.list_events()
+    rows = store.inspect.events()
     assert next(rows).payload == b"0"
     fire(other, epoch, trigger_id, 2, run="later")
     store.heartbeat(epoch)
@@ -208,10 +208,10 @@ def test_events_are_listed_by_watcher_removed_ones_included(store: Store) -> Non
     store.remove_watcher("one")
     again = store.add_watcher("one", "a.B", {})
     fire(store, epoch, again, 1, run="r3")
-    assert [row.trigger_id for row in store.list_events(watcher="one")] == [one, again]
-    assert [row.trigger_id for row in store.list_events(watcher="two", limit=1)] == [two]
+    assert [row.trigger_id for row in store.inspect.events(watcher="one")] == [one, again]
+    assert [row.trigger_id for row in store.inspect.events(watcher="two", limit=1)] == [two]
     with pytest.raises(NoSuchWatcher):
-        store.list_events(watcher="three")
+        store.inspect.events(watcher="three")
 
 
 def test_every_error_of_the_store_has_one_base() -> None:

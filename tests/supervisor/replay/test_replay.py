@@ -122,7 +122,7 @@ def test_a_log_with_a_bit_of_everything_replays_clean(live: Live) -> None:
     a_bit_of_everything(live)
     result = assert_clean(live.files())
     assert (result.sittings, result.runners) == (2, 4)
-    rows = list(live.store.list_events())
+    rows = list(live.store.inspect.events())
     assert result.rows == len(rows)
     assert result.redelivered == sum(row.redelivered for row in rows) > 0
     assert result.dead_letters == 1
@@ -431,8 +431,8 @@ def test_until_stops_behind_a_frame_with_the_database_as_it_was_then(live: Live,
         assert result.is_clean
         assert result.frames == 7
     with Store(open_engine(url), secrets=live.store.database.secrets) as kept:
-        assert [row.sequence_index for row in kept.list_events()] == [0, 1]
-        assert [row.name for row in kept.list_watchers()] == ["one"]
+        assert [row.sequence_index for row in kept.inspect.events()] == [0, 1]
+        assert [row.name for row in kept.inspect.watchers()] == ["one"]
     with pytest.raises(DatabaseNotFresh, match="is not empty"), open_replay_store(url):
         pass
 

@@ -51,7 +51,7 @@ def list_dags(
     as_json: JsonOption = False,
 ) -> None:
     """List the DAGs by name, and the files that cannot be parsed."""
-    from headgate.store.inspect.inspecting import LIST_DAGS_MAX, DagLine
+    from headgate.store.inspect.dags import LIST_DAGS_MAX, DagLine
 
     with invocation(ctx).store() as store:
         lines = store.inspect.dags(is_paused=paused, limit=LIST_DAGS_MAX if everything else limit)

@@ -55,7 +55,7 @@ def list_events(
     # A table asks for one row more than it shows, so that it can say that there are more.
     rows_max = limit if as_json else min(limit or ROWS_SHOWN_MAX + 1, ROWS_SHOWN_MAX + 1)
     with invocation(ctx).store() as store:
-        events = store.list_events(watcher=watcher, limit=rows_max)
+        events = store.inspect.events(watcher=watcher, limit=rows_max)
         rows = (fields(event, EVENT_COLUMNS) | {"payload": payload(event.payload)} for event in events)
         if as_json:
             print_json_lines(rows)
@@ -69,7 +69,7 @@ def list_dead_letters(
 ) -> None:
     """List the dead letters, the newest first: events that the database or the runner refused, and why."""
     with invocation(ctx).store() as store:
-        letters = store.list_dead_letters() if limit is None else store.list_dead_letters(limit)
+        letters = store.inspect.dead_letters() if limit is None else store.inspect.dead_letters(limit)
     print_structs(letters, _DEAD_LETTERS_SHOWN, as_json=as_json, wide=wide, payload_columns=("payload_head",))
 
 
@@ -79,5 +79,5 @@ def list_triggerers(
 ) -> None:
     """List the supervisors, the newest first: their latest heartbeats, and how many triggers and tasks each has."""
     with invocation(ctx).store() as store:
-        leases = store.list_triggerers() if limit is None else store.list_triggerers(limit)
+        leases = store.inspect.triggerers() if limit is None else store.inspect.triggerers(limit)
     print_structs(leases, _TRIGGERERS_SHOWN, as_json=as_json, wide=wide)

@@ -61,7 +61,7 @@ def list_runs(
     as_json: JsonOption = False,
 ) -> None:
     """List runs, the newest first."""
-    from headgate.store.inspect.inspecting import RunLine
+    from headgate.store.inspect.dags import RunLine
 
     with invocation(ctx).store() as store:
         states = [one.value for one in state or ()]

@@ -44,7 +44,7 @@ def list_triggers(
     as_json: JsonOption = False,
 ) -> None:
     """List the triggers: the task or watcher of each, the supervisor that runs it, its failures and its last error."""
-    from headgate.store.inspect.inspecting_triggers import TriggerLine
+    from headgate.store.inspect.triggers import TriggerLine
 
     with invocation(ctx).store() as store:
         page = partial(store.inspect.triggers, with_ended=ended, queue=queue)

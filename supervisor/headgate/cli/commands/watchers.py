@@ -55,7 +55,7 @@ def remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The wat
 def list_watchers(ctx: typer.Context, wide: WideOption = False, as_json: JsonOption = False) -> None:
     """List the watchers."""
     with invocation(ctx).store() as store:
-        print_structs(store.list_watchers(), _SHOWN, as_json=as_json, wide=wide)
+        print_structs(store.inspect.watchers(), _SHOWN, as_json=as_json, wide=wide)
 
 
 def check_classpath(classpath: str) -> None:

@@ -1,7 +1,7 @@
-"""What `headgate.scheduling.why` has to know, read in one transaction: all that it says was so at one moment.
+"""The facts that `headgate.scheduling.why` explains, read in one transaction.
 
-On PostgreSQL a transaction of several statements sees what others commit in between; the reader of a "why" does not
-mind, because what changed is what it then says.
+On PostgreSQL a transaction of several statements sees what others commit in between. That does no harm here: the answer
+then speaks of the change.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import and_, func, or_, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.why import Pool, RunStands, StoredEvent, Supervisor, SupervisorStands, TaskFacts, TriggerFacts
+from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
-from headgate.store.inspect import inspecting
-from headgate.store.inspect.inspecting import TaskRef
+from headgate.store.inspect import dags
+from headgate.store.inspect.dags import TaskRef
 from headgate.store.tables import (
     asset_watcher,
     dag,
@@ -41,23 +42,24 @@ _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 # --- supervisors ---------------------------------------------------------------------------------
 
 
-def supervisors(connection: Connection, now: datetime, *, silence_max_s: float) -> list[Supervisor]:
+def supervisors(tx: Tx, *, silence_max_s: float) -> list[Supervisor]:
     """Return those that neither ended nor were fenced, newest first."""
-    living = and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
-    rows = connection.execute(select(triggerer).where(living).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX))
-    return [_supervisor(connection, now, row, silence_max_s) for row in rows.all()]
+    rows = tx.connection.execute(
+        select(triggerer).where(is_alive()).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX)
+    )
+    return [_supervisor(tx, row, silence_max_s) for row in rows.all()]
 
 
-def supervisor(connection: Connection, now: datetime, epoch: int | None, *, silence_max_s: float) -> Supervisor | None:
+def supervisor(tx: Tx, epoch: int | None, *, silence_max_s: float) -> Supervisor | None:
     """Return the supervisor of an epoch; None where there is none."""
     if epoch is None:
         return None
-    row = connection.execute(select(triggerer).where(triggerer.c.id == epoch)).first()
-    return None if row is None else _supervisor(connection, now, row, silence_max_s)
+    row = tx.connection.execute(select(triggerer).where(triggerer.c.id == epoch)).first()
+    return None if row is None else _supervisor(tx, row, silence_max_s)
 
 
-def _supervisor(connection: Connection, now: datetime, row: Any, silence_max_s: float) -> Supervisor:
-    age_s = (now - row.latest_heartbeat).total_seconds()
+def _supervisor(tx: Tx, row: Any, silence_max_s: float) -> Supervisor:
+    age_s = (tx.now - row.latest_heartbeat).total_seconds()
     stands: SupervisorStands = "alive" if age_s <= silence_max_s else "silent"
     if row.stopped_at is not None:
         stands = "ended"
@@ -74,24 +76,24 @@ def _supervisor(connection: Connection, now: datetime, row: Any, silence_max_s: 
         capacity=row.capacity,
         queues=tuple(queue for queue in row.queues.split(",") if queue),
         workers=row.workers,
-        open_triggers=connection.execute(triggers).scalar_one(),
-        tasks=connection.execute(tasks).scalar_one(),
+        open_triggers=tx.connection.execute(triggers).scalar_one(),
+        tasks=tx.connection.execute(tasks).scalar_one(),
     )
 
 
 # --- triggers ------------------------------------------------------------------------------------
 
 
-def trigger_facts(connection: Connection, now: datetime, trigger_id: int, *, silence_max_s: float) -> TriggerFacts:
+def trigger_facts(tx: Tx, trigger_id: int, *, silence_max_s: float) -> TriggerFacts:
     """Return the facts about a trigger. Raises `NoSuchRow`."""
-    row = connection.execute(
+    row = tx.connection.execute(
         select(trigger, asset_watcher.c.name.label("watcher"))
         .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
         .where(trigger.c.id == trigger_id)
     ).first()
     if row is None:
         raise NoSuchRow("trigger", str(trigger_id))
-    task = connection.execute(
+    task = tx.connection.execute(
         select(dag.c.name, dag_run.c.run_id, _C.task_id)
         .select_from(task_instance.join(dag_run).join(dag))
         .where(_C.trigger_id == trigger_id)
@@ -100,28 +102,28 @@ def trigger_facts(connection: Connection, now: datetime, trigger_id: int, *, sil
         id=row.id,
         classpath=row.classpath,
         queue=row.queue,
-        age_s=_ago(now, row.created_date) or 0.0,
-        owner=supervisor(connection, now, row.triggerer_id, silence_max_s=silence_max_s),
+        age_s=_ago(tx.now, row.created_date) or 0.0,
+        owner=supervisor(tx, row.triggerer_id, silence_max_s=silence_max_s),
         watcher=row.watcher,
-        task=None if task is None else (task[0], task[1], task[2]),
+        task=None if task is None else (task.name, task.run_id, task.task_id),
         failure_count=row.failure_count,
         last_error=row.last_error,
-        last_failed_age_s=_ago(now, row.last_failed_at),
-        finished_age_s=_ago(now, row.finished_at),
-        removed_age_s=_ago(now, row.removed_at),
-        newest_event=_newest_event(connection, now, trigger_id),
+        last_failed_age_s=_ago(tx.now, row.last_failed_at),
+        finished_age_s=_ago(tx.now, row.finished_at),
+        removed_age_s=_ago(tx.now, row.removed_at),
+        newest_event=_newest_event(tx, trigger_id),
     )
 
 
-def _newest_event(connection: Connection, now: datetime, trigger_id: int) -> StoredEvent | None:
-    row = connection.execute(
-        select(trigger_event.c.id, trigger_event.c.stored_at, redelivery.c.count)
+def _newest_event(tx: Tx, trigger_id: int) -> StoredEvent | None:
+    row = tx.connection.execute(
+        select(trigger_event.c.id, trigger_event.c.stored_at, redelivery.c.count.label("redelivered"))
         .select_from(trigger_event.outerjoin(redelivery))
         .where(trigger_event.c.trigger_id == trigger_id)
         .order_by(trigger_event.c.id.desc())
         .limit(1)
     ).first()
-    return None if row is None else StoredEvent(row[0], _ago(now, row[1]) or 0.0, row[2] or 0)
+    return None if row is None else StoredEvent(row.id, _ago(tx.now, row.stored_at) or 0.0, row.redelivered or 0)
 
 
 def _ago(now: datetime, then: datetime | None) -> float | None:
@@ -135,13 +137,13 @@ def _until(now: datetime, then: datetime | None) -> float | None:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-def task_facts(connection: Connection, now: datetime, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
+def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
     """Return the facts about a task."""
-    row = connection.execute(
+    row = tx.connection.execute(
         select(
             task_instance,
             *(dag.c.id.label("dag_id"), dag.c.spec, dag.c.is_paused, dag.c.max_active_runs, dag.c.removed_at),
-            *(import_error.c.error.label("import_error"), inspecting.RUN_STATE.label("run_state")),
+            *(import_error.c.error.label("import_error"), dags.RUN_STATE.label("run_state")),
         )
         .select_from(task_instance.join(dag_run).join(dag).outerjoin(import_error, import_error.c.file == dag.c.file))
         .where(_C.id == task.id)
@@ -149,42 +151,42 @@ def task_facts(connection: Connection, now: datetime, task: TaskRef, *, silence_
     state = TaskState(row.state)
     spec, unreadable = None, None
     try:
-        spec = inspecting.task_spec(task.dag, row.spec, task.task_id)
+        spec = dags.task_spec(task.dag, row.spec, task.task_id)
     except SpecUnreadable as error:
         unreadable = str(error)
     upstream = () if spec is None else spec.upstream
-    states = inspecting.states_of(connection, task.dag_run_id, upstream)
+    states = dags.states_of(tx, task.dag_run_id, upstream)
     waits_for = None
     if row.trigger_id is not None:
-        waits_for = trigger_facts(connection, now, row.trigger_id, silence_max_s=silence_max_s)
+        waits_for = trigger_facts(tx, row.trigger_id, silence_max_s=silence_max_s)
     return TaskFacts(
         dag=task.dag,
         run_id=task.run_id,
         task_id=task.task_id,
         state=state,
-        pool=_pool(connection, row.pool),
+        pool=_pool(tx, row.pool),
         run_state=_run_stands(row),
         try_number=row.try_number,
         tries_max=row.tries_max,
-        since_s=_ago(now, _since(row, state)) if waits_for is None else waits_for.age_s,
+        since_s=_ago(tx.now, _since(row, state)) if waits_for is None else waits_for.age_s,
         is_paused=bool(row.is_paused),
         is_dag_removed=row.removed_at is not None,
         is_in_dag=spec is not None,
         unreadable=unreadable,
         import_error=row.import_error,
         max_active_runs=row.max_active_runs,
-        other_runs=_other_runs(connection, row.dag_id, task.dag_run_id),
+        other_runs=_other_runs(tx, row.dag_id, task.dag_run_id),
         trigger_rule="all_success" if spec is None else spec.trigger_rule,
         upstream=tuple((name, states.get(name, TaskState.NONE)) for name in upstream),
         queue=row.queue,
         pool_slots=row.pool_slots,
-        ahead=_ahead(connection, row) if state is TaskState.SCHEDULED else 0,
-        owner=supervisor(connection, now, row.triggerer_id, silence_max_s=silence_max_s),
+        ahead=_ahead(tx, row) if state is TaskState.SCHEDULED else 0,
+        owner=supervisor(tx, row.triggerer_id, silence_max_s=silence_max_s),
         trigger=waits_for,
         next_method=row.next_method,
-        retry_in_s=_until(now, row.retry_at),
-        timeout_in_s=_until(now, row.trigger_timeout),
-        deadline_in_s=_until(now, row.deadline),
+        retry_in_s=_until(tx.now, row.retry_at),
+        timeout_in_s=_until(tx.now, row.trigger_timeout),
+        deadline_in_s=_until(tx.now, row.deadline),
         last_error=row.last_error,
     )
 
@@ -209,31 +211,31 @@ def _since(row: Any, state: TaskState) -> datetime | None:
     return found
 
 
-def _other_runs(connection: Connection, dag_id: int, dag_run_id: int) -> tuple[str, ...]:
+def _other_runs(tx: Tx, dag_id: int, dag_run_id: int) -> tuple[str, ...]:
     active = select(dag_run.c.run_id).where(
         dag_run.c.dag_id == dag_id,
         dag_run.c.ended_at.is_(None),
         dag_run.c.started_at.is_not(None),
         dag_run.c.id != dag_run_id,
     )
-    return tuple(connection.execute(active.order_by(dag_run.c.id).limit(OTHER_RUNS_MAX)).scalars())
+    return tuple(tx.connection.execute(active.order_by(dag_run.c.id).limit(OTHER_RUNS_MAX)).scalars())
 
 
-def _pool(connection: Connection, name: str) -> Pool:
-    slots = connection.execute(select(pool.c.slots).where(pool.c.name == name)).scalar_one_or_none()
+def _pool(tx: Tx, name: str) -> Pool:
+    slots = tx.connection.execute(select(pool.c.slots).where(pool.c.name == name)).scalar_one_or_none()
     holds = and_(_C.pool == name, _C.triggerer_id.is_not(None))
-    used = connection.execute(select(func.coalesce(func.sum(_C.pool_slots), 0)).where(holds)).scalar_one()
-    holders: Sequence[Any] = connection.execute(
+    used = tx.connection.execute(select(func.coalesce(func.sum(_C.pool_slots), 0)).where(holds)).scalar_one()
+    holders: Sequence[Any] = tx.connection.execute(
         select(dag.c.name, dag_run.c.run_id, _C.task_id, _C.pool_slots)
         .select_from(task_instance.join(dag_run).join(dag))
         .where(holds)
         .order_by(_C.pool_slots.desc(), _C.id)
         .limit(HOLDERS_MAX)
     ).all()
-    return Pool(name, slots, int(used), tuple((row[0], row[1], row[2], row[3]) for row in holders))
+    return Pool(name, slots, int(used), tuple((row.name, row.run_id, row.task_id, row.pool_slots) for row in holders))
 
 
-def _ahead(connection: Connection, row: Any) -> int:
+def _ahead(tx: Tx, row: Any) -> int:
     """Count the scheduled tasks of the pool that come before: as `headgate.store.tasks.dispatch.fit` orders them."""
     is_resumed = row.next_method is not None
     before_it = or_(
@@ -245,4 +247,4 @@ def _ahead(connection: Connection, row: Any) -> int:
         .select_from(task_instance.join(dag_run).join(dag))
         .where(task_rows.is_in(TaskState.SCHEDULED), _C.pool == row.pool, dag.c.is_paused.is_(False), before)
     )
-    return int(connection.execute(statement.where(_C.id != row.id)).scalar_one())
+    return int(tx.connection.execute(statement.where(_C.id != row.id)).scalar_one())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.protocol.messages.runner import KEY_CHARS_MAX, FiredEvent
-from headgate.store.inspect.reading import EventRow
+from headgate.store.inspect.event_log import EventRow
 from headgate.supervisor.replay.database import ReplayStore
 
 
@@ -37,7 +37,9 @@ class Rows:
         reported, self._reported = self._reported, []
         if not reported:
             return None
-        new = {(row.trigger_run_id, row.sequence_index): row for row in self._store.list_events(after_id=self._last_id)}
+        new = {
+            (row.trigger_run_id, row.sequence_index): row for row in self._store.inspect.events(after_id=self._last_id)
+        }
         self._last_id = max((row.id for row in new.values()), default=self._last_id)
         for event in reported:
             problem = self._account(event, new)
@@ -74,7 +76,7 @@ class Rows:
     def check_totals(self) -> str | None:
         """Compare the numbers of rows and of redeliveries with what was counted here; say what is wrong."""
         rows = redelivered = 0
-        for row in self._store.list_events():
+        for row in self._store.inspect.events():
             rows += 1
             redelivered += row.redelivered
         if rows != self.stored:

@@ -1,0 +1,115 @@
+"""The event log and the dead letters as people and programs look at them, without the whole table in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import and_, func, select
+
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs, reading
+from headgate.store.errors import NoSuchWatcher
+from headgate.store.inspect.dags import NEWEST_SHOWN
+from headgate.store.tables import asset_watcher, dead_letter, redelivery, trigger_event
+
+EVENTS_PER_BATCH_MAX = 100  # each may hold a payload of 1 MiB, so this is about what a reader may need of memory
+
+
+class EventRow(msgspec.Struct, frozen=True):
+    """One stored event, its payload encoded by `headgate.protocol.values`; ``redelivered``: how often it came again."""
+
+    id: int
+    watcher: str | None
+    trigger_id: int
+    trigger_run_id: str
+    sequence_index: int
+    key: str | None
+    payload: bytes
+    is_last: bool
+    stored_at: datetime
+    kind: str
+    position: int
+    redelivered: int
+
+
+class DeadLetterRow(msgspec.Struct, frozen=True):
+    """One event that could not be stored, and why. ``payload_head`` is the beginning of its payload."""
+
+    id: int
+    watcher: str | None
+    trigger_id: int
+    trigger_run_id: str
+    sequence_index: int
+    key: str | None
+    position: int
+    payload_head: bytes
+    payload_bytes: int
+    payload_kept: bool
+    reason: str
+    stored_at: datetime
+
+
+class EventInspection(Verbs):
+    """The verbs that look at stored events and dead letters."""
+
+    def events(self, *, watcher: str | None = None, limit: int | None = None, after_id: int = 0) -> Iterator[EventRow]:
+        """Iterate over stored events by id, up to ``limit`` of them, a batch at a time, a transaction a batch.
+
+        ``watcher`` means every watcher that has or had this name. Raises `NoSuchWatcher`. Ids grow, but two
+        supervisors on one PostgreSQL may commit out of their order: a reader that follows the log by
+        ``after_id`` has to look back a little.
+        """
+        if watcher is not None and not self._is_or_was_watcher(watcher):
+            raise NoSuchWatcher(watcher)
+        return self._iterate_events(watcher, limit, after_id)
+
+    def _iterate_events(self, watcher: str | None, limit: int | None, after_id: int) -> Iterator[EventRow]:
+        left = limit
+        while left is None or left > 0:
+            size = EVENTS_PER_BATCH_MAX if left is None else min(left, EVENTS_PER_BATCH_MAX)
+            batch = self._batch(watcher, after_id, size)
+            yield from batch
+            if len(batch) < size:
+                return
+            after_id = batch[-1].id
+            left = None if left is None else left - len(batch)
+
+    @reading
+    def _is_or_was_watcher(self, tx: Tx, name: str) -> bool:
+        named = select(asset_watcher.c.id).where(asset_watcher.c.name == name).limit(1)
+        return tx.connection.execute(named).first() is not None
+
+    @reading
+    def _batch(self, tx: Tx, watcher: str | None, after_id: int, limit: int) -> list[EventRow]:
+        which = trigger_event.c.id > after_id
+        if watcher is not None:
+            which = and_(which, asset_watcher.c.name == watcher)
+        watched = trigger_event.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger_event.c.trigger_id)
+        statement = (
+            select(
+                *(trigger_event.c.id, asset_watcher.c.name.label("watcher"), trigger_event.c.trigger_id),
+                *(trigger_event.c.trigger_run_id, trigger_event.c.sequence_index, trigger_event.c.key),
+                *(trigger_event.c.payload, trigger_event.c.is_last, trigger_event.c.stored_at),
+                *(trigger_event.c.kind, trigger_event.c.position),
+                func.coalesce(redelivery.c.count, 0).label("redelivered"),
+            )
+            .select_from(watched.outerjoin(redelivery))
+            .where(which)
+            .order_by(trigger_event.c.id)
+            .limit(limit)
+        )
+        return [EventRow(**row._mapping) for row in tx.connection.execute(statement)]
+
+    @reading
+    def dead_letters(self, tx: Tx, limit: int = NEWEST_SHOWN) -> list[DeadLetterRow]:
+        """Return the newest dead letters, newest first."""
+        columns = [dead_letter.c[name] for name in DeadLetterRow.__struct_fields__ if name != "watcher"]
+        statement = (
+            select(asset_watcher.c.name.label("watcher"), *columns)
+            .select_from(dead_letter.outerjoin(asset_watcher, asset_watcher.c.trigger_id == dead_letter.c.trigger_id))
+            .order_by(dead_letter.c.id.desc())
+            .limit(limit)
+        )
+        return [DeadLetterRow(**row._mapping) for row in tx.connection.execute(statement)]

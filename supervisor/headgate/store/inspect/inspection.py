@@ -1,0 +1,40 @@
+"""`Inspection`: the verbs by which people look at the database. They write nothing; a store has them as ``inspect``.
+
+`headgate.store.store.Store` says which errors verbs raise. A name that is not there raises `NoSuchRow`, which holds the
+names that may have been meant. Lists have at most ``limit`` rows, `ROWS_PER_PAGE_MAX` unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from headgate.scheduling import why_tasks, why_triggers
+from headgate.scheduling.why import Answer
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import reading
+from headgate.store.inspect import why_facts
+from headgate.store.inspect.dags import DagInspection, TaskRef
+from headgate.store.inspect.event_log import EventInspection
+from headgate.store.inspect.triggers import TriggerInspection
+from headgate.store.triggers.leases import SILENCE_MAX_S
+
+
+class Inspection(DagInspection, TriggerInspection, EventInspection):
+    """All verbs that look, with those that explain."""
+
+    @reading
+    def now(self, tx: Tx) -> datetime:
+        """Return the time by the database's clock."""
+        return tx.now
+
+    @reading
+    def why_task(self, tx: Tx, task: TaskRef, *, silence_max_s: float = SILENCE_MAX_S) -> Answer:
+        """Explain why a task is in its state, and what happens next."""
+        facts = why_facts.task_facts(tx, task, silence_max_s=silence_max_s)
+        return why_tasks.explain_task(facts, why_facts.supervisors(tx, silence_max_s=silence_max_s))
+
+    @reading
+    def why_trigger(self, tx: Tx, trigger_id: int, *, silence_max_s: float = SILENCE_MAX_S) -> Answer:
+        """Explain the state of a trigger, and what happens next. Raises `NoSuchRow`."""
+        facts = why_facts.trigger_facts(tx, trigger_id, silence_max_s=silence_max_s)
+        return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, silence_max_s=silence_max_s))

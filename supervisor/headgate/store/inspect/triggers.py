@@ -1,0 +1,235 @@
+"""Supervisors, watchers and triggers as people look at them. Nothing here writes."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, and_, func, or_, select
+
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs, reading
+from headgate.store.errors import NoSuchRow
+from headgate.store.inspect.dags import NEWEST_SHOWN, ROWS_PER_PAGE_MAX
+from headgate.store.tables import (
+    asset,
+    asset_watcher,
+    dag,
+    dag_run,
+    redelivery,
+    task_instance,
+    trigger,
+    trigger_event,
+    triggerer,
+)
+from headgate.store.triggers.leases import TriggererRow, triggerer_row
+
+LIST_WATCHERS_MAX = 100_000  # in one list: a hundred supervisors at full capacity
+_PREFIX = "trigger-"  # of the name of a trigger without a watcher, in lists and logs
+
+
+class TriggererLine(TriggererRow, frozen=True):
+    """One lease, with the numbers of its open triggers and tasks."""
+
+    triggers: int = 0
+    tasks: int = 0
+
+
+class WatcherRow(msgspec.Struct, frozen=True):
+    """One watcher that was not removed, with the state of its trigger."""
+
+    id: int
+    name: str
+    asset: str | None
+    trigger_id: int
+    classpath: str
+    queue: str
+    created_date: datetime
+    triggerer_id: int | None
+    failure_count: int
+    last_error: str | None
+    last_failed_at: datetime | None
+    finished_at: datetime | None
+
+
+class TriggerLine(msgspec.Struct, frozen=True):
+    """One trigger. ``name`` is its watcher's, or ``trigger-<id>``.
+
+    ``dag``, ``run_id``, ``task_id`` and ``trigger_timeout`` are those of the task that waits for it.
+    """
+
+    id: int
+    name: str
+    classpath: str
+    created_date: datetime
+    queue: str
+    triggerer_id: int | None
+    failure_count: int
+    last_error: str | None
+    last_failed_at: datetime | None
+    finished_at: datetime | None
+    dag: str | None
+    run_id: str | None
+    task_id: str | None
+    trigger_timeout: datetime | None
+    removed_at: datetime | None
+
+
+class TriggerDetail(msgspec.Struct, frozen=True):
+    """All that is known of a trigger but its kwargs. ``redelivered``: how often stored events came again."""
+
+    line: TriggerLine
+    asset: str | None
+    last_failed_run_id: str | None
+    events: int
+    redelivered: int
+    newest_event_id: int | None
+    newest_event_at: datetime | None
+
+
+_COLUMNS = (
+    *(trigger.c.id, asset_watcher.c.name, trigger.c.classpath, trigger.c.created_date, trigger.c.queue),
+    *(trigger.c.triggerer_id, trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at),
+    *(trigger.c.finished_at, dag.c.name.label("dag"), dag_run.c.run_id, task_instance.c.task_id),
+    *(task_instance.c.trigger_timeout, trigger.c.removed_at),
+)
+_FROM = (
+    trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
+    .outerjoin(task_instance, task_instance.c.trigger_id == trigger.c.id)
+    .outerjoin(dag_run, dag_run.c.id == task_instance.c.dag_run_id)
+    .outerjoin(dag, dag.c.id == dag_run.c.dag_id)
+)
+_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+
+
+def _line(row: Any) -> TriggerLine:
+    fields = {name: row._mapping[name] for name in TriggerLine.__struct_fields__}
+    fields["name"] = fields["name"] or f"{_PREFIX}{row.id}"
+    return TriggerLine(**fields)
+
+
+def _lines(tx: Tx, where: ColumnElement[bool], beyond_id: int, limit: int) -> list[TriggerLine]:
+    statement = (
+        select(*_COLUMNS).select_from(_FROM).where(where, trigger.c.id > beyond_id).order_by(trigger.c.id).limit(limit)
+    )
+    return [_line(row) for row in tx.connection.execute(statement)]
+
+
+class TriggerInspection(Verbs):
+    """The verbs that look at supervisors, watchers and triggers."""
+
+    @reading
+    def triggerers(self, tx: Tx, limit: int = NEWEST_SHOWN) -> list[TriggererLine]:
+        """Return the newest leases, living or not, newest first, with what each has."""
+        triggers = select(func.count()).where(trigger.c.triggerer_id == triggerer.c.id, _OPEN)
+        tasks = select(func.count()).where(task_instance.c.triggerer_id == triggerer.c.id)
+        statement = select(
+            triggerer,
+            triggers.correlate(triggerer).scalar_subquery().label("triggers"),
+            tasks.correlate(triggerer).scalar_subquery().label("tasks"),
+        )
+        lines = []
+        for row in tx.connection.execute(statement.order_by(triggerer.c.id.desc()).limit(limit)):
+            lease = triggerer_row({column.name: row._mapping[column] for column in triggerer.c}, tx.now)
+            lines.append(TriggererLine(**msgspec.structs.asdict(lease), triggers=row.triggers, tasks=row.tasks))
+        return lines
+
+    @reading
+    def watchers(self, tx: Tx) -> list[WatcherRow]:
+        """Return the watchers, by name."""
+        statement = (
+            select(
+                *(asset_watcher.c.id, asset_watcher.c.name, asset.c.name.label("asset"), asset_watcher.c.trigger_id),
+                *(trigger.c.classpath, trigger.c.queue, asset_watcher.c.created_date, trigger.c.triggerer_id),
+                *(trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at, trigger.c.finished_at),
+            )
+            .select_from(asset_watcher.join(trigger).outerjoin(asset))
+            .where(asset_watcher.c.removed_at.is_(None))
+            .order_by(asset_watcher.c.name)
+            .limit(LIST_WATCHERS_MAX)
+        )
+        return [WatcherRow(**row._mapping) for row in tx.connection.execute(statement)]
+
+    @reading
+    def triggers(
+        self,
+        tx: Tx,
+        *,
+        with_ended: bool = False,
+        queue: str | None = None,
+        beyond_id: int = 0,
+        limit: int = ROWS_PER_PAGE_MAX,
+    ) -> list[TriggerLine]:
+        """Return triggers by id: those that are open, and those of watchers that have finished.
+
+        ``with_ended``: all others as well, the removed ones included.
+        """
+        present = and_(asset_watcher.c.id.is_not(None), asset_watcher.c.removed_at.is_(None))
+        where = and_(True) if with_ended else or_(_OPEN, present)
+        if queue is not None:
+            where = and_(where, trigger.c.queue == queue)
+        return _lines(tx, where, beyond_id, limit)
+
+    @reading
+    def orphans(self, tx: Tx, *, limit: int = ROWS_PER_PAGE_MAX) -> list[TriggerLine]:
+        """Return open triggers that neither a watcher nor a task has: `TaskVerbs.remove_orphans` removes them."""
+        is_orphan = and_(asset_watcher.c.id.is_(None), task_instance.c.id.is_(None))
+        return _lines(tx, and_(_OPEN, is_orphan), 0, limit)
+
+    @reading
+    def slow(self, tx: Tx, *, longer_than_s: float, limit: int = ROWS_PER_PAGE_MAX) -> list[TriggerLine]:
+        """Return the open triggers that tasks have waited for longer than this, the oldest first."""
+        is_old = trigger.c.created_date < tx.now - timedelta(seconds=longer_than_s)
+        return _lines(tx, and_(_OPEN, task_instance.c.id.is_not(None), is_old), 0, limit)
+
+    @reading
+    def find_trigger(self, tx: Tx, name: str) -> int:
+        """Return the id of a trigger by its number, by ``trigger-<id>``, or by the name of its watcher.
+
+        Of several watchers that had the name the newest is meant. Raises `NoSuchRow`.
+        """
+        digits = name.removeprefix(_PREFIX)
+        if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+            numbered = select(trigger.c.id).where(trigger.c.id == int(digits))
+            found = tx.connection.execute(numbered).scalar_one_or_none()
+            if found is not None:
+                return int(found)
+        named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == name)
+        found = tx.connection.execute(named.order_by(asset_watcher.c.id.desc()).limit(1)).scalar_one_or_none()
+        if found is None:
+            raise NoSuchRow("trigger or watcher", name)
+        return int(found)
+
+    @reading
+    def trigger(self, tx: Tx, trigger_id: int) -> TriggerDetail:
+        """Return all that is known of a trigger but its kwargs. Raises `NoSuchRow`."""
+        columns = (*_COLUMNS, asset.c.name.label("asset"), trigger.c.last_failed_run_id)
+        from_ = _FROM.outerjoin(asset, asset.c.id == asset_watcher.c.asset_id)
+        row = tx.connection.execute(select(*columns).select_from(from_).where(trigger.c.id == trigger_id)).first()
+        if row is None:
+            raise NoSuchRow("trigger", str(trigger_id))
+        of_it = trigger_event.c.trigger_id == trigger_id
+        events = tx.connection.execute(select(func.count()).where(of_it)).scalar_one()
+        came_again = select(func.coalesce(func.sum(redelivery.c.count), 0)).select_from(redelivery.join(trigger_event))
+        redelivered = tx.connection.execute(came_again.where(of_it)).scalar_one()
+        newest = select(trigger_event.c.id, trigger_event.c.stored_at).where(of_it).order_by(trigger_event.c.id.desc())
+        found = tx.connection.execute(newest.limit(1)).first()
+        return TriggerDetail(
+            line=_line(row),
+            asset=row.asset,
+            last_failed_run_id=row.last_failed_run_id,
+            events=events,
+            redelivered=int(redelivered),
+            newest_event_id=None if found is None else found.id,
+            newest_event_at=None if found is None else found.stored_at,
+        )
+
+    @reading
+    def trigger_kwargs(self, tx: Tx, trigger_id: int) -> bytes:
+        """Return the kwargs of a trigger in clear, encoded. Raises `NoSuchRow` and `BadKey`."""
+        kwargs = select(trigger.c.kwargs).where(trigger.c.id == trigger_id)
+        found = tx.connection.execute(kwargs).scalar_one_or_none()
+        if found is None:
+            raise NoSuchRow("trigger", str(trigger_id))
+        return tx.secrets.decrypt(found)
