@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 import traceback
-import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import structlog
 import trio
+from tests.runner.authors import AUTHORS, publish
 
 from headgate.protocol.messages.runner import RunnerSettings, TriggerSpec
 from headgate.runner.host import Host
@@ -28,7 +28,6 @@ from headgate.triggers.base import BaseTrigger, TriggerEvent
 BLOCKED_AFTER_S = 0.05
 GIVE_UP_S = 20.0  # how long a trigger waits to be named
 
-AUTHORS = types.ModuleType("authors_of_test_watchdog")
 REPORTS: list[dict[str, Any]] = []
 NAMED = threading.Event()
 RUNS_AGAIN = threading.Event()
@@ -44,9 +43,8 @@ def note(_logger: object, method: str, record: structlog.typing.EventDict) -> st
 
 
 @pytest.fixture(autouse=True)
-def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def sink() -> Iterator[None]:
     """Records go to `REPORTS`, and a report that something blocks sets `NAMED`."""
-    monkeypatch.setitem(sys.modules, AUTHORS.__name__, AUTHORS)
     before = structlog.get_config()
     structlog.configure(processors=[note], cache_logger_on_first_use=False)
     REPORTS.clear()
@@ -72,7 +70,7 @@ class Authored(BaseTrigger):
 
 def run_trigger(cls: type[BaseTrigger]) -> list[Any]:
     """Run one trigger under a watchdog until it ends; return what it fired and how it ended."""
-    setattr(AUTHORS, cls.__name__, cls)
+    classpath = publish(cls)
 
     async def main() -> list[Any]:
         settings = RunnerSettings()
@@ -83,7 +81,7 @@ def run_trigger(cls: type[BaseTrigger]) -> list[Any]:
 
         async with SharedStreamManager() as streams, trio.open_nursery() as nursery:
             host = Host(settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask)
-            spec = TriggerSpec(41, "run", "orders", f"{AUTHORS.__name__}.{cls.__name__}", b"{}")
+            spec = TriggerSpec(41, "run", "orders", classpath, b"{}")
             await host.start((spec,))
             await host.wait_all_ended()
             nursery.cancel_scope.cancel()
