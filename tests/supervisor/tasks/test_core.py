@@ -27,7 +27,7 @@ from headgate.store.tasks.outcomes import Adopted
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
-from headgate.supervisor.tasks.scheduler import SchedulerNews
+from headgate.supervisor.tasks.scheduler import SchedulerStep
 
 Query = Callable[..., list[dict[str, Any]]]
 DEFER = StepDeferred("a.Trigger", encode_value({}, where="k"), "resume", encode_value({"n": 1}, where="k"))
@@ -89,7 +89,7 @@ class QuietScheduler:
 
     def __init__(self) -> None:
         self.notices = 0
-        self.news = SchedulerNews()
+        self.news = SchedulerStep()
 
     def notify(self) -> None:
         self.notices += 1
@@ -97,8 +97,8 @@ class QuietScheduler:
     def notify_fenced(self) -> None:
         self.notices += 1
 
-    def step(self, epoch: int, now: float) -> SchedulerNews:
-        news, self.news = self.news, SchedulerNews()
+    def step(self, epoch: int, now: float) -> SchedulerStep:
+        news, self.news = self.news, SchedulerStep()
         return news
 
     def wake_at(self) -> float:
@@ -422,14 +422,14 @@ def test_a_task_whose_time_was_over_while_it_was_deferred_has_time_to_say_so(
 
 def test_triggers_are_looked_for_when_tasks_that_waited_for_them_are_removed(scene: Scene) -> None:
     assert not scene.step()
-    scene.scheduler.news = SchedulerNews(removed=1)
+    scene.scheduler.news = SchedulerStep(removed=1)
     assert scene.step()
 
 
 def test_the_log_of_a_try_says_that_its_supervisor_is_gone(scene: Scene) -> None:
     lost = Adopted(scene.tasks.a, TryName("etl", "r1", "a", 1), S.UP_FOR_RETRY, "its supervisor (epoch 3) is gone")
     handed = Adopted(scene.tasks.a, TryName("etl", "r1", "b", 1), S.SCHEDULED)
-    scene.scheduler.news = SchedulerNews(adopted=[lost, handed])
+    scene.scheduler.news = SchedulerStep(adopted=[lost, handed])
     scene.step()
     told = {"state": "up_for_retry", "error": lost.error}
     assert (lost.name, "error", "the worker was lost", told) in scene.logs.said

@@ -307,12 +307,12 @@ class TaskCore:
     # --- to workers -------------------------------------------------------------------------------
 
     def _schedule(self, epoch: Epoch, now: float) -> None:
-        news = self._scheduler.step(epoch, now)
-        if news.may_dispatch:
+        result = self._scheduler.step(epoch, now)
+        if result.may_dispatch:
             self._dispatch_at = min(self._dispatch_at, now)
-        if news.in_triggers or news.timed_out or news.removed:
+        if result.in_triggers or result.timed_out or result.removed:
             self._has_changed_triggers = True
-        for task in news.adopted:
+        for task in result.adopted:
             if task.error:  # whoever would have said so is gone
                 self._logs.say(task.name, "error", "the worker was lost", state=task.state.value, error=task.error)
 

@@ -1,8 +1,8 @@
-"""The scheduler role: it has the store begin what may begin, at most one short transaction a step.
+"""The scheduler: it has the store begin what is due, at most one short transaction a step.
 
-It is driven by what happens. Whoever ends a task, stores an event, or hears that others have written to the database
-calls `notice`; what becomes due by the clock, the database is asked for in one statement, after a notice and rarely
-otherwise. Where nothing happens, nothing else is asked. Several schedulers on one PostgreSQL share the work.
+It is driven by events. Whatever ends a task, stores an event, or learns that others have written to the database
+calls `notify`. To find out what is due by the clock, the database is asked in one statement, after a notification and
+rarely otherwise. If nothing happens, nothing else is asked. Several schedulers on one PostgreSQL share the work.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
 
-ASK_INTERVAL_S = 5.0  # how often to ask what is due even if nothing seems to have happened: a notice may get lost
-ASK_AGAIN_S = 0.1  # the same while there is one notice after the other
+ASK_INTERVAL_S = 5.0  # how often to ask what is due even if nothing seems to have happened: a notification may get lost
+ASK_AGAIN_S = 0.1  # the same while there is one notification after the other
 PASSED_OVER_WAIT_S = 0.02  # until rows are tried again that another had locked: its transaction takes milliseconds
 
 
-class SchedulerNews(msgspec.Struct, frozen=True):
-    """What one step brought about.
+class SchedulerStep(msgspec.Struct, frozen=True):
+    """Result of one step.
 
     ``may_dispatch``: tasks became ``scheduled``. ``in_triggers``: so many began in their trigger, which can be claimed
-    now; ``removed`` have ended, with the triggers they waited for. ``ended`` are runs by their ids, ``made`` runs as
-    (dag_id, run_id). ``adopted`` are tasks of supervisors that are gone; ``timed_out`` those whose deferral took too
+    now; ``removed`` tasks have ended, with the triggers they waited for. ``ended`` are runs by their ids, ``made`` runs
+    as (dag_id, run_id). ``adopted`` are tasks of supervisors that are gone; ``timed_out`` those whose deferral took too
     long.
     """
 
@@ -47,7 +47,19 @@ class SchedulerNews(msgspec.Struct, frozen=True):
     timed_out: list[TaskInstanceId] = []
 
 
-NO_NEWS = SchedulerNews()
+NOTHING_DONE = SchedulerStep()
+
+
+class Duty:
+    """One kind of work of the scheduler; ``due_at`` is infinity while there is none to do."""
+
+    def __init__(self, run: Callable[[Epoch, float], SchedulerStep]) -> None:
+        self.run = run
+        self.due_at = math.inf
+
+    def require(self, at: float) -> None:
+        """Make it due at this time, or earlier if it is already."""
+        self.due_at = min(self.due_at, at)
 
 
 class Scheduler:
@@ -56,133 +68,143 @@ class Scheduler:
     def __init__(self, store: Store, *, retry: DatabaseRetry) -> None:
         self._store = store
         self._retry = retry
-        # When each duty is due, the most urgent first: they are begun in this order.
-        duties = ("plan", "retry", "time_out", "dates", "assets", "adopt", "ask")
-        self._at: dict[str, float] = dict.fromkeys(duties, math.inf)
-        self._at["ask"] = 0.0
+        self._evaluation = Duty(self._evaluate_runs)
+        self._retries = Duty(self._retry_tasks)
+        self._timeouts = Duty(self._time_out)
+        self._dates = Duty(self._create_runs_by_date)
+        self._assets = Duty(self._create_runs_by_asset)
+        self._adoption = Duty(self._adopt)
+        self._query = Duty(self._ask)
+        self._duties = (  # in order of urgency
+            self._evaluation,
+            self._retries,
+            self._timeouts,
+            self._dates,
+            self._assets,
+            self._adoption,
+            self._query,
+        )
+        self._query.due_at = 0.0
         self._asked_at = -math.inf
         self._was_in_vain = False  # something was due, and what was done about it changed nothing
-        self._duties: dict[str, Callable[[Epoch, float], SchedulerNews]] = {
-            "plan": self._plan,
-            "retry": self._retry_tasks,
-            "time_out": self._time_out,
-            "dates": self._create_due,
-            "assets": self._create_of_assets,
-            "adopt": self._adopt,
-            "ask": self._ask,
-        }
         self.deadline_at = math.inf  # when the first of the epoch's own running tasks has used up its time
 
     def notify(self) -> None:
-        """Something has happened: a task has ended, an event was stored, somebody has written to the database."""
-        self._at["plan"] = self._at["assets"] = 0.0
-        self._at["ask"] = min(self._at["ask"], self._asked_at + ASK_AGAIN_S)
+        """Note that something has happened: a task has ended, an event was stored, others have written."""
+        self._evaluation.due_at = self._assets.due_at = 0.0
+        self._query.require(self._asked_at + ASK_AGAIN_S)
 
     def notify_fenced(self) -> None:
-        """Others were fenced: their tasks can be adopted."""
-        self._at["adopt"] = 0.0
+        """Note that others were fenced: their tasks can be adopted."""
+        self._adoption.due_at = 0.0
 
     def wake_at(self) -> float:
         """When `step` has something to do even if nothing happens."""
-        return max(self._retry.at, min(self._at.values()))
+        return max(self._retry.at, min(duty.due_at for duty in self._duties))
 
-    def step(self, epoch: Epoch, now: float) -> SchedulerNews:
+    def step(self, epoch: Epoch, now: float) -> SchedulerStep:
         """Do what is most urgently due, if anything. Raises `LeaseLost` when another has fenced ``epoch``."""
         if now < self.wake_at():
-            return NO_NEWS
-        duty = next(name for name, at in self._at.items() if at <= now)
-        self._at[duty] = math.inf
+            return NOTHING_DONE
+        duty = next(duty for duty in self._duties if duty.due_at <= now)
+        duty.due_at = math.inf
         try:
-            news = self._duties[duty](epoch, now)
+            result = duty.run(epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows would be a bug of ours
-            # It may have been committed or not; either way, the marks and dates of it are in the database.
-            self._at[duty] = self._retry.failed(exc, now)
-            return NO_NEWS
+            # It may have been committed or not. Either way the next try finds all that is due in the database.
+            duty.due_at = self._retry.failed(exc, now)
+            return NOTHING_DONE
         self._retry.succeeded(now)
-        return news
+        return result
 
     # --- duties ----------------------------------------------------------------------------------
 
-    def _plan(self, epoch: Epoch, now: float) -> SchedulerNews:
+    def _evaluate_runs(self, epoch: Epoch, now: float) -> SchedulerStep:
         planned = self._store.scheduling.plan(epoch)
         if planned.evaluated:
             in_vain = planned.left == planned.evaluated and not (planned.scheduled or planned.in_triggers)
             if in_vain:
-                self._at["plan"] = now + PASSED_OVER_WAIT_S
+                self._evaluation.due_at = now + PASSED_OVER_WAIT_S
             elif planned.left or planned.has_more:
-                self._at["plan"] = now
-        self._tell_unreadable(planned.unreadable)
+                self._evaluation.due_at = now
+        self._log_unreadable(planned.unreadable)
         if planned.ended:  # their DAGs may have another run now
-            self._at["assets"] = now
-            self._at["dates"] = now
-        return SchedulerNews(
+            self._assets.due_at = now
+            self._dates.due_at = now
+        return SchedulerStep(
             may_dispatch=planned.scheduled > 0,
             in_triggers=planned.in_triggers,
             removed=planned.removed,
             ended=planned.ended,
         )
 
-    def _tell_unreadable(self, dags: Mapping[str, str]) -> None:
+    def _log_unreadable(self, dags: Mapping[str, str]) -> None:
         for dag, problem in dags.items():
             log.error("a DAG cannot be read as it is stored; nothing of it begins here", dag=dag, problem=problem)
 
-    def _retry_tasks(self, epoch: Epoch, now: float) -> SchedulerNews:
+    def _retry_tasks(self, epoch: Epoch, now: float) -> SchedulerStep:
         retried = self._store.tasks.retry_due(epoch)
         if retried:
-            self._at["retry"] = now
+            self._retries.due_at = now
             self._was_in_vain = False
-        return SchedulerNews(may_dispatch=bool(retried), in_triggers=len(retried))
+        return SchedulerStep(may_dispatch=bool(retried), in_triggers=len(retried))
 
-    def _time_out(self, epoch: Epoch, now: float) -> SchedulerNews:
+    def _time_out(self, epoch: Epoch, now: float) -> SchedulerStep:
         timed_out = self._store.tasks.time_out(epoch)
         if timed_out:
-            self._at["time_out"] = now
+            self._timeouts.due_at = now
             self._was_in_vain = False
-        return SchedulerNews(may_dispatch=bool(timed_out), timed_out=timed_out)
+        return SchedulerStep(may_dispatch=bool(timed_out), timed_out=timed_out)
 
-    def _create_due(self, epoch: Epoch, now: float) -> SchedulerNews:
-        return self._made(self._store.scheduling.create_due_runs(epoch), "dates", now)
+    def _create_runs_by_date(self, epoch: Epoch, now: float) -> SchedulerStep:
+        return self._made(self._store.scheduling.create_due_runs(epoch), self._dates, now)
 
-    def _create_of_assets(self, epoch: Epoch, now: float) -> SchedulerNews:
-        return self._made(self._store.scheduling.create_asset_runs(epoch), "assets", now)
+    def _create_runs_by_asset(self, epoch: Epoch, now: float) -> SchedulerStep:
+        return self._made(self._store.scheduling.create_asset_runs(epoch), self._assets, now)
 
-    def _made(self, new: NewRuns, duty: str, now: float) -> SchedulerNews:
+    def _made(self, new: NewRuns, duty: Duty, now: float) -> SchedulerStep:
         if new.made:
-            self._at["plan"] = now
+            self._evaluation.due_at = now
             self._was_in_vain = False
         if new.more:
-            self._at[duty] = now if new.made else now + PASSED_OVER_WAIT_S
+            duty.due_at = now if new.made else now + PASSED_OVER_WAIT_S
         for dag, events in new.dropped.items():
             log.warning("more asset events wait for a DAG than may; the oldest make no run", dag=dag, events=events)
-        self._tell_unreadable(new.unreadable)
+        self._log_unreadable(new.unreadable)
         for dag, problem in new.broken.items():
             log.error("a DAG has no next run", dag=dag, problem=problem)
-        return SchedulerNews(made=new.made)
+        return SchedulerStep(made=new.made)
 
-    def _adopt(self, epoch: Epoch, now: float) -> SchedulerNews:
+    def _adopt(self, epoch: Epoch, now: float) -> SchedulerStep:
         adopted = self._store.tasks.adopt(epoch)
         if adopted:
-            self._at["adopt"] = self._at["plan"] = now
+            self._adoption.due_at = self._evaluation.due_at = now
             log.warning("adopted tasks of supervisors that are gone", tasks=len(adopted))
-        return SchedulerNews(may_dispatch=any(task.state is TaskState.SCHEDULED for task in adopted), adopted=adopted)
+        return SchedulerStep(may_dispatch=any(task.state is TaskState.SCHEDULED for task in adopted), adopted=adopted)
 
-    def _ask(self, epoch: Epoch, now: float) -> SchedulerNews:
+    def _ask(self, epoch: Epoch, now: float) -> SchedulerStep:
         due = self._store.scheduling.next_due(epoch)
         self._asked_at = now
-        self._at["ask"] = now + ASK_INTERVAL_S
+        self._query.due_at = now + ASK_INTERVAL_S
         self.deadline_at = math.inf if due.deadline_in_s is None else now + due.deadline_in_s
-        for duty, is_due in (("plan", due.has_dirty), ("assets", due.has_waiting), ("adopt", due.has_orphans)):
+        for duty, is_due in (
+            (self._evaluation, due.has_dirty),
+            (self._assets, due.has_waiting),
+            (self._adoption, due.has_orphans),
+        ):
             if is_due:
-                self._at[duty] = min(self._at[duty], now)
+                duty.require(now)
         if due.in_s is None:
             self._was_in_vain = False
         elif due.in_s > 0:
             self._was_in_vain = False
-            self._at["ask"] = min(self._at["ask"], now + due.in_s)
+            self._query.require(now + due.in_s)
         else:
-            self._at |= dict.fromkeys(("retry", "time_out", "dates", "assets"), now)
+            for duty in (self._retries, self._timeouts, self._dates, self._assets):
+                duty.due_at = now
             if not self._was_in_vain:
-                # What is due may not be ours to do, as where another has locked it: not again at once.
+                # The next query comes right after these duties. Not the second time in a row: work that is due may not
+                # be ours to do, for example because another has locked it.
                 self._was_in_vain = True
-                self._at["ask"] = now  # after these: what comes next
-        return NO_NEWS
+                self._query.due_at = now
+        return NOTHING_DONE

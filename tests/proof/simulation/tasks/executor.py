@@ -95,8 +95,8 @@ class SimulatedExecutor:
         if worker is None or answer.id in worker.answers:
             return
         worker.answers[answer.id] = answer
-        if isinstance(answer.answer, EncodedValue):
-            value = answer.answer.value
+        if isinstance(answer.result, EncodedValue):
+            value = answer.result.value
             told = None if value is None else str(decode_value(value))
             name = f"{worker.step.dag_id}/{worker.step.run_id}/{worker.leg.asks[answer.id - 1]}"
             self._note(records.StepAnswered(trio.current_time(), token, name, told))
@@ -212,9 +212,9 @@ class SimulatedExecutor:
             while number not in worker.answers:
                 await worker.answered.wait()
             answer = worker.answers[number]
-            if not isinstance(answer.answer, EncodedValue):
+            if not isinstance(answer.result, EncodedValue):
                 raise RuntimeError(f"the answer to a query of {worker.step.task_id}: {answer}")
-            known[task] = answer.answer.value
+            known[task] = answer.result.value
         return lambda task, key: known[task]
 
 
