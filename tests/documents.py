@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states
 from headgate.supervisor import config
 
@@ -62,6 +63,19 @@ SETTINGS = (
 )
 
 
+def transitions() -> str:
+    """Return the table of task states as Markdown."""
+    head = ("From", "Event", "To", "trigger_id", "next_method", "By", "Action")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    order = list(TaskState)
+    for row in states.TRANSITIONS:
+        sources = ", ".join(state.value for state in sorted(row.from_, key=order.index))
+        method = f"`{row.next_method}`" if row.next_method == states.FAIL_METHOD else row.next_method
+        cells = (sources, f"`{row.event}`", row.to.value, row.trigger_id, method, row.by, row.action)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def limits() -> str:
     """Return the limits as Markdown."""
     rows = []
@@ -80,7 +94,7 @@ def settings() -> str:
     return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows]) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"transitions": states.markdown, "limits": limits, "settings": settings}
+TABLES: dict[str, Callable[[], str]] = {"transitions": transitions, "limits": limits, "settings": settings}
 
 
 def written(text: str) -> str:

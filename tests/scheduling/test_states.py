@@ -1,10 +1,11 @@
-"""The table of task states: it is whole, it contradicts nothing, and it says what seed 004 says."""
+"""The table of task states: it is whole, without contradictions, and has the transitions of Airflow's deferral."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
+from tests import documents
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states
@@ -12,8 +13,8 @@ from headgate.scheduling.states import FAIL_METHOD, TERMINAL, TRANSITIONS, Illeg
 
 S = TaskState
 
-# Seed 004, State Transition Table: (from, to, trigger_id, next_method) and what it is called here.
-SEED_004 = [
+# Airflow's transitions of a deferrable task: (event, from, to, trigger_id, next_method).
+OF_AIRFLOW = [
     ("deferred", S.RUNNING, S.DEFERRED, "set", "set"),
     ("event", S.DEFERRED, S.SCHEDULED, "clear", "set"),
     ("timed_out", S.DEFERRED, S.SCHEDULED, "clear", FAIL_METHOD),
@@ -23,8 +24,8 @@ SEED_004 = [
     ("succeeded", S.RUNNING, S.SUCCESS, "-", "-"),
     ("failed", S.RUNNING, S.FAILED, "-", "-"),
 ]
-# Its state machine has these besides, some without saying what becomes of the columns.
-SEED_004_MACHINE = {
+# Transitions that it has besides, whatever they do to the columns.
+OTHERS_OF_AIRFLOW = {
     (S.NONE, S.SCHEDULED),
     (S.DEFERRED, S.REMOVED),
     (S.RUNNING, S.UP_FOR_RETRY),
@@ -37,16 +38,16 @@ def arrows() -> set[tuple[TaskState, TaskState]]:
     return {(source, row.to) for row in TRANSITIONS for source in row.from_}
 
 
-@pytest.mark.parametrize(("event", "source", "to", "trigger_id", "next_method"), SEED_004)
-def test_every_row_of_the_seeds_table_is_there(
+@pytest.mark.parametrize(("event", "source", "to", "trigger_id", "next_method"), OF_AIRFLOW)
+def test_every_transition_of_airflows_deferral_is_there(
     event: str, source: TaskState, to: TaskState, trigger_id: str, next_method: str
 ) -> None:
     row = states.move(event, source)
     assert (row.to, row.trigger_id, row.next_method) == (to, trigger_id, next_method)
 
 
-def test_every_arrow_of_the_seeds_state_machine_is_there() -> None:
-    assert SEED_004_MACHINE - arrows() == set()
+def test_every_other_transition_of_airflow_is_there() -> None:
+    assert OTHERS_OF_AIRFLOW - arrows() == set()
 
 
 def test_no_event_means_two_things_in_one_state() -> None:
@@ -95,9 +96,9 @@ def test_a_transition_that_the_table_does_not_have_is_refused() -> None:
 
 
 def test_the_table_is_shown_whole_as_markdown() -> None:
-    lines = states.markdown().splitlines()
+    lines = documents.transitions().splitlines()
     assert lines[0] == "| From | Event | To | trigger_id | next_method | By | Action |"
     assert len(lines) == len(TRANSITIONS) + 2
     assert {line.count("|") for line in lines} == {8}
-    assert "| deferred | `timed_out` | scheduled | clear | `__fail__` |" in states.markdown()
-    assert "| none, scheduled, up_for_retry | `removed` | removed | - | clear |" in states.markdown()
+    assert "| deferred | `timed_out` | scheduled | clear | `__fail__` |" in documents.transitions()
+    assert "| none, scheduled, up_for_retry | `removed` | removed | - | clear |" in documents.transitions()

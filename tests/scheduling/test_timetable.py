@@ -100,7 +100,7 @@ def test_expressions_that_match_rarely_are_found_as_well(cron: str, start: str, 
     ],
 )
 def test_what_is_no_schedule_is_named(schedule: CronSchedule) -> None:
-    with pytest.raises(NoMoment, match="is no schedule"):
+    with pytest.raises(NoMoment, match="is not a valid schedule"):
         timetable.interval_from(schedule, at("2026-01-01"))
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from headgate.protocol.messages.dags import TRIGGER_RULES, TaskState, TriggerRule
-from headgate.scheduling.retries import retry_wait_s
+from headgate.scheduling.planning import retry_wait_s
 from headgate.scheduling.states import TERMINAL
 from headgate.scheduling.trigger_rules import Readiness, ready
 

@@ -1,7 +1,7 @@
-"""Which runs the events of assets make, by the contract of the DAG that waits for them.
+"""Which runs are created for events of assets, by the contract of the DAG that waits for them.
 
-An event waits from the transaction that stored it until a run takes it, so what a run is made of depends on the events
-and the contract, and not on when the scheduler came to look.
+An event waits from the transaction that stores it until a run takes it. So the events of a run depend on the contract,
+and not on the moment at which a scheduler looks at them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of its events, in all: they go to
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """How much waits for one DAG: events, the assets that have any, and when the first was stored."""
+    """The events that wait for one DAG: their number, the number of their assets, and when the first was stored."""
 
     events: int
     assets: int
@@ -35,7 +35,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class AssetRun(msgspec.Struct, frozen=True):
-    """A run to be made: its events, those that they supersede, and its run_id, which the events give."""
+    """A run to be created: its events, those that they supersede, and its run_id, which is made from the events."""
 
     run_id: str
     events: tuple[Waiting, ...]
@@ -43,7 +43,7 @@ class AssetRun(msgspec.Struct, frozen=True):
 
 
 def is_ready(schedule: AssetSchedule, backlog: Backlog, now: datetime) -> bool:
-    """Whether a run can be made now."""
+    """Whether a run can be created now."""
     match schedule.contract:
         case "all":
             return backlog.assets >= len(schedule.assets)
@@ -56,7 +56,7 @@ def is_ready(schedule: AssetSchedule, backlog: Backlog, now: datetime) -> bool:
 
 
 def rows_needed(schedule: AssetSchedule, room: int) -> int | None:
-    """Return how many of the events that wait longest have to be known to make ``room`` runs; None: all."""
+    """Return how many of the oldest events are needed to create ``room`` runs; None if all are."""
     match schedule.contract:
         case "all" | "latest":
             return None
@@ -69,7 +69,7 @@ def rows_needed(schedule: AssetSchedule, room: int) -> int | None:
 
 
 def runs_of(schedule: AssetSchedule, waiting: Sequence[Waiting], now: datetime, *, room: int) -> list[AssetRun]:
-    """Return up to ``room`` runs to make. ``waiting`` are in order of their ids; what no run takes goes on waiting."""
+    """Return up to ``room`` runs to create. ``waiting`` is in order of ids; events that no run takes go on waiting."""
     match schedule.contract:
         case "all":
             return _all(len(schedule.assets), waiting)[:room]

@@ -1,4 +1,4 @@
-"""Which tasks of a DAG are related: what comes before a task, and what comes after it."""
+"""The tasks upstream and downstream of others in a DAG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def related(
 ) -> set[str]:
     """Return these tasks, with all that is upstream, downstream, or both, of any of them, at whatever distance.
 
-    ``upstream_of`` has the direct upstream tasks of each task of the DAG; ids that it lacks stand alone.
+    ``upstream_of`` has the direct upstream tasks of each task of the DAG; ids that it lacks have no relatives.
     """
     found = set(task_ids)
     roots = frozenset(found)

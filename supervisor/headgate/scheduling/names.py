@@ -1,4 +1,4 @@
-"""How users name one try of a task."""
+"""`TryName`: one try of a task by the names that users gave."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class TryName(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One try of one task of one run; the first try is 1. ``dag_id`` is what the DAG's author calls it."""
+    """One try of one task of one run; the first try is 1. ``dag_id`` is the name that the author gave."""
 
     dag_id: str
     run_id: str

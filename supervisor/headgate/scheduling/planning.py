@@ -1,7 +1,7 @@
-"""What becomes of the tasks of a run, by the states of all of them: which begin, which never will, and whether it ends.
+"""Decisions about the tasks of a run, from the states of all of them: which begin, which never will, and its end.
 
-The order in which tasks ended does not matter, only where they stand: a look at a run always begins from all of it, so
-nothing is lost that happened while nobody looked.
+They depend on the states alone, and not on the order of the changes: every evaluation considers the whole run, so that
+changes between two evaluations are not missed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec, TaskState
+from headgate.protocol.messages.dags import DURATION_S_MAX, DagSpec, StartTrigger, TaskSpec, TaskState
 from headgate.scheduling import states, trigger_rules
 
 _BROKEN = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
@@ -19,7 +19,7 @@ RunEnd = Literal["success", "failed"]
 
 
 class Graph:
-    """The tasks of a DAG in an order in which each comes after all that is upstream of it. Never changed."""
+    """The tasks of a DAG, in an order in which each is preceded by all tasks upstream of it. Immutable."""
 
     def __init__(self, spec: DagSpec) -> None:
         self.spec = spec
@@ -33,7 +33,7 @@ class Graph:
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """What a look at a run comes to: the task ids by what becomes of them, and how the run ends, None if not now."""
+    """Result of `decide`: the task ids by their next state, and the end of the run, None if it does not end now."""
 
     scheduled: tuple[str, ...] = ()
     upstream_failed: tuple[str, ...] = ()
@@ -42,10 +42,11 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 def decide(graph: Graph, now: Mapping[str, TaskState], *, may_start: bool = True) -> Decisions:
-    """Evaluate the trigger rules of all tasks in ``none``; a skip or a failure upstream goes all the way down at once.
+    """Evaluate the trigger rules of all tasks in ``none``; skips and failures are passed all the way downstream at once.
 
-    ``now`` has the tasks of the run, which are those of the DAG, and maybe some that it no longer has: a run does not
-    end before they have, but their end does not count. ``may_start`` False, because the DAG is paused: nothing begins.
+    ``now`` has the states of the run's tasks: those of the DAG, and maybe some that it no longer has. A run does not
+    end before they have ended, but their end states do not count. If ``may_start`` is False, because the DAG is paused,
+    no task begins.
     """
     after = dict(now)
     decided: dict[trigger_rules.Readiness, list[str]] = {"run": [], "upstream_failed": [], "skipped": []}
@@ -72,7 +73,7 @@ def decide(graph: Graph, now: Mapping[str, TaskState], *, may_start: bool = True
 
 
 def _in_order(tasks: Mapping[str, TaskSpec]) -> tuple[TaskSpec, ...]:
-    """Return the tasks by their place: depth first, without recursion, since a chain may be as long as a DAG."""
+    """Return the tasks in topological order: depth first; without recursion, since a chain may be as long as a DAG."""
     done: set[str] = set()
     order: list[TaskSpec] = []
     for root in tasks:
@@ -88,3 +89,20 @@ def _in_order(tasks: Mapping[str, TaskSpec]) -> tuple[TaskSpec, ...]:
             pending.append((task_id, True))
             pending += [(upstream, False) for upstream in tasks[task_id].upstream if upstream not in done]
     return tuple(order)
+
+
+# --- retries -------------------------------------------------------------------------------------
+
+_DOUBLINGS_MAX = 64  # beyond it any delay is longer than the longest, and a float would overflow in the end
+
+
+def retry_wait_s(tries: int, *, delay_s: float, is_exponential: bool, delay_max_s: float | None) -> float:
+    """Return the seconds until the next try, after ``tries`` failed ones (at least one).
+
+    With an exponential backoff the delay doubles from one try to the next. Never more than ``delay_max_s``, nor than
+    the longest time that the database can hold.
+    """
+    assert tries >= 1
+    if is_exponential:
+        delay_s *= 2.0 ** min(tries - 1, _DOUBLINGS_MAX)
+    return min(delay_s, DURATION_S_MAX if delay_max_s is None else delay_max_s)

@@ -1,6 +1,6 @@
-"""The states of a task, and every way from one to another, as one table (seed 004, State Transitions).
+"""The states of a task, and every transition between them, as one table.
 
-The way of most tasks::
+The usual ones::
 
                   ┌─── resumed by its event, its trigger's failure, or a timeout ───┐
                   ▼                                                                 │
@@ -9,11 +9,11 @@ The way of most tasks::
                   │           ├──▶ success | failed | skipped
                   └─ up_for_retry ◀┘
 
-A user may clear a task from anywhere; clearing one that runs leads over ``restarting``, so that the old worker is known
-to be gone before another begins. The five states in `TERMINAL` are left by clearing, and in no other way.
+A user may clear a task in any state. A running task that is cleared is ``restarting`` until its old worker is gone, so
+that two workers never run it at once. The five states in `TERMINAL` are left only by clearing.
 
-The store's functions take the old states of their UPDATE, and the new one, from here. A transition that the table does
-not have is `IllegalTransition`.
+The store takes the old states of its UPDATEs, and the new one, from this table. A transition that is not in the table
+raises `IllegalTransition`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TriggerId = Literal["set", "clear", "-"]
 NextMethod = Literal["set", "__fail__", "clear", "-"]
 By = Literal["scheduler", "worker", "triggerer", "supervisor", "user"]
 
-FAIL_METHOD: Final = "__fail__"  # the next_method of a task that is resumed to fail; never a method of an author's
+FAIL_METHOD: Final = "__fail__"  # the next_method of a task that is resumed to fail; no author's method is called so
 
 _S = TaskState
 TERMINAL: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.SKIPPED, _S.UPSTREAM_FAILED, _S.REMOVED})
@@ -39,7 +39,7 @@ _BEFORE_A_WORKER = frozenset({_S.NONE, _S.SCHEDULED, _S.UP_FOR_RETRY})
 
 
 class IllegalTransition(Exception):
-    """The table has no such transition; nothing was changed."""
+    """The table has no such transition. Nothing was changed."""
 
     def __init__(self, event: str, state: TaskState) -> None:
         super().__init__(f"a task that is {state.value} cannot have {event!r} happen to it")
@@ -48,9 +48,10 @@ class IllegalTransition(Exception):
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """One row. ``trigger_id`` and ``next_method`` say what becomes of these columns; ``by`` who causes it.
+    """One row of the table. ``trigger_id`` and ``next_method`` are the changes of these columns; ``-``: unchanged.
 
-    ``-``: stays as it is. ``action`` is what else happens, in the same transaction unless it says otherwise.
+    ``by`` is the process that causes the transition, ``action`` its other effects, in the same transaction unless it
+    says otherwise.
     """
 
     event: str
@@ -120,7 +121,7 @@ _BY_EVENT: Final = {(row.event, state): row for row in TRANSITIONS for state in 
 
 
 def move(event: str, state: TaskState) -> Transition:
-    """Return the row for ``event`` in ``state``. Raises `IllegalTransition`, and `KeyError` for no event at all."""
+    """Return the row for ``event`` in ``state``. Raises `IllegalTransition`, and `KeyError` for an unknown event."""
     row = _BY_EVENT.get((event, state))
     if row is None:
         of(event)
@@ -129,21 +130,8 @@ def move(event: str, state: TaskState) -> Transition:
 
 
 def of(event: str) -> tuple[Transition, ...]:
-    """Return the rows of an event. Raises `KeyError` where there is none."""
+    """Return the rows of an event. Raises `KeyError` for an unknown one."""
     rows = tuple(row for row in TRANSITIONS if row.event == event)
     if not rows:
         raise KeyError(event)
     return rows
-
-
-def markdown() -> str:
-    """Return the table as Markdown, a line a row, ending with a newline: the documentation shows this very text."""
-    head = ("From", "Event", "To", "trigger_id", "next_method", "By", "Action")
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    order = list(TaskState)
-    for row in TRANSITIONS:
-        sources = ", ".join(state.value for state in sorted(row.from_, key=order.index))
-        method = f"`{row.next_method}`" if row.next_method == FAIL_METHOD else row.next_method
-        cells = (sources, f"`{row.event}`", row.to.value, row.trigger_id, method, row.by, row.action)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"

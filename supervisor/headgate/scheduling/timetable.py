@@ -1,9 +1,9 @@
-"""When a DAG with a cron schedule runs: data intervals, each from one moment of the expression to the next.
+"""The data intervals of a cron schedule, each from one moment of the expression to the next.
 
-A run is for an interval, is named after its start (the logical date), and is made at its end. Expressions are read by
-cronsim in the DAG's own time zone, as Debian's cron has it: at a clock change, what is to happen at an hour that is
-left out happens right after it, what is to happen at an hour that comes twice happens once, and what happens every few
-minutes or hours goes on at its pace. Everything outside of this module is in UTC.
+A run is for an interval: it is named after its start (the logical date), and created at its end. cronsim evaluates the
+expressions in the DAG's own time zone, by the rules of Debian's cron. At a clock change, a run of an hour that is left
+out is due right after it, a run of an hour that occurs twice is due once, and runs every few minutes or hours keep
+their pace. Outside this module all times are in UTC.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headgate.protocol.messages.dags import CronSchedule
 
 # Ticks that do not move on, as at the hour that is left out: more in a row than a clock change is long in minutes.
 SAME_TICKS_MAX = 240
-# Where the last tick before a moment is looked for: so long before it at first, and ever longer.
-# The longest is for 29 February on a Monday: every 28 years, and 40 where 2100 lies between.
+# The search for the last tick before a moment starts so long before it, and then ever longer.
+# The longest is for 29 February on a Monday: every 28 years, or 40 if 2100 is between them.
 _LOOK_BACK = tuple(timedelta(days=days) for days in (1 / 24, 1, 40, 500, 366 * 41))
 
 
 class NoMoment(Exception):
-    """The schedule has no next moment, or is none; the message says which."""
+    """The schedule has no next moment, or is not valid; the message says which."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def _ticks(schedule: CronSchedule, after: datetime) -> Callable[[], datetime]:
-    """Return what gives the moments later than ``after``, each call the next, in UTC. Raises `NoMoment`."""
+    """Return a function whose calls return the moments after ``after``, in UTC, one by one. Raises `NoMoment`."""
     try:
         ticks = CronSim(schedule.cron, after.astimezone(ZoneInfo(schedule.timezone)))
     except Exception as error:  # the library asserts here and there where it has no error of its own
@@ -61,8 +61,8 @@ def _ticks(schedule: CronSchedule, after: datetime) -> Callable[[], datetime]:
 
 
 def _problem(schedule: CronSchedule, error: Exception) -> str:
-    what = str(error) or type(error).__name__
-    return f"{schedule.cron!r:.100} in {schedule.timezone!r:.100} is no schedule: {what}"
+    reason = str(error) or type(error).__name__
+    return f"{schedule.cron!r:.100} in {schedule.timezone!r:.100} is not a valid schedule: {reason}"
 
 
 def interval_from(schedule: CronSchedule, moment: datetime) -> Interval:
@@ -93,8 +93,8 @@ def interval_at(schedule: CronSchedule, now: datetime) -> Interval:
 def first_interval(schedule: CronSchedule, now: datetime, *, start_date: datetime | None, catchup: bool) -> Interval:
     """Return the first interval of a DAG that is new at the time ``now``, or has a new schedule. Raises `NoMoment`.
 
-    With ``catchup`` it is the first one from ``start_date`` on. Without, what is past is left alone but for the
-    interval that ended last, where a ``start_date`` in the past asks for it.
+    With ``catchup`` it is the first one from ``start_date`` on. Without it, past intervals get no run, except the one
+    that ended last if ``start_date`` is before it.
     """
     if start_date is not None and (catchup or start_date > now):
         return interval_from(schedule, start_date)
@@ -112,7 +112,7 @@ def _not_before(schedule: CronSchedule, interval: Interval, start_date: datetime
 
 
 def due(schedule: CronSchedule, next_: Interval, now: datetime, *, catchup: bool) -> tuple[Interval, Interval]:
-    """Return the interval to make a run for, ``next_`` having ended, and the one after it. Raises `NoMoment`.
+    """Return the interval of the run that is due, ``next_`` having ended, and the next one. Raises `NoMoment`.
 
     Without ``catchup`` the run is for the interval that ended last, however many have since the last run was made.
     """

@@ -1,8 +1,8 @@
 """Whether a task may run, by the states of the tasks directly upstream of it.
 
 The answer never depends on the order in which those end: it is given as soon as no further end could change it, and not
-before (only ``all_done`` waits for all of them in any case). A skip and a failure upstream of one task would otherwise
-make it skipped or failed as chance has it.
+before (``all_done`` always waits for all of them). Otherwise a task with a skipped and a failed upstream task would be
+skipped or failed by chance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Readiness = Literal["run", "wait", "skipped", "upstream_failed"]
 
 
 def ready(rule: TriggerRule, upstream_states: Iterable[TaskState]) -> Readiness:
-    """Say what becomes of a task in the state ``none`` whose upstream tasks are in these states.
+    """Return the next step of a task in ``none`` whose upstream tasks are in these states.
 
     A task without upstream runs, whatever its rule. An upstream task that was removed counts as skipped.
     """
@@ -58,7 +58,7 @@ def ready(rule: TriggerRule, upstream_states: Iterable[TaskState]) -> Readiness:
 
 
 def _unless(deciding: int, decided: Readiness, is_done: bool, otherwise: Readiness) -> Readiness:
-    """Return ``decided`` as soon as a single deciding state is there, ``otherwise`` once all have ended without one."""
+    """Return ``decided`` as soon as one task is in a deciding state, ``otherwise`` once all have ended without."""
     if deciding:
         return decided
     return otherwise if is_done else "wait"

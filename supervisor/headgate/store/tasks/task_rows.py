@@ -37,7 +37,7 @@ from sqlalchemy import (
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.scheduling import states
-from headgate.scheduling.retries import retry_wait_s
+from headgate.scheduling.planning import retry_wait_s
 from headgate.scheduling.states import FAIL_METHOD, OCCUPYING, TERMINAL, Transition
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
