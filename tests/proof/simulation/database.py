@@ -10,14 +10,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from tests.proof.simulation import records
 
-from headgate.protocol.messages.queries import StoredEvent
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
+from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import decode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade
@@ -25,7 +24,6 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway, RowsRefused, StoreError
 from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
-from headgate.store.triggers.leases import ClaimedTrigger, Poll, TriggererRow
 
 if TYPE_CHECKING:
     from tests.proof.simulation.processes import SupervisorProcess
@@ -142,113 +140,63 @@ class Reader:
         return [self.name_of(trigger_id) for (trigger_id,) in rows.fetchall()]
 
 
+# Verbs that write under the epoch that is their first argument, with the names that histories know them by.
+WRITES = {
+    "heartbeat": "heartbeat",
+    "fence_triggerers": "fence",
+    "claim_triggers": "claim",
+    "release_triggers": "release",
+    "store_slice": "store_slice",
+    "bury_event": "bury_event",
+}
+
+
 class FailingStore:
-    """The store as one supervisor sees it: away, ambiguous, and strict about poison, as the faults say."""
+    """The store as one supervisor sees it: away, ambiguous, and strict about poison, as the faults say.
+
+    Its verbs are those of `Store`.
+    """
 
     def __init__(self, world: World, supervisor: SupervisorProcess) -> None:
         self._world = world
         self._supervisor = supervisor
         self._store = open_store()
 
-    # --- leases ----------------------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self.call, name, getattr(self._store, name))
 
-    def register_triggerer(
-        self,
-        *,
-        hostname: str,
-        pid: int,
-        machine: str,
-        process_started: float,
-        capacity: int,
-        queues: Sequence[str],
-        workers: int,
-    ) -> int:
-        """See `Store`."""
-        return self._verb(
-            lambda: self._store.register_triggerer(
-                hostname=hostname,
-                pid=pid,
-                machine=machine,
-                process_started=process_started,
-                capacity=capacity,
-                queues=queues,
-                workers=workers,
-            )
-        )
+    def call(self, name: str, verb: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """Carry out a verb of the store, unless the faults of the moment do not let it."""
+        return self.fail_or(lambda: verb(*args, **kwargs), args[0] if name in WRITES else 0, WRITES.get(name, ""))
 
-    def heartbeat(self, epoch: int) -> None:
-        """See `Store`."""
-        self._verb(lambda: self._store.heartbeat(epoch), epoch, "heartbeat")
+    def has_news(self) -> bool:
+        """See `Store`. It asks nothing of the database."""
+        return self._store.has_news()
 
-    def live_triggerers(self) -> list[TriggererRow]:
+    def fence_triggerers(self, epoch: Any, **kwargs: Any) -> list[Any]:
         """See `Store`."""
-        return self._verb(self._store.live_triggerers)
-
-    def fence_triggerers(self, epoch: int, *, silence_max_s: float, dead: Sequence[int]) -> list[int]:
-        """See `Store`."""
-        fenced = self._verb(
-            lambda: self._store.fence_triggerers(epoch, silence_max_s=silence_max_s, dead=dead), epoch, "fence"
-        )
+        fenced: list[Any] = self.call("fence_triggerers", self._store.fence_triggerers, epoch, **kwargs)
         for other in fenced:
             self._world.note_fenced(other)
         return fenced
 
-    def has_news(self) -> bool:
+    def release_triggerer(self, epoch: Any) -> None:
         """See `Store`."""
-        return self._store.has_news()
-
-    def poll(self, epoch: int, queues: Sequence[str]) -> Poll:
-        """See `Store`."""
-        return self._verb(lambda: self._store.poll(epoch, queues))
-
-    def count_claimable(self, queues: Sequence[str]) -> int:
-        """See `Store`."""
-        return self._verb(lambda: self._store.count_claimable(queues))
-
-    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
-        """See `Store`."""
-        return self._verb(lambda: self._store.claim_triggers(epoch, limit=limit, queues=queues), epoch, "claim")
-
-    def release_triggers(self, epoch: int, ids: Sequence[int]) -> None:
-        """See `Store`."""
-        self._verb(lambda: self._store.release_triggers(epoch, ids), epoch, "release")
-
-    def release_triggerer(self, epoch: int) -> None:
-        """See `Store`."""
-        self._verb(lambda: self._store.release_triggerer(epoch))
+        self.call("release_triggerer", self._store.release_triggerer, epoch)
         self._world.note_fenced(epoch)
 
-    # --- events ----------------------------------------------------------------------------------
-
-    def store_slice(
-        self,
-        epoch: int,
-        *,
-        events: Sequence[FiredEvent],
-        refused: Sequence[RefusedEvent],
-        finished: Sequence[FinishedTrigger],
-    ) -> StoredSlice:
+    def store_slice(self, epoch: Any, **parts: Any) -> StoredSlice:
         """See `Store`. A slice with a poisoned event is refused, as a database would refuse a row."""
 
-        def store() -> StoredSlice:
-            if any(POISON in str(decode_value(event.payload)["message"]) for event in events):
+        def store(epoch: Any, *, events: Sequence[FiredEvent], **rest: Any) -> StoredSlice:
+            if any(POISON in str(decode_value(event.payload)) for event in events):
                 raise RowsRefused("one of these rows is poison")
-            return self._store.store_slice(epoch, events=events, refused=refused, finished=finished)
+            return self._store.store_slice(epoch, events=events, **rest)
 
-        return self._verb(store, epoch, "store_slice")
+        return self.call("store_slice", store, epoch, **parts)
 
-    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
-        """See `Store`."""
-        self._verb(lambda: self._store.bury_event(epoch, event, reason), epoch, "bury_event")
-
-    def last_event(self, trigger_id: int) -> StoredEvent | None:
-        """See `Store`."""
-        return self._verb(lambda: self._store.last_event(trigger_id))
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    def _verb(self, verb: Callable[[], Result], epoch: int = 0, writes: str = "") -> Result:
-        """Carry it out, or fail as the faults of the moment say; `epoch` where it ``writes`` for one."""
+    def fail_or(self, verb: Callable[[], Result], epoch: int = 0, writes: str = "") -> Result:
+        """Carry it out, or fail as the faults of the moment say; `epoch` if it ``writes`` for one."""
         weather = self._world.weather
         now = trio.current_time()
         if self._supervisor.is_cut_off:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.proof.simulation.scenario import Scenario
 
 FamilyName = Literal["pair", "tasks"]
 
@@ -35,8 +38,8 @@ def family(name: FamilyName) -> Family:
     return Family(name, "--tasks ", tasks_scenario.draw, tasks_world.run, of_tasks.check, tasks_directed.DIRECTED)
 
 
-def family_of(plan: Any) -> Family:
+def family_of(plan: Scenario) -> Family:
     """Return the family that a scenario belongs to."""
-    from tests.proof.simulation.scenario import Scenario
+    from tests.proof.simulation.tasks.scenario import TaskScenario
 
-    return family("pair" if isinstance(plan, Scenario) else "tasks")
+    return family("tasks" if isinstance(plan, TaskScenario) else "pair")

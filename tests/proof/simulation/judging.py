@@ -6,7 +6,7 @@ import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -17,6 +17,8 @@ from tests.proof.simulation.scenario import Scenario
 
 SEEDS_A_CHUNK = 50  # judged between two reports of a worker process
 # A seed makes some thousand objects that die with it; looking for cycles among them takes longer than it frees.
+ScenarioT = TypeVar("ScenarioT", bound=Scenario)
+
 GC_THRESHOLDS = (200_000, 50, 100)
 
 
@@ -58,7 +60,7 @@ def judge_with_history(plan: Scenario) -> tuple[list[Finding], list[Record]]:
     return family_of(plan).check(plan, history), history
 
 
-def with_faults(plan: Scenario, numbers: Sequence[int]) -> Scenario:
+def with_faults(plan: ScenarioT, numbers: Sequence[int]) -> ScenarioT:
     """Return the scenario with only these of its faults, by their place."""
     return msgspec.structs.replace(plan, faults=tuple(plan.faults[number] for number in numbers))
 

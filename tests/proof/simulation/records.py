@@ -13,33 +13,35 @@ from collections.abc import Iterable
 import msgspec
 
 
-class _Record(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Record(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Something that happened, and when."""
+
     at: float
 
 
 # --- processes and faults --------------------------------------------------------------------------
 
 
-class Faulted(_Record, frozen=True, gc=False):
+class Faulted(Record, frozen=True, gc=False):
     """A fault was injected."""
 
     fault: str
 
 
-class SupervisorStarted(_Record, frozen=True, gc=False):
+class SupervisorStarted(Record, frozen=True, gc=False):
     """A supervisor began."""
 
     supervisor: int
 
 
-class SupervisorEnded(_Record, frozen=True, gc=False):
+class SupervisorEnded(Record, frozen=True, gc=False):
     """A supervisor is gone."""
 
     supervisor: int
     how: str
 
 
-class RunnerStarted(_Record, frozen=True, gc=False):
+class RunnerStarted(Record, frozen=True, gc=False):
     """A runner began."""
 
     runner: int
@@ -47,14 +49,14 @@ class RunnerStarted(_Record, frozen=True, gc=False):
     incarnation: int
 
 
-class RunnerEnded(_Record, frozen=True, gc=False):
+class RunnerEnded(Record, frozen=True, gc=False):
     """A runner is gone."""
 
     runner: int
     how: str
 
 
-class Broke(_Record, frozen=True, gc=False):
+class Broke(Record, frozen=True, gc=False):
     """Something escaped that should not have, in the named half."""
 
     where: str
@@ -64,26 +66,26 @@ class Broke(_Record, frozen=True, gc=False):
 # --- users -----------------------------------------------------------------------------------------
 
 
-class Added(_Record, frozen=True, gc=False):
+class Added(Record, frozen=True, gc=False):
     """A trigger is in the database."""
 
     trigger: str
 
 
-class Removed(_Record, frozen=True, gc=False):
+class Removed(Record, frozen=True, gc=False):
     """A user removed a trigger."""
 
     trigger: str
 
 
-class Began(_Record, frozen=True, gc=False):
+class Began(Record, frozen=True, gc=False):
     """A run of a trigger is joining the stream, now."""
 
     trigger: str
     runner: int
 
 
-class Pulled(_Record, frozen=True, gc=False):
+class Pulled(Record, frozen=True, gc=False):
     """A filter has got a message."""
 
     trigger: str
@@ -91,7 +93,7 @@ class Pulled(_Record, frozen=True, gc=False):
     runner: int
 
 
-class Fired(_Record, frozen=True, gc=False):
+class Fired(Record, frozen=True, gc=False):
     """A filter fires an event that derives from this handout."""
 
     trigger: str
@@ -99,20 +101,20 @@ class Fired(_Record, frozen=True, gc=False):
     position: int
 
 
-class Refused(_Record, frozen=True, gc=False):
+class Refused(Record, frozen=True, gc=False):
     """A filter has rejected this handout."""
 
     trigger: str
     handout: int
 
 
-class Returned(_Record, frozen=True, gc=False):
+class Returned(Record, frozen=True, gc=False):
     """A filter has returned: the trigger wants no more."""
 
     trigger: str
 
 
-class Hung(_Record, frozen=True, gc=False):
+class Hung(Record, frozen=True, gc=False):
     """A filter that hung on this handout was cancelled."""
 
     trigger: str
@@ -122,21 +124,21 @@ class Hung(_Record, frozen=True, gc=False):
 # --- the broker ------------------------------------------------------------------------------------
 
 
-class Published(_Record, frozen=True, gc=False):
+class Published(Record, frozen=True, gc=False):
     """A message is at the broker."""
 
     lane: int
     offset: int
 
 
-class Opened(_Record, frozen=True, gc=False):
+class Opened(Record, frozen=True, gc=False):
     """A reader has the broker's attention; the one before it has lost it."""
 
     reader: int
     runner: int
 
 
-class HandedOut(_Record, frozen=True, gc=False):
+class HandedOut(Record, frozen=True, gc=False):
     """A reader gives a message to its stream."""
 
     reader: int
@@ -154,21 +156,21 @@ class AdvancedItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     rejected: int
 
 
-class AdvanceBegan(_Record, frozen=True, gc=False):
+class AdvanceBegan(Record, frozen=True, gc=False):
     """The pump calls advance."""
 
     reader: int
     items: tuple[AdvancedItem, ...]
 
 
-class AdvanceEnded(_Record, frozen=True, gc=False):
+class AdvanceEnded(Record, frozen=True, gc=False):
     """A call of advance is over."""
 
     reader: int
     failed: bool
 
 
-class Committed(_Record, frozen=True, gc=False):
+class Committed(Record, frozen=True, gc=False):
     """The broker has forgotten every message of the lane before this offset."""
 
     reader: int
@@ -176,7 +178,7 @@ class Committed(_Record, frozen=True, gc=False):
     before: int
 
 
-class Closed(_Record, frozen=True, gc=False):
+class Closed(Record, frozen=True, gc=False):
     """A reader's aclose was called."""
 
     reader: int
@@ -185,7 +187,7 @@ class Closed(_Record, frozen=True, gc=False):
 # --- the wire --------------------------------------------------------------------------------------
 
 
-class Framed(_Record, frozen=True, gc=False):
+class Framed(Record, frozen=True, gc=False):
     """A frame was sent or received by the supervisor: the CRC of its body, so that histories differ where bytes do."""
 
     runner: int
@@ -193,7 +195,7 @@ class Framed(_Record, frozen=True, gc=False):
     crc: int
 
 
-class Reported(_Record, frozen=True, gc=False):
+class Reported(Record, frozen=True, gc=False):
     """The supervisor has got an event of a runner: its persist seq, and the names it is stored by."""
 
     runner: int
@@ -205,7 +207,7 @@ class Reported(_Record, frozen=True, gc=False):
     position: int
 
 
-class Finished(_Record, frozen=True, gc=False):
+class Finished(Record, frozen=True, gc=False):
     """The supervisor has got the report that a run ended."""
 
     runner: int
@@ -214,7 +216,7 @@ class Finished(_Record, frozen=True, gc=False):
     error: str
 
 
-class Confirmed(_Record, frozen=True, gc=False):
+class Confirmed(Record, frozen=True, gc=False):
     """The supervisor sends a confirmation of these seqs to a runner."""
 
     runner: int
@@ -225,21 +227,21 @@ class Confirmed(_Record, frozen=True, gc=False):
 # --- the database ----------------------------------------------------------------------------------
 
 
-class Fenced(_Record, frozen=True, gc=False):
+class Fenced(Record, frozen=True, gc=False):
     """An epoch was fenced, or has signed off; ``supervisor`` 0 where nobody knows whose it is."""
 
     epoch: int
     supervisor: int = 0
 
 
-class Wrote(_Record, frozen=True, gc=False):
+class Wrote(Record, frozen=True, gc=False):
     """A verb that writes for an epoch has committed."""
 
     epoch: int
     verb: str
 
 
-class Stored(_Record, frozen=True, gc=False):
+class Stored(Record, frozen=True, gc=False):
     """A row of the event log, seen for the first time. ``said`` and ``handout`` are what its payload says."""
 
     row: int
@@ -252,7 +254,7 @@ class Stored(_Record, frozen=True, gc=False):
     handout: int
 
 
-class Buried(_Record, frozen=True, gc=False):
+class Buried(Record, frozen=True, gc=False):
     """A dead letter, seen for the first time."""
 
     row: int
@@ -263,44 +265,11 @@ class Buried(_Record, frozen=True, gc=False):
     position: int
 
 
-class Rested(_Record, frozen=True, gc=False):
+class Rested(Record, frozen=True, gc=False):
     """The end: everything is committed or nobody is left in the database (``in_time``), or the time for it is over."""
 
     in_time: bool
 
-
-Record = (
-    Faulted
-    | SupervisorStarted
-    | SupervisorEnded
-    | RunnerStarted
-    | RunnerEnded
-    | Broke
-    | Added
-    | Removed
-    | Began
-    | Pulled
-    | Fired
-    | Refused
-    | Returned
-    | Hung
-    | Published
-    | Opened
-    | HandedOut
-    | AdvanceBegan
-    | AdvanceEnded
-    | Committed
-    | Closed
-    | Framed
-    | Reported
-    | Finished
-    | Confirmed
-    | Fenced
-    | Wrote
-    | Stored
-    | Buried
-    | Rested
-)
 
 _encoder = msgspec.json.Encoder()
 

@@ -26,7 +26,7 @@ _NOT_SIMULATED = ("filelog.", "capture.", "arbiter.")
 MARKS_SIMULATED = tuple(name for name in MARKS if not name.startswith(_NOT_SIMULATED))
 
 
-class _Part(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class Part(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     pass
 
 
@@ -35,7 +35,7 @@ class _Part(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 PlanKind = Literal["fire", "reject", "return", "refused", "poison"]
 
 
-class Plan(_Part, frozen=True):
+class Plan(Part, frozen=True):
     """What one trigger's filter does with one message.
 
     ``events`` are fired, ``nap_s`` is slept before each of them. The first ``failures`` times the filter raises
@@ -53,14 +53,14 @@ class Plan(_Part, frozen=True):
     padded: bool = False
 
 
-class Message(_Part, frozen=True):
+class Message(Part, frozen=True):
     """One message of a lane; ``plans`` by the name of the trigger, where they are not the ordinary one."""
 
     publish_at: float
     plans: dict[str, Plan] = {}
 
 
-class Topology(_Part, frozen=True):
+class Topology(Part, frozen=True):
     """Who subscribes, and the limits and times (in seconds) that the pair works with."""
 
     triggers: int = 1
@@ -82,140 +82,115 @@ class Topology(_Part, frozen=True):
 # --- the faults ------------------------------------------------------------------------------------
 
 
-class KillRunner(_Part, frozen=True):
-    """The runner dies; of what it wrote and the supervisor has not read, the share ``kept`` arrives."""
+class Fault(Part, frozen=True):
+    """Something that goes wrong, or that a user does."""
+
+
+class Timed(Fault, frozen=True):
+    """A fault that begins at a time, in seconds."""
 
     at: float
+
+
+class KillRunner(Timed, frozen=True):
+    """The runner dies; of what it wrote and the supervisor has not read, the share ``kept`` arrives."""
+
     kept: float = 1.0
 
 
-class KillSupervisor(_Part, frozen=True):
+class KillSupervisor(Timed, frozen=True):
     """The supervisor dies, and its runner with it, at once or by itself when it sees the end of the link."""
 
-    at: float
     runner_at_once: bool = True
     down_s: float = 0.5
 
 
-class KillAtMark(_Part, frozen=True):
+class KillAtMark(Fault, frozen=True):
     """Whoever reaches the mark for the ``nth`` time dies there."""
 
     mark: str
     nth: int = 1
 
 
-class CutLink(_Part, frozen=True):
+class CutLink(Timed, frozen=True):
     """The link breaks between two living processes; of what is under way the share ``kept`` arrives."""
 
-    at: float
     kept: float = 1.0
 
 
-class StallLink(_Part, frozen=True):
+class StallLink(Timed, frozen=True):
     """Nothing arrives for a while, in one direction."""
 
-    at: float
     seconds: float
     up: bool
 
 
-class DatabaseIsAway(_Part, frozen=True):
+class DatabaseIsAway(Timed, frozen=True):
     """The database does not answer; ``ambiguous``: its first commit meanwhile happens, and nobody is told."""
 
-    at: float
     seconds: float
     ambiguous: bool = False
 
 
-class DatabaseIsSlow(_Part, frozen=True):
+class DatabaseIsSlow(Timed, frozen=True):
     """The supervisor stands in a transaction for so long, once."""
 
-    at: float
     seconds: float
 
 
-class FreezeSupervisor(_Part, frozen=True):
+class FreezeSupervisor(Timed, frozen=True):
     """The supervisor stands still, as under SIGSTOP."""
 
-    at: float
     seconds: float
 
 
-class AdvanceFails(_Part, frozen=True):
+class AdvanceFails(Timed, frozen=True):
     """The next advance raises, before or after the broker has committed."""
 
-    at: float
     after_commit: bool
 
 
-class AdvanceHangs(_Part, frozen=True):
+class AdvanceHangs(Timed, frozen=True):
     """The next advance takes so long."""
 
-    at: float
     seconds: float
 
 
-class StreamFails(_Part, frozen=True):
+class StreamFails(Timed, frozen=True):
     """The broker throws its reader out."""
 
-    at: float
 
-
-class TakeOver(_Part, frozen=True):
+class TakeOver(Timed, frozen=True):
     """This supervisor is cut off from its database, and nobody else is: when its lease has run out, another fences it.
 
     Then it is cut off no longer, and hears of it.
     """
 
-    at: float
 
-
-class Drain(_Part, frozen=True):
+class Drain(Timed, frozen=True):
     """The supervisor is asked to stop, and started again when it has."""
 
-    at: float
     down_s: float = 0.2
 
 
-class AddWatcher(_Part, frozen=True):
+class AddWatcher(Timed, frozen=True):
     """A user adds a trigger."""
 
-    at: float
     name: str
 
 
-class RemoveWatcher(_Part, frozen=True):
+class RemoveWatcher(Timed, frozen=True):
     """A user removes a trigger."""
 
-    at: float
     name: str
 
 
-Timed = (
-    KillRunner
-    | KillSupervisor
-    | CutLink
-    | StallLink
-    | DatabaseIsAway
-    | DatabaseIsSlow
-    | FreezeSupervisor
-    | AdvanceFails
-    | AdvanceHangs
-    | StreamFails
-    | TakeOver
-    | Drain
-    | AddWatcher
-    | RemoveWatcher
-)
-Fault = Timed | KillAtMark
-
-
-class Scenario(_Part, frozen=True):
+class Scenario(Part, frozen=True):
     """All of it. ``lanes`` are the messages, in order, by lane."""
 
     seed: int
     topology: Topology
-    lanes: tuple[tuple[Message, ...], ...]
+    lanes: tuple[tuple[Message, ...], ...] = ()
     faults: tuple[Fault, ...] = ()
 
 

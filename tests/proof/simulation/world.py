@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -117,9 +117,13 @@ class World:
 
     # --- processes --------------------------------------------------------------------------------
 
+    def make_supervisor(self, number: int) -> SupervisorProcess:
+        """Return the process of a supervisor that is to start."""
+        return SupervisorProcess(self, number)
+
     def start_supervisor(self) -> SupervisorProcess:
         """Start another supervisor."""
-        supervisor = SupervisorProcess(self, number=len(self.supervisors) + 1)
+        supervisor = self.make_supervisor(len(self.supervisors) + 1)
         self.supervisors.append(supervisor)
         self.nursery.start_soon(supervisor.run)
         return supervisor
@@ -163,13 +167,11 @@ class World:
         return marks.MARKS[mark].side
 
     async def _inject(self) -> None:
-        for fault in sorted(self._timed_faults(), key=lambda fault: fault.at):
+        timed = [fault for fault in self.scenario.faults if isinstance(fault, Timed)]
+        for fault in sorted(timed, key=lambda fault: fault.at):
             await trio.sleep_until(fault.at)
             self._note_fault(fault)
             self._do(fault)
-
-    def _timed_faults(self) -> list[Timed]:
-        return [fault for fault in self.scenario.faults if not isinstance(fault, scenario.KillAtMark)]
 
     def _note_fault(self, fault: scenario.Fault) -> None:
         self.note(records.Faulted(trio.current_time(), repr(fault)))
@@ -216,6 +218,8 @@ class World:
                 self.note(records.Added(now, fault.name))
             case scenario.RemoveWatcher():
                 self._remove(fault.name)
+            case _:
+                raise AssertionError(f"nothing does this: {fault}")
 
     async def _take_over(self, supervisor: SupervisorProcess) -> None:
         """Start another supervisor when the lease of one that is cut off has run out; before, it could fence nobody."""
@@ -298,14 +302,18 @@ def core_settings(plan: Scenario) -> CoreSettings:
 
 def run(plan: Scenario) -> list[Record]:
     """Run a scenario and return its history: always the same for the same scenario, in any process."""
+    database.reset(scenario.trigger_names(plan.topology))
+    return run_world(plan, lambda: World(plan))
+
+
+def run_world(plan: Scenario, make_world: Callable[[], World]) -> list[Record]:
+    """Do it on the database as it is."""
     random.seed(plan.seed)
     _seed_scheduler(plan.seed)
-    database.reset(scenario.trigger_names(plan.topology))
-    has_marks = any(isinstance(fault, scenario.KillAtMark) for fault in plan.faults)
 
     async def main() -> list[Record]:
-        world = World(plan)
-        if has_marks:
+        world = make_world()
+        if any(isinstance(fault, scenario.KillAtMark) for fault in plan.faults):
             marks.arm(world.reach)
         await world.run()
         return world.history

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from tests.proof.simulation import database
 from tests.proof.simulation.database import FailingStore
-from tests.proof.simulation.processes import Died
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import spec_of
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario
 
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
 from headgate.protocol.values import decode_value
-from headgate.store.store import Store
-from headgate.store.triggers.events import StoredSlice
-from headgate.store.triggers.leases import ClaimedTrigger
 
 if TYPE_CHECKING:
     from tests.proof.simulation.processes import SupervisorProcess
@@ -171,10 +167,11 @@ class TaskReader(database.Reader):
 # Verbs that write nothing here: no scenario has assets, so nobody asks whether the epoch may make runs of their events.
 READS = frozenset({"create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"})
 OF_TASKS = ("defer", "succeed", "fail", "lose_worker")
+DEADLY = {"claim_triggers": "claim", "store_slice": "store_slice"}  # of the pair, by the names that faults know them by
 
 
 class TaskFailingStore(FailingStore):
-    """The whole store as one supervisor sees it: away, ambiguous, and deadly, as the faults say."""
+    """The store with its parts for tasks; it can be deadly as well, as the faults say."""
 
     def __init__(self, world: TaskWorld, supervisor: SupervisorProcess) -> None:
         super().__init__(world, supervisor)
@@ -183,40 +180,23 @@ class TaskFailingStore(FailingStore):
         self.tasks = FailingVerbs(self, self._store.tasks)
         self.scheduling = FailingVerbs(self, self._store.scheduling)
 
-    @property
-    def whole(self) -> Store:
-        """The store itself."""
-        return self._store
+    def call(self, name: str, verb: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """See the base class; two of these verbs are deadly."""
+        call = super().call
+        if name not in DEADLY:
+            return call(name, verb, *args, **kwargs)
+        return self._named(DEADLY[name], lambda: call(name, verb, *args, **kwargs))
 
-    def claim_triggers(self, epoch: int, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
-        """See `Store`."""
-        return self.named(
-            "claim", lambda: super(TaskFailingStore, self).claim_triggers(epoch, limit=limit, queues=queues)
-        )
+    def call_part(self, name: str, verb: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """Carry out a verb of tasks or of the scheduler."""
+        about, said = (args[1], args[2]) if name in OF_TASKS else (0, "")
+        writes = "" if name in READS else name
+        if name == "save_file":
+            self._task_world.saving = args[2]
+        epoch = args[0] if writes and args and isinstance(args[0], int) else 0
+        return self._named(name, lambda: self.fail_or(lambda: verb(*args, **kwargs), epoch, writes), about, said)
 
-    def claimed_triggers(self, epoch: int) -> list[ClaimedTrigger]:
-        """See `Store`."""
-        return self._verb(lambda: self._store.claimed_triggers(epoch))
-
-    def store_slice(
-        self,
-        epoch: int,
-        *,
-        events: Sequence[FiredEvent],
-        refused: Sequence[RefusedEvent],
-        finished: Sequence[FinishedTrigger],
-    ) -> StoredSlice:
-        """See `Store`."""
-        return self.named(
-            "store_slice",
-            lambda: self._verb(
-                lambda: self._store.store_slice(epoch, events=events, refused=refused, finished=finished),
-                epoch,
-                "store_slice",
-            ),
-        )
-
-    def named(self, name: str, call: Callable[[], Result], about: int = 0, said: str = "") -> Result:
+    def _named(self, name: str, call: Callable[[], Result], about: int = 0, said: str = "") -> Result:
         """Carry out a verb under its name; the supervisor may die before it, or after its commit."""
         self._task_world.reach_verb(name, is_committed=False)
         self._task_world.verb = (name, about, said)
@@ -228,20 +208,6 @@ class TaskFailingStore(FailingStore):
         if self._has_changed:
             self._task_world.reach_verb(name, is_committed=True)
         return result
-
-    def call(self, name: str, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Carry out a verb of tasks or of the scheduler."""
-        is_about = name in OF_TASKS
-        about, said = (args[1], args[2]) if is_about else (0, "")
-        writes = "" if name in READS else name
-        if name == "save_file":
-            self._task_world.saving = args[2]
-        epoch = args[0] if writes and args and isinstance(args[0], int) else 0
-
-        def carry_out() -> Any:
-            return self._verb(lambda: verb(*args, **kwargs), epoch, writes)
-
-        return self.named(name, carry_out, about, said)
 
     def _wrote(self, epoch: int, verb: str) -> None:
         super()._wrote(epoch, verb)
@@ -256,19 +222,7 @@ class FailingVerbs:
         self._store = store
         self._verbs = verbs
 
-    @property
-    def variables(self) -> Any:
-        """As they are: nobody asks for any."""
-        return self._verbs.variables
-
-    @property
-    def connections(self) -> Any:
-        """As they are: nobody asks for any."""
-        return self._verbs.connections
-
     def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._verbs, name)
-        return lambda *args, **kwargs: self._store.call(name, verb, *args, **kwargs)
-
-
-__all__ = ["FILE", "QUEUES", "Died", "FailingVerbs", "TaskFailingStore", "TaskReader", "reset"]
+        part = getattr(self._verbs, name)
+        # Variables and connections are parts of their own, which no scenario asks for.
+        return partial(self._store.call_part, name, part) if callable(part) else part

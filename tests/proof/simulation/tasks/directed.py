@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.proof.simulation.records import Faulted
-from tests.proof.simulation.scenario import Topology
+from tests.proof.simulation.scenario import Fault, Topology
 from tests.proof.simulation.tasks import records, world
 from tests.proof.simulation.tasks.checker import check
 from tests.proof.simulation.tasks.scenario import (
     Act,
     Dag,
     FailAtVerb,
-    Fault,
     KillAtVerb,
     Leg,
     Pause,
@@ -27,7 +26,7 @@ LOOKS = 8  # of a supervisor, until a run of one task has ended
 
 
 def _judged(task: Task, *faults: Fault) -> tuple[list[str], list[Any]]:
-    plan = TaskScenario(0, Topology(), (Dag("d1", (task,), (0.5,)),), workers=3, faults=faults)
+    plan = TaskScenario(0, Topology(), dags=(Dag("d1", (task,), (0.5,)),), workers=3, faults=faults)
     history = world.run(plan)
     return [str(finding) for finding in check(plan, history)], history
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
+from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator
 from tests.proof.simulation.tasks.scenario import Leg
@@ -141,7 +142,7 @@ class SimulatedExecutor:
 
     # --- a worker ---------------------------------------------------------------------------------
 
-    def _note(self, record: records._Record) -> None:
+    def _note(self, record: Record) -> None:
         self._world.note(record)
 
     def _tell(self, worker: _Worker, event: ExecutorEvent, how: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.proof.simulation.records import _Record
+from tests.proof.simulation.records import Record
 
 
-class Moved(_Record, frozen=True, gc=False):
+class Moved(Record, frozen=True, gc=False):
     """A task's row has changed in a transaction of the verb ``by``, which named the task ``about`` and a token.
 
     ``old`` is the state before, empty for a new row.
@@ -26,7 +26,7 @@ class Moved(_Record, frozen=True, gc=False):
     owner: int
 
 
-class RunMoved(_Record, frozen=True, gc=False):
+class RunMoved(Record, frozen=True, gc=False):
     """A run's row has changed."""
 
     by: str
@@ -36,7 +36,7 @@ class RunMoved(_Record, frozen=True, gc=False):
     is_ended: bool
 
 
-class TriggerMoved(_Record, frozen=True, gc=False):
+class TriggerMoved(Record, frozen=True, gc=False):
     """A trigger's row has changed. ``end``: empty while it is open, or ``finished``, or ``removed``."""
 
     by: str
@@ -44,7 +44,7 @@ class TriggerMoved(_Record, frozen=True, gc=False):
     end: str
 
 
-class EventStored(_Record, frozen=True, gc=False):
+class EventStored(Record, frozen=True, gc=False):
     """An event is in the log. ``serial`` is what its payload says, 0 for nothing."""
 
     row: int
@@ -53,14 +53,14 @@ class EventStored(_Record, frozen=True, gc=False):
     serial: int
 
 
-class LetterStored(_Record, frozen=True, gc=False):
+class LetterStored(Record, frozen=True, gc=False):
     """An event was buried."""
 
     row: int
     trigger: int
 
 
-class XComsMoved(_Record, frozen=True, gc=False):
+class XComsMoved(Record, frozen=True, gc=False):
     """What a task has left for others has changed: all of it, by key."""
 
     by: str
@@ -68,20 +68,20 @@ class XComsMoved(_Record, frozen=True, gc=False):
     values: tuple[tuple[str, str], ...]
 
 
-class DagMoved(_Record, frozen=True, gc=False):
+class DagMoved(Record, frozen=True, gc=False):
     """A DAG was paused, or goes on."""
 
     dag: str
     is_paused: bool
 
 
-class LookDone(_Record, frozen=True, gc=False):
+class LookDone(Record, frozen=True, gc=False):
     """All that a transaction has changed is told."""
 
     by: str
 
 
-class StepBegan(_Record, frozen=True, gc=False):
+class StepBegan(Record, frozen=True, gc=False):
     """A worker has begun with a step. ``leg`` -1: it is resumed to fail. ``event`` as ``serial`` above, 0 for none."""
 
     supervisor: int
@@ -92,7 +92,7 @@ class StepBegan(_Record, frozen=True, gc=False):
     event: int
 
 
-class StepAnswered(_Record, frozen=True, gc=False):
+class StepAnswered(Record, frozen=True, gc=False):
     """A worker was told what another task has left under ``value``; None: nothing."""
 
     token: str
@@ -100,7 +100,7 @@ class StepAnswered(_Record, frozen=True, gc=False):
     value: str | None
 
 
-class StepRan(_Record, frozen=True, gc=False):
+class StepRan(Record, frozen=True, gc=False):
     """The author's code has ended, and this is what it came to."""
 
     token: str
@@ -112,7 +112,7 @@ class StepRan(_Record, frozen=True, gc=False):
     skips: tuple[str, ...]
 
 
-class StepTold(_Record, frozen=True, gc=False):
+class StepTold(Record, frozen=True, gc=False):
     """The supervisor was told what became of a step: ``ended`` or ``lost``."""
 
     supervisor: int
@@ -120,14 +120,14 @@ class StepTold(_Record, frozen=True, gc=False):
     how: str
 
 
-class StepStopped(_Record, frozen=True, gc=False):
+class StepStopped(Record, frozen=True, gc=False):
     """The supervisor wants a step to end."""
 
     token: str
     why: str
 
 
-class Waited(_Record, frozen=True, gc=False):
+class Waited(Record, frozen=True, gc=False):
     """A run of a trigger has begun to wait."""
 
     task: str
@@ -135,7 +135,7 @@ class Waited(_Record, frozen=True, gc=False):
     runner: int
 
 
-class EventFired(_Record, frozen=True, gc=False):
+class EventFired(Record, frozen=True, gc=False):
     """A trigger fires an event, in this very step."""
 
     task: str
@@ -144,14 +144,14 @@ class EventFired(_Record, frozen=True, gc=False):
     serial: int
 
 
-class KillHookCalled(_Record, frozen=True, gc=False):
+class KillHookCalled(Record, frozen=True, gc=False):
     """The on_kill() of a trigger was called."""
 
     task: str
     leg: int
 
 
-class Acted(_Record, frozen=True, gc=False):
+class Acted(Record, frozen=True, gc=False):
     """A user has done something to a task."""
 
     task: str
@@ -159,14 +159,14 @@ class Acted(_Record, frozen=True, gc=False):
     result: str
 
 
-class DagSaved(_Record, frozen=True, gc=False):
+class DagSaved(Record, frozen=True, gc=False):
     """A DAG's file says something new: its tasks, each with what is upstream of it."""
 
     dag: str
     upstream: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-class AllRested(_Record, frozen=True, gc=False):
+class AllRested(Record, frozen=True, gc=False):
     """The end: all runs have ended (``in_time``), or the time to come to rest is over."""
 
     in_time: bool

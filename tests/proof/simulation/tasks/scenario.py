@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 from tests.proof.simulation import scenario
-from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Message, Topology, _Part
+from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Fault, Part, Scenario, Timed, Topology
 
 RUNS_UNTIL_S = 2.0
 RULES = (
@@ -43,7 +43,7 @@ LegEnd = Literal["return", "fail", "give_up", "skip", "defer", "branch"]
 Trouble = Literal["", "dies_before", "dies_after", "cut", "twice", "late", "stubborn"]
 
 
-class Wait(_Part, frozen=True):
+class Wait(Part, frozen=True):
     """What a trigger does: after ``seconds`` it ends so. ``timeout_s`` is that of the deferral."""
 
     end: WaitEnd
@@ -52,7 +52,7 @@ class Wait(_Part, frozen=True):
     pushes: bool = False
 
 
-class Leg(_Part, frozen=True):
+class Leg(Part, frozen=True):
     """What one step does: ask what the tasks ``asks`` have left, take ``seconds``, and end so.
 
     ``trouble`` is what happens to its worker: it dies, its link is cut, it answers twice or late, or it takes its time
@@ -68,7 +68,7 @@ class Leg(_Part, frozen=True):
     trouble: Trouble = ""
 
 
-class Task(_Part, frozen=True):
+class Task(Part, frozen=True):
     """One task. ``attempts`` are the legs of its tries; the last of them is that of all further tries."""
 
     name: str
@@ -88,7 +88,7 @@ class Task(_Part, frozen=True):
         return self.attempts[min(try_number, len(self.attempts)) - 1]
 
 
-class Dag(_Part, frozen=True):
+class Dag(Part, frozen=True):
     """One DAG, with its runs: when each of them is asked for."""
 
     name: str
@@ -104,7 +104,7 @@ class Dag(_Part, frozen=True):
 # --- faults and users ------------------------------------------------------------------------------
 
 
-class KillAtVerb(_Part, frozen=True):
+class KillAtVerb(Fault, frozen=True):
     """A supervisor dies before the ``nth`` call of a verb of the store, or after its ``nth`` commit of a change."""
 
     verb: str
@@ -112,7 +112,7 @@ class KillAtVerb(_Part, frozen=True):
     is_committed: bool
 
 
-class FailAtVerb(_Part, frozen=True):
+class FailAtVerb(Fault, frozen=True):
     """The database goes away for a moment, and nobody is told of the commit if there was one; when is as above."""
 
     verb: str
@@ -120,57 +120,51 @@ class FailAtVerb(_Part, frozen=True):
     is_committed: bool
 
 
-class KillWorker(_Part, frozen=True):
+class KillWorker(Timed, frozen=True):
     """The process dies that has been at its step for the longest time."""
 
-    at: float
+
+What = Literal["clear", "success", "failed", "redo"]
+WHATS: tuple[What, ...] = ("clear", "clear", "success", "failed", "redo")
 
 
-class Act(_Part, frozen=True):
+class Act(Timed, frozen=True):
     """A user does something to a task of a run, from ``at`` on as soon as it is in ``state``, and ``delay_s`` later.
 
     ``redo`` is a mark and a clear, one right after the other: the task begins anew while its old worker is at it.
     """
 
-    at: float
     task: str
-    what: Literal["clear", "success", "failed", "redo"]
+    what: What
     state: str = ""
     delay_s: float = 0.0
 
 
-class Pause(_Part, frozen=True):
+class Pause(Timed, frozen=True):
     """A user pauses a DAG, and has it go on later."""
 
-    at: float
     dag: str
     seconds: float
 
 
-class Edit(_Part, frozen=True):
+class Edit(Timed, frozen=True):
     """The author takes a task out of a DAG, and puts it back ``seconds`` later."""
 
-    at: float
     dag: str
     task: str
     seconds: float
 
 
-OfTasks = KillAtVerb | FailAtVerb | KillWorker | Act | Pause | Edit
-Fault = scenario.Fault | OfTasks
+OF_TASKS = (KillAtVerb, FailAtVerb, KillWorker, Act, Pause, Edit)
 
 
-class TaskScenario(_Part, frozen=True):
-    """All of it. ``peers``: a second supervisor is there from the beginning."""
+class TaskScenario(Scenario, frozen=True, kw_only=True):
+    """All of it; nothing is published in any lane. ``peers``: a second supervisor is there from the beginning."""
 
-    seed: int
-    topology: Topology
     dags: tuple[Dag, ...]
     workers: int = 2
     peers: bool = False
     pool_slots: int = 4
-    faults: tuple[Fault, ...] = ()
-    lanes: tuple[tuple[Message, ...], ...] = ()  # nobody publishes anything
 
     def task(self, name: str) -> Task:
         """Return a task by the name ``dag/run/task``."""
@@ -201,7 +195,7 @@ def draw(seed: int) -> TaskScenario:
     )
     workers, peers = rng.choice((1, 2, 4)), rng.random() < 0.2
     faults = _draw_faults(random.Random(f"{seed}/faults of tasks"), dags)
-    return TaskScenario(seed, topology, dags, workers, peers, pool_slots, faults)
+    return TaskScenario(seed, topology, faults=faults, dags=dags, workers=workers, peers=peers, pool_slots=pool_slots)
 
 
 def _draw_dag(rng: random.Random, name: str, pool_slots: int, *, has_more: bool) -> Dag:
@@ -325,7 +319,7 @@ def _draw_act(rng: random.Random, dags: tuple[Dag, ...]) -> Act:
     dag = rng.choice(dags)
     task = f"{run_name(dag.name, rng.randint(1, len(dag.runs_at)))}/{rng.choice(dag.tasks).name}"
     state = rng.choice(STATES_ACTED_ON) if rng.random() < 0.85 else ""
-    what = rng.choice(("clear", "clear", "success", "failed", "redo"))
+    what: What = rng.choice(WHATS)
     # Some of these are what steps and waits take: the user and an event, or an outcome, come in one moment.
     delay_s = rng.choice((0.0, 0.0, 0.05, 0.1, 0.4, 0.8))
     return Act(round(scenario._time(rng) / 2, 2), task, what, state, delay_s)

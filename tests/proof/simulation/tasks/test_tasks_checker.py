@@ -14,7 +14,7 @@ from tests.proof.simulation.tasks.scenario import Dag, Leg, Task, TaskScenario, 
 
 TASK = "d1/r1/a"
 LEGS = (Leg("defer", 0.5, Wait("event", 0.5), pushes=True), Leg(seconds=0.5, pushes=True))
-PLAN = TaskScenario(0, Topology(), (Dag("d1", (Task("a", attempts=(LEGS,)),), (0.5,)),))
+PLAN = TaskScenario(0, Topology(), dags=(Dag("d1", (Task("a", attempts=(LEGS,)),), (0.5,)),))
 
 
 def history() -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,11 @@ from unittest.mock import patch
 
 import msgspec
 import trio
-from tests.proof.simulation import scenario, world
+from tests.proof.simulation import scenario
+from tests.proof.simulation.database import NAME
 from tests.proof.simulation.processes import Died, SupervisorProcess
+from tests.proof.simulation.records import Record
+from tests.proof.simulation.scenario import Timed
 from tests.proof.simulation.tasks import database, records
 from tests.proof.simulation.tasks.dags import spec_of
 from tests.proof.simulation.tasks.database import FILE, QUEUES, TaskFailingStore, TaskReader
@@ -27,8 +30,7 @@ from tests.proof.simulation.tasks.scenario import (
     run_name,
 )
 from tests.proof.simulation.wire import Bell
-from tests.proof.simulation.world import World
-from trio.testing import MockClock
+from tests.proof.simulation.world import World, run_world
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import DagSpec
@@ -175,12 +177,9 @@ class TaskWorld(World):
 
     # --- processes and faults ---------------------------------------------------------------------
 
-    def start_supervisor(self) -> SupervisorProcess:
+    def make_supervisor(self, number: int) -> SupervisorProcess:
         """See the base class."""
-        supervisor = TaskSupervisor(self, number=len(self.supervisors) + 1)
-        self.supervisors.append(supervisor)
-        self.nursery.start_soon(supervisor.run)
-        return supervisor
+        return TaskSupervisor(self, number)
 
     def _side_of(self, mark: str) -> str:
         return "supervisor" if mark in marks.TASK_MARKS else super()._side_of(mark)
@@ -203,9 +202,9 @@ class TaskWorld(World):
                 self._note_fault(fault)
                 if isinstance(fault, KillAtVerb):
                     raise Died(verb)
-                raise DatabaseAway(database.database.NAME, "the simulation has lost it")
+                raise DatabaseAway(NAME, "the simulation has lost it")
 
-    def _do(self, fault: Any) -> None:
+    def _do(self, fault: Timed) -> None:
         match fault:
             case KillWorker():
                 supervisor = self.newest
@@ -223,9 +222,6 @@ class TaskWorld(World):
                 self.start_supervisor()
             case _:
                 super()._do(fault)
-
-    def _timed_faults(self) -> list[Any]:
-        return [fault for fault in super()._timed_faults() if not isinstance(fault, KillAtVerb | FailAtVerb)]
 
     # --- users ------------------------------------------------------------------------------------
 
@@ -323,24 +319,9 @@ class TaskWorld(World):
         )
 
 
-def run(plan: TaskScenario) -> list[Any]:
+def run(plan: TaskScenario) -> list[Record]:
     """Run a scenario and return its history: always the same for the same scenario, in any process."""
-    random.seed(plan.seed)
-    world._seed_scheduler(plan.seed)
-    tokens = 0
-
-    def new_token() -> str:
-        nonlocal tokens
-        tokens += 1
-        return f"token-{tokens}"
-
-    async def main() -> list[Any]:
-        task_world = TaskWorld(plan)
-        if any(isinstance(fault, scenario.KillAtMark) for fault in plan.faults):
-            marks.arm(task_world.reach)
-        await task_world.run()
-        return task_world.history
-
-    with world._patched(plan), patch.object(task_rows, "new_token", new_token):
+    tokens = itertools.count(1)
+    with patch.object(task_rows, "new_token", lambda: f"token-{next(tokens)}"):
         database.reset(plan)
-        return trio.run(main, clock=MockClock(autojump_threshold=0.0), strict_exception_groups=True)
+        return run_world(plan, lambda: TaskWorld(plan))
