@@ -22,9 +22,10 @@ looks for, by name:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 from tests.proof.simulation import records
 from tests.proof.simulation.records import Record
@@ -49,6 +50,38 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what} (at {self.at:.3f} s)"
+
+
+class HistoryChecker(ABC):
+    """Takes a history of one scenario, record by record: the structure of the checkers of both families."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._at = 0.0
+        self._fenced: set[int] = set()
+
+    def check(self, history: Iterable[Record]) -> list[Finding]:
+        """Return everything that is wrong, in the order of the records."""
+        for record in history:
+            self._at = record.at
+            self._take(record)
+        return self.findings
+
+    def _find(self, kind: str, what: str) -> None:
+        self.findings.append(Finding(kind, what, self._at))
+
+    @abstractmethod
+    def _take(self, record: Record) -> None:
+        """Judge the next record: here, what concerns any supervisor."""
+        match record:
+            case records.Fenced():
+                self._fenced.add(record.epoch)
+            case records.Wrote() if record.epoch in self._fenced:
+                self._find("written without a lease", f"{record.verb} of epoch {record.epoch}")
+            case records.Broke():
+                self._find("broke", f"{record.where}: {record.error}")
+            case _:
+                pass
 
 
 class _Handout:
@@ -92,14 +125,13 @@ class _Reader:
         self.closed_at: float | None = None
 
 
-class Checker:
-    """Takes a history of one scenario, record by record."""
+class Checker(HistoryChecker):
+    """Judges a history of the pair."""
 
     def __init__(self, scenario: Scenario, *, late_tolerance_s: float = LATE_TOLERANCE_S) -> None:
+        super().__init__()
         self._scenario = scenario
         self._late_tolerance_s = late_tolerance_s
-        self.findings: list[Finding] = []
-        self._at = 0.0
         # Who is there: from the first time its runner reads the broker until a user removes it or it returns.
         self._subscribed: dict[str, None] = {}
         self._joined: defaultdict[int, dict[str, None]] = defaultdict(dict)  # by runner
@@ -117,20 +149,9 @@ class Checker:
         self._letters: set[tuple[str, str, int]] = set()
         self._events: set[tuple[str, int]] = set()  # run id and index, of rows and letters
         self._reported: dict[tuple[int, int], records.Reported] = {}  # by runner and seq
-        self._fenced: set[int] = set()
         self._supervisor_of: dict[int, int] = {}  # of runners
         self._out_of_office: set[int] = set()  # supervisors that were fenced
         self._gone_supervisors: set[int] = set()  # the system ends their runners with them
-
-    def check(self, history: Iterable[Record]) -> list[Finding]:
-        """Return everything that is wrong, in the order of sight."""
-        for record in history:
-            self._at = record.at
-            self._take(record)
-        return self.findings
-
-    def _find(self, kind: str, what: str) -> None:
-        self.findings.append(Finding(kind, what, self._at))
 
     def _take(self, record: Record) -> None:
         match record:
@@ -154,32 +175,18 @@ class Checker:
                 self._returned.add(record.trigger)
             case records.Finished():
                 self._see_end(record)
-            case records.Fenced():
-                self._fenced.add(record.epoch)
-                self._out_of_office.add(record.supervisor)
-            case records.Wrote():
-                if record.epoch in self._fenced:
-                    self._find("written without a lease", f"{record.verb} of epoch {record.epoch}")
-            case records.Broke():
-                self._find("broke", f"{record.where}: {record.error}")
             case records.Added():
                 self._added.setdefault(record.trigger)
             case records.Rested():
                 self._see_rest(record)
-            case (
-                records.Framed()
-                | records.Published()
-                | records.Faulted()
-                | records.SupervisorStarted()
-                | records.RunnerEnded()
-            ):
-                pass
             case records.SupervisorEnded():
                 self._gone_supervisors.add(record.supervisor)
             case records.RunnerStarted():
                 self._supervisor_of[record.runner] = record.supervisor
             case _:
-                assert_never(record)
+                super()._take(record)
+                if isinstance(record, records.Fenced):
+                    self._out_of_office.add(record.supervisor)
 
     # --- deliveries -------------------------------------------------------------------------------
 

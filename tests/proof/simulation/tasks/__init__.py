@@ -7,5 +7,5 @@ workers take time, die, are stopped, answer late or twice, and lose their links)
 
 The modules, from the inside out: `scenario` (what a seed means), `records`, `dags` (operators and triggers that do what
 the scenario says), `executor`, `database` (what changed, read with SQL of its own, and a store that fails), `world`,
-`oracle` and `checker` (which know nothing of the code under test), `mutants`.
+`rules` and `checker` (which know nothing of the code under test), `mutants`.
 """

@@ -9,7 +9,8 @@ from what workers, triggers and users say they did. What it looks for, by name:
 - ``resumed twice``, ``never resumed``, ``resumed by another's event``, ``resumed without a cause`` (I8)
 - ``a step began twice``, ``a step of nobody's``: what a worker runs is not what the database gave away
 - ``timed out early``, ``retried early``, ``too many tries``
-- ``late``: where nothing goes wrong, a timeout or a retry is not when it should be
+- ``late``: where nothing goes wrong, a timeout or a retry is not when it should be, or a step is not ended when the
+  execution_timeout of its task is over
 - ``a trigger left open``, ``waits for nothing``: the rows of a task and its trigger do not go together
 - ``on_kill without a user`` (I14)
 - ``lost XComs``, ``wrong XCom``: what is stored, or told, is not what was left
@@ -17,7 +18,7 @@ from what workers, triggers and users say they did. What it looks for, by name:
 - ``a run ended over an unfinished task``, ``a run ended wrongly``
 - ``pool overcommitted``, ``began while paused``
 - ``written without a lease`` (I10), ``an event was buried``
-- ``wrong end``: where nothing goes wrong, a task has not ended as its authors wrote
+- ``removed``: a task was removed from a run though its DAG has it
 - ``stuck``, ``moved at rest``, ``broke``
 """
 
@@ -25,14 +26,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
-from tests.proof.simulation import records as of_pair
-from tests.proof.simulation.checker import Finding
-from tests.proof.simulation.tasks import oracle, records
+from tests.proof.simulation.checker import Finding, HistoryChecker
+from tests.proof.simulation.records import Record
+from tests.proof.simulation.tasks import records, rules
 from tests.proof.simulation.tasks.dags import KEY, pushed
-from tests.proof.simulation.tasks.oracle import ENDED
+from tests.proof.simulation.tasks.rules import ENDED
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario, Wait
 
 OCCUPYING = frozenset(("running", "restarting"))
@@ -93,14 +93,13 @@ class _Task(msgspec.Struct):
     left: dict[str, str] = {}  # what it has left for others, by the journal
 
 
-class Checker:
-    """Takes a history of one scenario, record by record."""
+class Checker(HistoryChecker):
+    """Judges a history of tasks."""
 
     def __init__(self, plan: TaskScenario) -> None:
+        super().__init__()
         self._plan = plan
         self._is_calm = not plan.faults
-        self.findings: list[Finding] = []
-        self._at = 0.0
         self._tasks: dict[str, _Task] = {}
         self._runs: dict[str, records.RunMoved] = {}
         self._moved: list[tuple[str, records.Moved]] = []  # by the transaction that is being told
@@ -112,25 +111,15 @@ class Checker:
         self._triggers: dict[int, str] = {}
         self._deferrals: dict[int, _Deferral] = {}
         self._events: dict[int, records.EventStored] = {}
-        self._given: dict[str, tuple[str, int]] = {}  # by token: the task, and the trigger it goes on from
-        self._begun: set[str] = set()
+        self._given: dict[str, tuple[str, int, int]] = {}  # by token: task, try, and the trigger it goes on from
+        self._begun: dict[str, float] = {}  # by token, when
+        self._to_skip: list[tuple[str, str]] = []  # by the transaction that is being told: a task, and who skips it
         self._ran: dict[str, records.StepRan] = {}
         self._removed_by_user: set[tuple[str, int]] = set()  # triggers, by task and leg
         self._stored: dict[str, dict[str, str]] = {}
-        self._fenced: set[int] = set()
         self._is_resting = False
 
-    def check(self, history: Iterable[Any]) -> list[Finding]:
-        """Return everything that is wrong, in the order of sight."""
-        for record in history:
-            self._at = record.at
-            self._take(record)
-        return self.findings
-
-    def _find(self, kind: str, what: str) -> None:
-        self.findings.append(Finding(kind, what, self._at))
-
-    def _take(self, record: Any) -> None:
+    def _take(self, record: Record) -> None:
         match record:
             case records.Moved():
                 self._see_row(record)
@@ -160,15 +149,10 @@ class Checker:
             case records.KillHookCalled():
                 if (record.task, record.leg) not in self._removed_by_user and "*" not in record.task:
                     self._find("on_kill without a user", f"{record.task} leg {record.leg}")
-            case of_pair.Fenced():
-                self._fenced.add(record.epoch)
-            case of_pair.Wrote():
-                if record.epoch in self._fenced:
-                    self._find("written without a lease", f"{record.verb} of epoch {record.epoch}")
-            case of_pair.Broke():
-                self._find("broke", f"{record.where}: {record.error}")
             case records.AllRested():
                 self._judge_rest(record)
+            case _:
+                super()._take(record)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -229,7 +213,7 @@ class Checker:
             if ran is None or now.task.split("/")[2] not in ran.skips:
                 self._find("an outcome nobody had", f"{now.task} was skipped by {now.about}")
             return
-        if before.token != now.said or self._given.get(now.said, ("", 0))[0] != now.task:
+        if before.token != now.said or self._given.get(now.said, ("",))[0] != now.task:
             self._find(
                 "a late answer counted", f"{now.task} {now.old} to {now.state}: {now.said} is not {before.token}"
             )
@@ -249,6 +233,12 @@ class Checker:
             self._find("not what the step came to", f"{now.task}: {ran.outcome} became {now.state}")
         elif ran.outcome == "failed":
             self._check_failure(now, may_retry=ran.may_retry)
+        timeout_s = self._plan.task(now.task).execution_timeout_s
+        if self._is_calm and timeout_s is not None:
+            late_s = self._at - self._begun[now.said] - timeout_s
+            if late_s > LATE_S:
+                self._find("late", f"the execution_timeout of {now.task}, by {late_s:.3f} s")
+        self._to_skip += [(f"{now.task.rpartition('/')[0]}/{name}", now.task) for name in ran.skips]
         task.left = {**task.left, **dict(ran.xcoms)}
 
     def _check_failure(self, now: records.Moved, *, may_retry: bool) -> None:
@@ -317,7 +307,7 @@ class Checker:
         """A task is given to a worker."""
         if now.token in self._given:
             self._find("a step of nobody's", f"{now.task}: {now.token} was given away before")
-        self._given[now.token] = (now.task, task.deferral if now.method else 0)
+        self._given[now.token] = (now.task, now.try_number, task.deferral if now.method else 0)
         if self._paused.get(now.task.split("/")[0]):
             self._find("began while paused", now.task)
         if now.method and task.deferral:
@@ -334,12 +324,12 @@ class Checker:
                 if record.value != self._stored.get(record.task, {}).get(KEY):
                     self._find("wrong XCom", f"{record.task}: {record.value}")
             case records.StepBegan():
-                name, trigger = self._given.get(record.token, ("", 0))
-                if name != record.task:
+                name, try_number, trigger = self._given.get(record.token, ("", 0, 0))
+                if (name, try_number) != (record.task, record.try_number):
                     self._find("a step of nobody's", f"{record.task} by {record.token}")
                 if record.token in self._begun:
                     self._find("a step began twice", f"{record.task} by {record.token}")
-                self._begun.add(record.token)
+                self._begun[record.token] = record.at
                 self._check_begin(record, trigger)
 
     def _check_begin(self, record: records.StepBegan, trigger: int) -> None:
@@ -365,6 +355,10 @@ class Checker:
         moved, self._moved = self._moved, []
         for name, before in moved:
             self._check_rule(name, before)
+        for name, by in self._to_skip:
+            if name in self._tasks and self._tasks[name].row.state == "none":
+                self._find("not what the step came to", f"{by} skips {name}, which is not skipped")
+        self._to_skip = []
         for run in self._ended_runs:
             self._judge_run(run)
         self._ended_runs = []
@@ -392,12 +386,14 @@ class Checker:
 
     def _check_rule(self, name: str, before: records.Moved) -> None:
         task = self._tasks[name]
+        if task.row.state == "removed" and name.split("/")[2] in self._upstream[name.split("/")[0]]:
+            self._find("removed", f"{name}, though its DAG has it")
         if (before.state != "none" and task.row.old) or task.row.by != "plan" or task.row.state in ("none", "removed"):
             return
         dag, run, own = name.split("/")
         plan = self._plan.task(name)
         above = tuple(self._tasks[f"{dag}/{run}/{one}"].row.state for one in self._upstream[dag].get(own, ()))
-        due = oracle.decision(plan.rule, above)
+        due = rules.decision(plan.rule, above)
         state = "scheduled" if task.row.state == "deferred" else task.row.state
         if state != due:
             self._find("wrong by its rule", f"{name} ({plan.rule}) is {state}, not {due}, with {above} upstream")
@@ -420,7 +416,7 @@ class Checker:
         if unfinished:
             self._find("a run ended over an unfinished task", f"{run}: {unfinished}")
             return
-        due = oracle.end_of_run(states, self._upstream[run.split("/")[0]])
+        due = rules.end_of_run(states, self._upstream[run.split("/")[0]])
         if self._runs[run].state != due:
             self._find("a run ended wrongly", f"{run} is {self._runs[run].state} with {states}")
 
@@ -436,12 +432,8 @@ class Checker:
                 self._find("stuck", f"{name} is {state}")
         if not record.in_time and not self.findings:
             self._find("stuck", f"runs: {sorted(run for run, row in self._runs.items() if not row.is_ended)}")
-        for name, due in oracle.predicted(self._plan).items():
-            found = self._tasks[name].row.state if name in self._tasks else "nothing"
-            if found != due:
-                self._find("wrong end", f"{name} is {found}, not {due}")
 
 
-def check(plan: TaskScenario, history: Iterable[Any]) -> list[Finding]:
+def check(plan: TaskScenario, history: Iterable[Record]) -> list[Finding]:
     """Return what is wrong with the history of a scenario."""
     return Checker(plan).check(history)

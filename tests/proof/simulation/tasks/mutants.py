@@ -7,17 +7,19 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from sqlalchemy import func
+from sqlalchemy import bindparam, func, select, update
 from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.directed import DIRECTED
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states, trigger_rules
+from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
 from headgate.store.scheduling import planning
 from headgate.store.scheduling.planning import Planned, PlanningVerbs
-from headgate.store.tasks import dags, deferral, dispatch, task_rows, user_actions, values
+from headgate.store.tables import task_instance, trigger_event
+from headgate.store.tasks import dags, deferral, dispatch, outcomes, task_rows, user_actions, values
 from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.dispatch import Candidate
 from headgate.store.tasks.outcomes import OutcomeVerbs
@@ -76,8 +78,8 @@ def _resumed_without_clearing_the_trigger() -> Sequence[Patch]:
         return {name: value for name, value in effects(row).items() if name != "trigger_id"}
 
     def resume(tx: Tx, events: Sequence[Any], waited_for: Any) -> None:
-        statement = deferral.update(deferral.task_instance).where(
-            deferral._C.trigger_id == deferral.bindparam("of_trigger"), task_rows.is_in(S.DEFERRED)
+        statement = update(task_instance).where(
+            deferral._C.trigger_id == bindparam("of_trigger"), task_rows.is_in(S.DEFERRED)
         )
         first = {event.trigger_id: event for event in reversed(events) if event.trigger_id in waited_for}
         for trigger_id in sorted(first):
@@ -120,14 +122,14 @@ def _timeouts_by_another_clock() -> Sequence[Patch]:
 
 
 def _any_event_resumes() -> Sequence[Patch]:
-    resume = deferral.Prepared(
-        deferral.update(deferral.task_instance)
-        .where(deferral._C.trigger_id == deferral.bindparam("of_trigger"), task_rows.is_in(S.DEFERRED))
+    resume = Prepared(
+        update(task_instance)
+        .where(deferral._C.trigger_id == bindparam("of_trigger"), task_rows.is_in(S.DEFERRED))
         .values(
             task_rows.effects(deferral._EVENT)
             | {
-                "event_id": deferral.select(func.max(deferral.trigger_event.c.id))
-                .where(deferral.trigger_event.c.trigger_id == deferral.bindparam("of_trigger"))
+                "event_id": select(func.max(trigger_event.c.id))
+                .where(trigger_event.c.trigger_id == bindparam("of_trigger"))
                 .scalar_subquery()
             }
         )
@@ -175,6 +177,13 @@ def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
             raise
 
     return [(TaskCore, "_store_next", store_next)]
+
+
+def _execution_timeout_is_ignored() -> Sequence[Patch]:
+    def end_none(self: TaskCore, now: float) -> None:
+        pass
+
+    return [(TaskCore, "_end_what_is_late", end_none)]
 
 
 # --- values ----------------------------------------------------------------------------------------
@@ -241,6 +250,13 @@ def _mark_cleared_before_the_read() -> Sequence[Patch]:
 
 def _runs_end_over_what_waits() -> Sequence[Patch]:
     return [(states, "UNFINISHED", states.UNFINISHED - {S.DEFERRED})]
+
+
+def _branch_skips_nothing() -> Sequence[Patch]:
+    def leave(*_arguments: Any) -> None:
+        pass
+
+    return [(outcomes, "_skip", leave)]
 
 
 def _clear_does_not_reopen_the_run() -> Sequence[Patch]:
@@ -315,6 +331,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "outcome-dropped-when-the-database-is-away": Mutant(
         "an outcome waits for the database", "stuck", _outcome_dropped_when_the_database_is_away, directed="outcome"
+    ),
+    "execution-timeout-is-ignored": Mutant(
+        "an execution_timeout ends its step", "late", _execution_timeout_is_ignored, 300
+    ),
+    "branch-skips-nothing": Mutant(
+        "a branch skips what it names", "not what the step came to", _branch_skips_nothing, 50
     ),
     "outcome-stored-without-xcoms": Mutant(
         "an outcome and its XComs are one", "lost XComs", _outcome_stored_without_xcoms, 20
