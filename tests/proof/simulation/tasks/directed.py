@@ -88,6 +88,14 @@ def an_outcome_waits_for_the_database() -> list[str]:
     return found
 
 
+def a_step_is_ended_when_its_execution_timeout_is_over() -> list[str]:
+    """A step takes four times as long as its task may."""
+    found, history = _judged(Task("a", execution_timeout_s=1.5, attempts=((Leg(seconds=6.0),),)))
+    if _states(history)[-1] != "failed":
+        found.append(f"late: it was {_states(history)}")
+    return found
+
+
 def nothing_begins_in_a_paused_dag() -> list[str]:
     """A run is asked for while its DAG is paused; it begins when the DAG goes on."""
     found, history = _judged(Task("a"), Pause(0.25, "d1", 3.0))
@@ -100,6 +108,7 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "redo": the_answer_of_an_earlier_worker_changes_nothing,
     "clear": what_is_cleared_while_it_runs_begins_anew,
     "events": the_first_of_several_events_resumes,
+    "deadline": a_step_is_ended_when_its_execution_timeout_is_over,
     "pause": nothing_begins_in_a_paused_dag,
     "look": a_look_that_was_cut_short_is_taken_again,
     "outcome": an_outcome_waits_for_the_database,

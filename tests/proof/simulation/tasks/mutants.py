@@ -114,7 +114,7 @@ def _timeouts_by_another_clock() -> Sequence[Patch]:
     original = DeferralVerbs.time_out.__wrapped__  # type: ignore[attr-defined]
 
     @leased
-    def time_out(self: DeferralVerbs, tx: LeasedTx, **limits: Any) -> Any:
+    def time_out(self: DeferralVerbs, tx: LeasedTx, /, **limits: Any) -> Any:
         tx._now = tx.now - timedelta(seconds=2)
         return original(self, tx, **limits)
 
@@ -333,7 +333,7 @@ MUTANTS: dict[str, Mutant] = {
         "an outcome waits for the database", "stuck", _outcome_dropped_when_the_database_is_away, directed="outcome"
     ),
     "execution-timeout-is-ignored": Mutant(
-        "an execution_timeout ends its step", "late", _execution_timeout_is_ignored, 300
+        "an execution_timeout ends its step", "late", _execution_timeout_is_ignored, directed="deadline"
     ),
     "branch-skips-nothing": Mutant(
         "a branch skips what it names", "not what the step came to", _branch_skips_nothing, 50
