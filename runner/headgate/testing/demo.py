@@ -343,6 +343,7 @@ class Demo:
         started_at = time.monotonic()
         self._pair.start()
         self._wait(lambda: "the runner is ready" in self._pair.log_path.read_text(), "the runner is ready")
+        self._audit.look("before the first event")
         per_kill_s = max(WRITE_S_PER_KILL_MIN, WRITE_STARTS_PER_KILL * (time.monotonic() - started_at))
         rate = min(RATE_MAX, self._plan.events / (WRITE_S_MIN + per_kill_s * (self._plan.kills + 1)))
         writing = Writer(self._folder, events=self._plan.events, partitions=self._plan.partitions, rate=rate)

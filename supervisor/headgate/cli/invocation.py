@@ -93,7 +93,7 @@ def _files_named_for_missing_dags(store: Store) -> Generator[None]:
         if exc.what != "DAG":
             raise
         lines = store.inspect.dags(is_paused=None, limit=LIST_DAGS_MAX)
-        files = sorted({line.file for line in lines if line.import_error})
+        files = sorted({Path(line.file).name for line in lines if line.import_error})
         if not files:
             raise
         shown = ", ".join(files[:FILES_NAMED_MAX]) + (", ..." if len(files) > FILES_NAMED_MAX else "")

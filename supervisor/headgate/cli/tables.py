@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,10 +22,12 @@ from headgate.cli.output import json_line, readable
 
 ROWS_SHOWN_MAX = 1000  # rows of a table: people read no more, and a table is laid out in memory
 CELL_CHARS_MAX = 200  # of one cell of a table; JSON lines have everything
-CUT_CHARS_MIN = 20  # of a column that is cut at the terminal's edge
+CUT_CHARS_MIN = 10  # of a column that is cut at the terminal's edge
 
 # Of these a beginning is enough to tell rows apart; the command `show` of each list has the whole.
 _CUT = frozenset({"last_error", "reason", "payload", "payload_head", "description", "headline", "next", "tasks"})
+# Columns that are left out, the first one first, if a table is wider than the terminal.
+_LEFT_OUT_FIRST = ("took", "try", "started_at", "created_date")
 # These are often the same in all rows.
 _HOISTED = frozenset({"dag", "run_id", "watcher", "queue", "queues", "pool", "operator", "hostname", "run_type"})
 _HEADINGS = {"is_paused": "paused", "triggerer_id": "supervisor", "last_error": "error", "created_date": "created"}
@@ -108,6 +111,14 @@ def without_own_frames(error: str) -> str:
 def _is_own(line: str) -> bool:
     places = ("/headgate/tasks/", "/headgate/child/", "/headgate/worker/", "<frozen importlib")
     return line.startswith("  File ") and any(place in line for place in places)
+
+
+def place(path: str) -> str:
+    """Return a path as it is shown: relative to the current folder if it is inside of it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return path
 
 
 def age(moment: datetime) -> str:
@@ -196,7 +207,8 @@ def _lay_out(values: Mapping[str, list[Any]], names: Mapping[str, str], *, wide:
         texts[heading] = [age(one) if isinstance(one, datetime) and not wide else cell(one) for one in cells]
     widths = {heading: max(map(cell_len, [heading, *cells])) for heading, cells in texts.items()}
     if sys.stdout.isatty() and not wide:
-        _cut(widths, [heading for heading in widths if names[heading] in _CUT])
+        _fit(widths, names)
+        texts = {heading: cells for heading, cells in texts.items() if heading in widths}
     numbers = {heading for heading, cells in values.items() if all(type(one) is int for one in cells)}
 
     def line(row: Mapping[str, str], style: Callable[[str, str], str]) -> str:
@@ -215,15 +227,19 @@ def _lay_out(values: Mapping[str, list[Any]], names: Mapping[str, str], *, wide:
         print(line(dict(zip(texts, row, strict=True)), _coloured))
 
 
-def _cut(widths: dict[str, int], headings: Sequence[str]) -> None:
-    """Make columns narrower, the widest first, until the table fits the terminal or they are as narrow as they get."""
-    spare = shutil.get_terminal_size().columns - sum(widths.values()) - 2 * (len(widths) - 1)
-    while spare < 0 and headings:
-        widest = max(headings, key=lambda heading: widths[heading])
-        if widths[widest] <= CUT_CHARS_MIN:
+def _fit(widths: dict[str, int], names: Mapping[str, str]) -> None:
+    """Make columns narrower, the widest first, and leave columns out, until the table fits the terminal if it can."""
+    columns = shutil.get_terminal_size().columns
+    cut = [heading for heading in widths if names[heading] in _CUT]
+    left_out = [heading for name in _LEFT_OUT_FIRST for heading in widths if names[heading] == name]
+    while sum(widths.values()) + 2 * (len(widths) - 1) > columns:
+        widest = max(cut, key=lambda heading: widths[heading], default=None)
+        if widest is not None and widths[widest] > max(CUT_CHARS_MIN, len(widest)):
+            widths[widest] -= 1
+        elif left_out:
+            del widths[left_out.pop(0)]
+        else:
             return
-        widths[widest] -= 1
-        spare += 1
 
 
 def _coloured(name: str, text: str) -> str:

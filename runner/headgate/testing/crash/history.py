@@ -22,6 +22,7 @@ say. Tasks have a checker of their own, `tests.proof.history.task_history`. The 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -438,7 +439,8 @@ def _when(at: str) -> str:
 
 
 def _nth(number: int) -> str:
-    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -451,7 +453,11 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"history: {error}", file=sys.stderr)
         return 2
-    print(report)
+    try:
+        print(report, flush=True)
+    except BrokenPipeError:
+        # The reader, such as `head`, has read enough; nothing that is buffered may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if report.findings else 0
 
 

@@ -11,7 +11,7 @@ import typer
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import AllOption, JsonOption, RowsOption, WideOption, print_json_lines, print_record
 from headgate.cli.options import DagArgument, json_object, moment
-from headgate.cli.tables import Column, error_line, fields, print_block, print_table, shown, without_own_frames
+from headgate.cli.tables import Column, error_line, fields, place, print_block, print_table, shown, without_own_frames
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 
@@ -32,7 +32,7 @@ _SHOWN: tuple[Column, ...] = (
     ("events", lambda dag: dag.waiting_events or None),
     *("next_run_at", "last_run_state"),
     ("last_run", lambda dag: dag.last_run_at),
-    "file",
+    ("file", lambda dag: place(dag.file)),
 )
 _TASK_COLUMNS = (
     *("task_id", "operator", "upstream", "trigger_rule", "retries", "execution_timeout_s"),
@@ -68,12 +68,12 @@ def _print_broken(files: dict[str, str], *, whole: bool) -> None:
     """Print what is wrong with files: a traceback each if there are few, otherwise a line each."""
     if whole or len(files) <= TRACEBACKS_SHOWN_MAX:
         for file, error in sorted(files.items()):
-            print(f"\ncannot be parsed: {shown(file)}")
+            print(f"\ncannot be parsed: {shown(place(file))}")
             print_block(without_own_frames(error))
         return
     print(f"\n{len(files):,} files cannot be parsed; their tracebacks: headgate dags list --errors")
     for file, error in sorted(files.items())[:BROKEN_FILES_SHOWN_MAX]:
-        print(shown(f"  {file}: {error_line(error)}"))
+        print(shown(f"  {place(file)}: {error_line(error)}"))
     if len(files) > BROKEN_FILES_SHOWN_MAX:
         print(f"  and {len(files) - BROKEN_FILES_SHOWN_MAX:,} more")
 

@@ -39,7 +39,8 @@ _TRIGGERERS_SHOWN: tuple[Column, ...] = (
     ("epoch", lambda lease: lease.id),
     *("hostname", "pid", "started_at"),
     ("heartbeat", lambda lease: lease.latest_heartbeat),
-    *("ended_at", "capacity", "triggers", "tasks", "queues"),
+    ("ended", lambda lease: lease.stopped_at or lease.fenced_at),
+    *("capacity", "triggers", "workers", "tasks", "queues"),
 )
 
 

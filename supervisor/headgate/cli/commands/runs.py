@@ -26,7 +26,14 @@ from headgate.cli.tables import Column, duration, fields, print_table
 app = typer.Typer(help="Runs of DAGs.", no_args_is_help=True)
 
 _TOOK: Column = ("took", lambda row: duration(row.started_at, row.ended_at))
-_SHOWN: tuple[Column, ...] = ("dag", "run_id", "state", "created_date", _TOOK, ("tasks", lambda run: _told(run.tasks)))
+_SHOWN: tuple[Column, ...] = (
+    "dag",
+    "run_id",
+    "state",
+    "created_date",
+    _TOOK,
+    ("tasks", lambda run: _counts(run.tasks)),
+)
 _TASKS_SHOWN: tuple[Column, ...] = (
     *("task_id", "state"),
     ("try", lambda task: f"{task.try_number}/{task.tries_max}"),
@@ -34,7 +41,7 @@ _TASKS_SHOWN: tuple[Column, ...] = (
 )
 
 
-def _told(tasks: dict[str, int]) -> str:
+def _counts(tasks: dict[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in tasks.items())
 
 
@@ -86,7 +93,7 @@ def show(ctx: typer.Context, dag: DagArgument, run: RunArgument, as_json: JsonOp
         whole = [fields(task, task.__struct_fields__) for task in tasks]
         print_record(record | {"task_list": whole}, as_json=True)
         return
-    print_record(record, as_json=False)
+    print_record(record | {"tasks": _counts(found.line.tasks)}, as_json=False)
     print()
     print_table(tasks, _TASKS_SHOWN)
 

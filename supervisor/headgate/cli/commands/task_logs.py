@@ -12,7 +12,7 @@ from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption
 from headgate.cli.options import DagArgument, RunArgument, TaskArgument
 from headgate.cli.output import json_line
-from headgate.cli.tables import shown
+from headgate.cli.tables import shown, without_own_frames
 
 if TYPE_CHECKING:
     from headgate.store.inspect.dags import TaskRef
@@ -87,17 +87,16 @@ def _print(record: Mapping[str, Any], *, is_wide: bool) -> None:
     first, *below = str(record.get("event", "")).splitlines() or [""]
     beside: list[str] = []
     for name, value in _others(record, is_wide=is_wide):
-        text = value if isinstance(value, str) else json_line(value)
-        if "\n" in text.strip():
-            # A traceback, for example: as Python prints it.
-            below += [f"{name}:"] if name != "exception" else []
-            below += [f"  {line}" if name != "exception" else line for line in text.splitlines()]
-        elif text.strip():
-            beside.append(f"{name}={text.strip()}")
+        text = value.strip() if isinstance(value, str) else json_line(value)
+        if "\n" in text:
+            below += text.splitlines() if is_wide else without_own_frames(text).splitlines()
+        elif text:
+            beside.append(f"{name}={text}")
     print(begin + shown(" ".join([first, *beside])))
-    indent = " " * len(begin) if not any(line.startswith("Traceback") for line in below) else "    "
+    # A traceback is as Python prints it, and not so far to the right that its lines are broken.
+    is_traceback = any(line.startswith("Traceback") for line in below)
     for line in below:
-        print(indent + shown(line))
+        print(("    " if is_traceback else " " * len(begin)) + shown(line))
 
 
 def _others(record: Mapping[str, Any], *, is_wide: bool) -> list[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,15 +22,23 @@ from headgate.cli.options import span_s
 from headgate.cli.output import payload
 from headgate.cli.tables import Column, fields, print_block
 
+if TYPE_CHECKING:
+    from headgate.store.inspect.inspecting_triggers import TriggerLine
+
 app = typer.Typer(help="Triggers, with their failures.", no_args_is_help=True)
 
-_TASK: Column = ("task", lambda trigger: f"{trigger.dag} {trigger.run_id} {trigger.task_id}" if trigger.dag else "")
 _SHOWN: tuple[Column, ...] = (
-    *("id", "name", "classpath", "triggerer_id", "created_date"),
+    "id",
+    ("class", lambda trigger: trigger.classpath.rpartition(".")[2]),
+    ("watcher or task", lambda trigger: _user_of(trigger)),
+    *("triggerer_id", "created_date"),
     ("failures", lambda trigger: trigger.failure_count or None),
-    *("last_error", "finished_at", _TASK),
+    *("last_error", "finished_at"),
 )
-_WAITING: tuple[Column, ...] = ("id", "classpath", "triggerer_id", "created_date", "last_error", _TASK)
+
+
+def _user_of(trigger: TriggerLine) -> str:
+    return f"{trigger.dag} {trigger.run_id} {trigger.task_id}" if trigger.dag else trigger.name
 
 
 @app.command("list")
@@ -109,4 +117,4 @@ def slow(
     seconds = span_s(longer_than, "--longer-than")
     with invocation(ctx).store() as store:
         slow = store.inspect.slow(longer_than_s=seconds, limit=limit)
-        print_structs(slow, _WAITING, as_json=as_json, wide=wide)
+        print_structs(slow, _SHOWN, as_json=as_json, wide=wide)

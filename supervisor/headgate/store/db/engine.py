@@ -55,7 +55,8 @@ def open_engine(url: str) -> Engine:
 
 def database_name(engine: Engine) -> str:
     """Return the URL for people to read: without password, and without parameters, which may hold one."""
-    return engine.url.set(query={}).render_as_string(hide_password=True)
+    shown = engine.url.set(query={}, drivername=engine.url.get_backend_name())
+    return shown.render_as_string(hide_password=True)
 
 
 def is_in_memory(engine: Engine) -> bool:
