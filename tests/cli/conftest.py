@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.supervisor.tasks_harness import Tasks, task_states
 
 from headgate.cli.main import main
+from headgate.protocol.messages.dags import TaskSpec
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.store import Store
 from headgate.supervisor.logs import process_log
+
+Query = Callable[..., list[dict[str, Any]]]
+CHAIN = (TaskSpec("a", "Op"), TaskSpec("b", "Op", upstream=("a",)), TaskSpec("c", "Op", upstream=("b",)))
 
 
 @dataclass(frozen=True)
@@ -66,3 +74,25 @@ def call_database(call: Call, database_url: str) -> Callable[..., Called]:
         return call("--db", database_url, *arguments)
 
     return run
+
+
+@pytest.fixture
+def users_store(database_url: str, home: Path) -> Iterator[Store]:
+    """A store beside the commands, with the keys they have."""
+    home.mkdir(exist_ok=True)
+    with Store(open_engine(database_url), secrets=Secrets.open(home, None)) as store:
+        yield store
+
+
+@pytest.fixture
+def etl(users_store: Store, query: Query) -> Tasks:
+    """A DAG ``etl`` with the tasks ``a``, ``b``, ``c`` in a row, and a run ``r1`` of it that has begun."""
+    tasks = Tasks(users_store, query, tasks=CHAIN)
+    users_store.scheduling.plan(tasks.epoch)
+    return tasks
+
+
+def states(tasks: Tasks) -> str:
+    """Return the states of the tasks of the run, by name."""
+    found = task_states(tasks.store, tasks.run)
+    return " ".join(found[name].value for name in sorted(found))

@@ -36,6 +36,16 @@ def test_help_names_every_command(call: Any) -> None:
         assert command in called.out
 
 
+def test_help_is_in_groups_and_shows_no_types_for_flags(call: Any) -> None:
+    groups = call("--help").out
+    assert groups.index("Run ─") < groups.index("DAGs and tasks") < groups.index("Triggers and events")
+    assert "--install-completion" in groups
+    clear = call("help", "tasks", "clear").out
+    assert clear == call("tasks", "clear", "--help").out
+    assert "--only-failed" in clear
+    assert "<" not in clear
+
+
 def test_a_call_without_a_command_shows_the_help_and_is_a_usage_error(call: Any) -> None:
     called = call()
 
@@ -75,6 +85,14 @@ def test_asking_for_help_imports_neither_the_database_nor_users_side() -> None:
     [
         (["bogus"], 2, "headgate: No such command 'bogus'."),
         (["watchers", "add"], 2, "headgate: Missing argument"),
+        (["dags", "list", "--home", "x"], 2, "headgate: --home goes before the command: headgate --home DIR dags list"),
+        (
+            ["tasks", "list", "--state", "deffered"],
+            2,
+            "headgate: Invalid value for '--state': there is no 'deffered'",
+        ),
+        (["tasks", "list", "--limit", "x"], 2, "headgate: Invalid value for '--limit': expected a whole number"),
+        (["frames", "show", "/nope"], 1, "headgate: there is no file or folder /nope"),
         (["events", "list", "--limit", "0"], 2, "headgate: Invalid value for '--limit'"),
         (["--config", "nowhere.toml", "config", "show"], 2, "headgate: there is no file"),
         (["triggerer", "--capacity", "0"], 2, "headgate: capacity: expected a whole number from 1"),

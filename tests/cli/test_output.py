@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 
 from headgate.cli.output import json_line, payload
-from headgate.cli.tables import cell
 from headgate.protocol.values import encode_value
 
 
@@ -55,12 +54,3 @@ def test_a_payload_that_cannot_be_decoded_is_printed_as_it_is_stored(data: bytes
 
 def test_text_that_has_no_utf8_form_is_printed_with_escapes() -> None:
     assert json.loads(json_line({"a": ["\udcff"]})) == {"a": ["\\udcff"]}
-
-
-def test_a_cell_of_a_table_cannot_drive_the_terminal() -> None:
-    assert cell("\x1b[31mred\nnext") == "\\x1b[31mred\\nnext"
-
-
-def test_a_long_cell_is_cut_and_shows_it() -> None:
-    assert len(cell("x" * 10_000)) == 200
-    assert cell("x" * 10_000).endswith("…")

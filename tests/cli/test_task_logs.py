@@ -51,6 +51,38 @@ def test_the_log_of_each_try_is_printed_in_order(call_database: Any, etl: Tasks,
     assert [(row["event"], row["try_number"], row["source"]) for row in rows] == [("second", 2, "task")]
 
 
+def test_a_traceback_is_printed_as_python_prints_it(call_database: Any, etl: Tasks, home: Path) -> None:
+    own = '  File "/x/headgate/tasks/execution.py", line 1, in run_step\n    run()'
+    users = '  File "dags/boom.py", line 4, in fails\n    raise ValueError("no")'
+    logs = TaskLogs(home / "logs")
+    text = f"Traceback (most recent call last):\n{own}\n{users}\nValueError: no"
+    record = {"event": "failed", "level": "error", "traceback": text, "trigger_id": 7, "classpath": "a.B"}
+    logs.write(TryName("etl", "r1", "a", 1), record)
+    logs.close()
+
+    lines = call_database("tasks", "logs", "etl", "r1", "a").out.splitlines()
+    wide = call_database("tasks", "logs", "etl", "r1", "a", "--wide").out
+
+    assert lines[1].endswith(" failed"), "without the ids of its trigger"
+    assert lines[2:] == [
+        "    Traceback (most recent call last):",
+        '      File "dags/boom.py", line 4, in fails',
+        '        raise ValueError("no")',
+        "    ValueError: no",
+    ]
+    assert "run_step" in wide
+    assert "trigger_id=7 classpath=a.B" in wide
+
+
+def test_a_try_without_a_log_is_an_error(call_database: Any, etl: Tasks, home: Path) -> None:
+    write(home, 1, "first")
+
+    called = call_database("tasks", "logs", "etl", "r1", "a", "--try", "7")
+
+    assert (called.code, called.out) == (1, "")
+    assert "there is no log of try 7 of a; there are logs of: 1" in called.err
+
+
 def test_a_task_without_a_log_says_where_it_was_looked_for(call_database: Any, etl: Tasks, home: Path) -> None:
     called = call_database("tasks", "logs", "etl", "r1", "a")
 

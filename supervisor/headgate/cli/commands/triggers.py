@@ -23,7 +23,7 @@ from headgate.cli.output import payload
 from headgate.cli.tables import Column, fields, print_block
 
 if TYPE_CHECKING:
-    from headgate.store.inspect.inspecting_triggers import TriggerLine
+    from headgate.store.inspect.triggers import TriggerLine
 
 app = typer.Typer(help="Triggers, with their failures.", no_args_is_help=True)
 

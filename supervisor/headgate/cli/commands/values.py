@@ -213,3 +213,11 @@ def set_pool(
     if slots == 0:
         whose = "every task that names no pool" if name == "default_pool" else "its tasks"
         print(f"with 0 slots none of its tasks starts: this stops {whose}", file=sys.stderr)
+
+
+@pools_app.command("delete")
+def delete_pool(ctx: typer.Context, name: NameArgument) -> None:
+    """Delete a pool. No unfinished task may be in it."""
+    with invocation(ctx).store() as store:
+        store.tasks.delete_pool(name)
+    print(f"deleted pool {name}")

@@ -13,16 +13,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Integer, bindparam, false, func, or_, select
+from sqlalchemy import Integer, bindparam, delete, false, func, or_, select
 
-from headgate.protocol.messages.dags import POOL_SLOTS_MAX, TaskState
+from headgate.protocol.messages.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
 from headgate.scheduling import states
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
 from headgate.store.db.verbs import leased, writing
-from headgate.store.errors import BadKey, ValueRefused
+from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
 from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
 from headgate.store.tasks import deferral, task_rows, values
@@ -153,6 +153,18 @@ class DispatchVerbs(GraphVerbs):
             raise ValueRefused(f"a pool has 0 to {POOL_SLOTS_MAX:,} slots, not {slots:,}")
         statement = insert_into(tx.connection, pool).values(name=name, slots=slots)
         tx.connection.execute(statement.on_conflict_do_update(index_elements=[pool.c.name], set_={"slots": slots}))
+
+    @writing
+    def delete_pool(self, tx: Tx, name: str) -> None:
+        """Delete a pool that no unfinished task is in. Raises `NoSuchRow` and `ValueRefused`."""
+        if name == DEFAULT_POOL:
+            raise ValueRefused(f"the pool {name} cannot be deleted: tasks that name no pool are in it")
+        unfinished = select(func.count()).where(_C.pool == name, task_rows.is_in(*states.UNFINISHED))
+        if tasks := tx.connection.execute(unfinished).scalar_one():
+            count = "1 unfinished task is" if tasks == 1 else f"{tasks:,} unfinished tasks are"
+            raise ValueRefused(f"the pool {name!r} cannot be deleted: {count} in it")
+        if tx.connection.execute(delete(pool).where(pool.c.name == name)).rowcount == 0:
+            raise NoSuchRow("pool", name)
 
 
 class _DueTask(NamedTuple):

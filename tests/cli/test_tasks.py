@@ -1,0 +1,126 @@
+"""The commands for tasks and triggers, and `why`, called as a user calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.cli.conftest import states
+from tests.supervisor.tasks_harness import WAIT, Tasks
+
+from headgate.protocol.values import encode_value
+
+Query = Callable[..., list[dict[str, Any]]]
+
+
+# --- tasks -----------------------------------------------------------------------------------------
+
+
+def test_tasks_are_listed_and_shown(call_database: Any, etl: Tasks) -> None:
+    token = etl.run_it()
+    etl.store.tasks.fail(etl.epoch, etl.a, token, "Traceback\nValueError: no", xcoms={"k": encode_value(7, where="x")})
+
+    rows = call_database("tasks", "list", "etl", "latest", "--json").rows()
+    assert [(row["task_id"], row["state"]) for row in rows] == [("a", "failed"), ("b", "none"), ("c", "none")]
+    assert [row["task_id"] for row in call_database("tasks", "list", "--state", "failed", "--json").rows()] == ["a"]
+    shown = call_database("tasks", "show", "etl", "r1", "a").out
+    assert "last error:\n  Traceback\n  ValueError: no\n" in shown
+    (row,) = call_database("tasks", "show", "etl", "r1", "a", "--json").rows()
+    assert (row["xcoms"], row["last_error"], row["try_number"]) == ({"k": 7}, "Traceback\nValueError: no", 1)
+
+
+def test_tasks_are_cleared_with_what_comes_after_them(call_database: Any, etl: Tasks) -> None:
+    etl.store.tasks.cancel_run(etl.run)
+
+    called = call_database("tasks", "clear", "etl", "r1", "b", "--downstream")
+
+    assert called.out == "cleared 2 tasks of run r1 of etl: b, c\n"
+    assert states(etl) == "failed none none"
+    assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "cleared 1 task of run r1 of etl: a\n"
+    assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "nothing to clear in run r1 of etl\n"
+    assert "cleared 3 tasks" in call_database("tasks", "clear", "etl", "r1", "--all").out
+
+
+@pytest.mark.parametrize("options", [[], ["--downstream"], ["a", "--all"]])
+def test_a_clear_must_say_what_it_clears(call_database: Any, etl: Tasks, options: list[str]) -> None:
+    etl.store.tasks.cancel_run(etl.run)
+
+    called = call_database("tasks", "clear", "etl", "r1", *options)
+
+    assert called.code == 2
+    assert "name the tasks" in called.err
+    assert states(etl) == "failed failed failed"
+
+
+def test_a_task_is_marked_once(call_database: Any, etl: Tasks) -> None:
+    assert call_database("tasks", "mark-success", "etl", "r1", "a").out == "marked a of run r1 of etl as success\n"
+    assert call_database("tasks", "mark-failed", "etl", "latest", "b").out == "marked b of run r1 of etl as failed\n"
+    assert states(etl) == "success failed none"
+    again = call_database("tasks", "mark-failed", "etl", "r1", "a")
+    assert again.code == 1
+    assert "has ended already: success" in again.err
+
+
+# --- why and triggers ------------------------------------------------------------------------------
+
+
+def test_why_says_one_headline_the_facts_and_what_comes_next(call_database: Any, etl: Tasks) -> None:
+    called = call_database("why", "etl", "latest", "b")
+
+    first, *facts, last = called.out.splitlines()
+    assert first == "it waits for 1 of 1 upstream tasks: a (scheduled)"
+    assert any(line.split() == ["upstream", "a", "(scheduled),", "rule", "all_success"] for line in facts)
+    assert last.startswith("next: it goes on by its rule all_success")
+    (row,) = call_database("why", "etl", "r1", "b", "--json").rows()
+    assert (row["reason"], row["headline"]) == ("upstream", first)
+    assert ["state", "none"] in row["facts"]
+
+
+def test_why_of_a_run_says_it_of_every_task_that_waits(call_database: Any, etl: Tasks) -> None:
+    etl.store.tasks.mark(etl.a, "success")
+
+    rows = call_database("why", "etl", "r1", "--json").rows()
+
+    assert [(row["task_id"], row["reason"]) for row in rows] == [("b", "about_to"), ("c", "upstream")]
+    assert "about to be scheduled" in call_database("why", "etl", "r1").out
+    etl.store.tasks.cancel_run(etl.run)
+    assert call_database("why", "etl", "r1").out == "run r1 of etl is failed; none of its tasks is waiting\n"
+
+
+def test_why_of_a_deferred_task_and_of_its_trigger_agree(call_database: Any, etl: Tasks) -> None:
+    (given,) = etl.dispatch()
+    etl.store.tasks.defer(etl.epoch, given.id, given.token, WAIT)
+    trigger = etl.row()["trigger_id"]
+
+    (of_task,) = call_database("why", "etl", "r1", "a", "--json").rows()
+    (of_trigger,) = call_database("why", str(trigger), "--json").rows()
+
+    assert of_task["reason"] == of_trigger["reason"] == "unclaimed"
+    # But for how long ago that was.
+    assert of_task["headline"].split(",")[0] == of_trigger["headline"].split(",")[0]
+    assert ["task", "etl r1 a"] in of_trigger["facts"]
+    assert call_database("why", "a", "b", "c", "d").code == 2
+
+
+def test_triggers_are_listed_shown_and_orphans_removed(call_database: Any, etl: Tasks, query: Query) -> None:
+    (given,) = etl.dispatch()
+    etl.store.tasks.defer(etl.epoch, given.id, given.token, WAIT)
+    trigger = etl.row()["trigger_id"]
+    etl.store.add_watcher("w", "a.B", {"password": "secret"})
+
+    rows = call_database("triggers", "list", "--json").rows()
+    assert [(row["name"], row["task_id"]) for row in rows] == [(f"trigger-{trigger}", "a"), ("w", None)]
+    assert call_database("triggers", "slow", "--longer-than", "0s", "--json").rows()[0]["id"] == trigger
+    assert call_database("triggers", "slow", "--longer-than", "1h", "--json").rows() == []
+    assert call_database("triggers", "slow", "--longer-than", "long").code == 2
+    assert "secret" not in call_database("triggers", "show", "w").out
+    assert "secret" in call_database("triggers", "show", "w", "--kwargs").out
+    assert call_database("triggers", "orphans").out == "none\n"
+    query("DELETE FROM asset_watcher")
+    (orphan,) = call_database("triggers", "orphans", "--json").rows()
+    assert orphan["classpath"] == "a.B"
+    assert call_database("triggers", "orphans", "--remove").out == f"removed 1 trigger: {orphan['id']}\n"
+    assert call_database("triggers", "orphans", "--remove").out == "removed 0 triggers\n"
+    assert [row["id"] for row in call_database("triggers", "list", "--json").rows()] == [trigger]
+    assert len(call_database("triggers", "list", "--ended", "--json").rows()) == 2

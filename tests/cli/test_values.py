@@ -1,0 +1,106 @@
+"""The commands for variables, connections and pools, called as a user calls them."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from tests.supervisor.tasks_harness import Tasks
+
+from headgate.cli.commands.values import masked
+
+
+def test_variables_are_set_read_listed_and_deleted(
+    call_database: Any, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call_database("variables", "set", "city", "Köln", "--description", "where").out == "set variable city\n"
+    assert call_database("variables", "get", "city").out == "Köln\n"
+    (row,) = call_database("variables", "list", "--json").rows()
+    assert (row["name"], row["description"]) == ("city", "where")
+    assert "Köln" not in call_database("variables", "list").out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"two\nlines\n")))
+    assert call_database("variables", "set", "city", "-").code == 0
+    assert json.loads(call_database("variables", "get", "city", "--json").out)["value"] == "two\nlines"
+    unknown = call_database("variables", "get", "citi")
+    assert (unknown.code, "did you mean city?" in unknown.err) == (1, True)
+    assert call_database("variables", "delete", "city").out == "deleted variable city\n"
+    assert call_database("variables", "delete", "city").code == 1
+
+
+def test_a_value_that_is_too_long_or_no_text_is_refused(call_database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for data, problem in ((b"x" * 100_000, "the limit is 65,536"), (b"\xff", "not text in UTF-8")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        called = call_database("variables", "set", "v", "-")
+        assert called.code != 0
+        assert problem in called.err
+    assert call_database("variables", "list", "--json").rows() == []
+
+
+def test_a_connection_shows_its_password_only_when_asked_to(call_database: Any) -> None:
+    uri = "postgresql://me:s3cret@db:5432/shop?token=hidden"
+
+    assert call_database("connections", "set", "shop", uri).code == 0
+
+    assert call_database("connections", "get", "shop").out == "postgresql://me:***@db:5432/shop?token=***\n"
+    assert call_database("connections", "get", "shop", "--reveal").out == f"{uri}\n"
+    assert "s3cret" not in call_database("connections", "list").out
+    bad = call_database("connections", "set", "shop", "me:s3cret@db:x")
+    assert call_database("connections", "set", "bad", "//me:s3cret@db").code == 2
+    assert "s3cret" not in bad.err
+    assert call_database("connections", "delete", "shop").code == 0
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://host/path", "http://host/path"),
+        ("http://me@host", "http://me@host"),
+        ("http://:p@host", "http://:***@host"),
+        ("http://me:p%40ss@[::1]:80/x?a=1&b=", "http://me:***@[::1]:80/x?a=***&b=***"),
+        ("s3cret", "***"),
+        ("http://[", "***"),
+    ],
+)
+def test_a_uri_is_masked(uri: str, shown: str) -> None:
+    assert masked(uri) == shown
+
+
+def test_pools_are_made_changed_and_listed(call_database: Any, etl: Tasks) -> None:
+    assert call_database("pools", "set", "gpu", "2").out == "the pool gpu has 2 slots\n"
+    assert call_database("pools", "set", "gpu", "3").code == 0
+    rows = call_database("pools", "list", "--json").rows()
+    assert [(row["name"], row["slots"]) for row in rows] == [("default_pool", 128), ("gpu", 3)]
+    assert call_database("pools", "set", "gpu", "-1").code != 0
+
+
+def test_a_pool_is_deleted_unless_tasks_are_in_it(call_database: Any, etl: Tasks) -> None:
+    call_database("pools", "set", "gpu", "2")
+
+    assert call_database("pools", "delete", "gpu").out == "deleted pool gpu\n"
+    assert "there is no pool named 'gpu'" in call_database("pools", "delete", "gpu").err
+    assert "tasks that name no pool are in it" in call_database("pools", "delete", "default_pool").err
+    etl.query("UPDATE task_instance SET pool = 'gpu' WHERE task_id = 'a'")
+    call_database("pools", "set", "gpu", "2")
+    assert "1 unfinished task is in it" in call_database("pools", "delete", "gpu").err
+
+
+def test_no_slots_in_the_default_pool_is_warned_of(call_database: Any) -> None:
+    called = call_database("pools", "set", "default_pool", "0")
+
+    assert called.code == 0
+    assert "this stops every task that names no pool" in called.err
+
+
+def test_a_value_of_another_key_names_the_value_and_the_setting(
+    call_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_database("variables", "set", "city", "x")
+    monkeypatch.setenv("HEADGATE_FERNET_KEYS", "x" * 43 + "=")
+
+    called = call_database("variables", "get", "city")
+
+    assert called.code == 1
+    assert "the variable 'city' was encrypted with a key that is not among the keys used here" in called.err
+    assert "fernet_keys" in called.err
