@@ -3,196 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, cast
 
 import msgspec
 import pytest
 from sqlalchemy import text
 from tests.conftest import OpenStore
-from tests.supervisor.tasks_harness import QUEUES, Clock, S, Tasks, body, clear, event_of, task_states
+from tests.supervisor.tasks.core_harness import (
+    DEFER,
+    Query,
+    Scene,
+)
+from tests.supervisor.tasks_harness import QUEUES, Clock, S, body, clear, event_of, task_states
 
-from headgate.protocol.messages import queries
-from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec
-from headgate.protocol.messages.queries import EncodedValue, GetXCom, QueryResult, Response
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX
+from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
-from headgate.protocol.messages.worker import Step, StepEnded
-from headgate.protocol.values import encode_value
+from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.scheduling.names import TryName
-from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused
+from headgate.store.errors import LeaseLost, RowsRefused
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import Adopted
-from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
-from headgate.supervisor.tasks.core import TaskCore, TaskTimes
+from headgate.supervisor.executors.base import StepQuery
 from headgate.supervisor.tasks.scheduler import SchedulerStep
-
-Query = Callable[..., list[dict[str, Any]]]
-DEFER = StepDeferred("a.Trigger", encode_value({}, where="k"), "resume", encode_value({"n": 1}, where="k"))
-
-
-class FakeExecutor:
-    """Has room for so many steps, and reports what it is told to."""
-
-    def __init__(self, room: int) -> None:
-        self.workers = room
-        self.steps: dict[str, Step] = {}
-        self.ended: list[tuple[str, EndReason]] = []
-        self.answers: list[tuple[str, Response]] = []
-        self.pending: list[ExecutorEvent] = []
-        self.is_closed = False
-
-    def room(self) -> int:
-        return self.workers - len(self.steps)
-
-    def submit(self, step: Step) -> None:
-        assert self.room() > 0
-        self.steps[step.token] = step
-
-    def end(self, token: str, why: EndReason, text: str) -> None:
-        self.ended.append((token, why))
-        self.lose(token, text)
-
-    def answer(self, token: str, answer: Response) -> None:
-        self.answers.append((token, answer))
-
-    def events(self, now: float) -> Sequence[ExecutorEvent]:
-        pending, self.pending = self.pending, []
-        return pending
-
-    def wake_at(self) -> float:
-        return 0.0 if self.pending else math.inf
-
-    def drain(self, now: float) -> bool:
-        return not self.steps
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    # --- what the test says ---
-
-    def finish(self, outcome: StepOutcome, token: str | None = None) -> str:
-        token = token or next(iter(self.steps))
-        del self.steps[token]
-        self.pending.append(StepEnded(token, outcome))
-        return token
-
-    def lose(self, token: str, reason: str) -> None:
-        del self.steps[token]
-        self.pending.append(StepLost(token, reason))
-
-
-class QuietScheduler:
-    """Never has anything to do; counts what it is told."""
-
-    def __init__(self) -> None:
-        self.notices = 0
-        self.news = SchedulerStep()
-
-    def notify(self) -> None:
-        self.notices += 1
-
-    def notify_fenced(self) -> None:
-        self.notices += 1
-
-    def step(self, epoch: int, now: float) -> SchedulerStep:
-        news, self.news = self.news, SchedulerStep()
-        return news
-
-    def wake_at(self) -> float:
-        return math.inf
-
-
-class Answers:
-    """Answers every query with the number one."""
-
-    def answer(self, query: queries.Query, *, dag_run_id: int | None) -> QueryResult:
-        assert dag_run_id is not None
-        return EncodedValue(b"1")
-
-
-class NoFiles:
-    """A folder without DAG files."""
-
-    def step(self, epoch: int, now: float) -> bool:
-        return False
-
-    def wake_at(self) -> float:
-        return math.inf
-
-    def close(self) -> None:
-        pass
-
-
-class Logs:
-    """Keeps what the supervisor says about tries."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[TryName, str, str, dict[str, object]]] = []
-
-    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
-        self.said.append((name, level, event, fields))
-
-    def flush(self) -> bool:
-        return True
-
-    def events(self) -> list[str]:
-        return [event for _, _, event, _ in self.said]
-
-
-class Scene:
-    """A run with tasks that are scheduled, and a core that has a worker for each of ``workers``."""
-
-    def __init__(self, store: Store, query: Query, *names: str, workers: int = 4, **options: Any) -> None:
-        self.tasks = Tasks(store, query, tasks=tuple(TaskSpec(name, "Op", **options) for name in names or ("a",)))
-        self.store = Flaky(store)
-        self.executor = FakeExecutor(workers)
-        self.scheduler = QuietScheduler()
-        self.logs = Logs()
-        self.core = TaskCore(
-            cast(Any, self.store),
-            self.executor,
-            self.scheduler,
-            Answers(),
-            NoFiles(),
-            self.logs,
-            queues=QUEUES,
-            times=TaskTimes(),
-            retry=DatabaseRetry("tasks", 1.0, 10.0),
-        )
-        self.tasks.plan()
-
-    def step(self, now: float = 0.0) -> bool:
-        return self.core.step(self.tasks.epoch, now)
-
-    def begin(self, now: float = 0.0) -> str:
-        """Have the first task run; return the token of its step."""
-        self.step(now)
-        return next(iter(self.executor.steps))
-
-
-class Flaky:
-    """The store's verbs for tasks; the next call of ``fails`` raises, after the verb was done or without it."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.fails: str | None = None
-        self.is_done_first = False
-
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self.store.tasks, name)
-        if name != self.fails:
-            return verb
-
-        def failing(*arguments: Any, **options: Any) -> Any:
-            self.fails = None
-            if self.is_done_first:
-                verb(*arguments, **options)
-            raise DatabaseAway("db", "the test says so")
-
-        return failing
 
 
 @pytest.fixture

@@ -1,0 +1,154 @@
+"""How the core leaves: drains, deadlines, and what cuts a drain short."""
+
+from __future__ import annotations
+
+import pytest
+from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers, cut_off, fired
+
+from headgate.protocol.messages.runner import (
+    Drain,
+    FinishedTrigger,
+    StateChanges,
+    StateSync,
+)
+from headgate.supervisor import commands
+from headgate.supervisor.commands import Exit, Kill, Spawn
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.leaving import DRAIN_MARGIN_S
+from headgate.supervisor.triggers.leases import Identity
+
+
+def test_a_drain_lets_the_runner_hand_over_stores_it_and_releases_the_triggers(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    supervisor.core.drain(world.now)
+    supervisor.settle()
+    assert len(supervisor.sent(Drain)) == 1
+    supervisor.round(fired(spec, 0))
+    assert supervisor.answers() == [StateSync(1, persisted=(1,))]
+    cancelled = FinishedTrigger(trigger_id, spec.trigger_run_id, "cancelled", 1, reason="shutdown")
+    supervisor.core.receive(1, StateChanges(2, finished=(cancelled,)), world.now)
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_DRAINED
+    assert supervisor.take(Spawn) == []
+    other = world.supervisor(pid=2)
+    other.start_runner()
+    assert [spec.trigger_id for spec in other.created()] == [trigger_id], "at once, without waiting for the lease"
+
+
+def test_a_drain_during_the_start_of_the_runner_is_told_once_it_is_there(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.settle()
+    supervisor.core.drain(world.now)
+    supervisor.start_runner()
+    assert len(supervisor.sent(Drain)) == 1
+
+
+def test_a_runner_that_does_not_end_in_the_drain_is_killed(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    for _ in range(int(SETTINGS.drain_s + DRAIN_MARGIN_S) - 1):
+        supervisor.pass_time(1.0)
+        supervisor.heartbeat()
+    assert supervisor.take(Kill) == []
+    supervisor.pass_time(1.1)
+    assert len(supervisor.take(Kill)) == 1
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_KILLED
+    assert exit_.reason == "the runner did not come to the end of its drain in time"
+
+
+def test_a_runner_that_gives_up_its_drain_cuts_it_short(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.runner_ended(1, "exited with code 77", world.now, gave_up=True)
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_KILLED
+    assert exit_.reason == "the runner did not come to the end of its drain: exited with code 77"
+
+
+def test_a_runner_that_is_killed_during_a_drain_has_lost_nothing(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.settle()
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED], "its brokers deliver it again"
+
+
+class LongTask:
+    """One task, which ends at ``ends_at``, or when it is made to."""
+
+    def __init__(self, ends_at: float) -> None:
+        self.ends_at = ends_at
+
+    def notify(self, *, has_fenced: bool = False) -> None:
+        pass
+
+    def step(self, epoch: int, now: float) -> bool:
+        return False
+
+    def wake_at(self) -> float:
+        return self.ends_at
+
+    def drain(self, now: float) -> bool:
+        return now >= self.ends_at
+
+    def end_all(self, reason: str) -> None:
+        self.ends_at = 0.0
+
+    def abandon(self) -> None:
+        raise AssertionError("the lease is held")
+
+
+@pytest.mark.parametrize("runs_on_s", [SETTINGS.drain_s / 2, 10 * SETTINGS.drain_s])
+def test_a_drain_that_ends_a_task_is_cut_short(world: World, runs_on_s: float) -> None:
+    task = LongTask(world.now + runs_on_s)
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    core.drain(world.now)
+    supervisor.settle()
+    core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.pass_time(SETTINGS.drain_s + DRAIN_MARGIN_S)
+    (exit_,) = supervisor.take(Exit)
+    if task.ends_at:
+        assert (exit_.code, exit_.reason) == (commands.EXIT_DRAINED, "drained")
+    else:
+        assert (exit_.code, exit_.reason) == (commands.EXIT_KILLED, "tasks were still running at the drain's deadline")
+
+
+def test_a_drain_does_not_wait_for_ever_for_the_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+
+    cut_off(world, monkeypatch)
+    supervisor.core.drain(world.now)
+    supervisor.round(fired(spec, 0))
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.pass_time(10.0)
+    assert supervisor.take(Exit) == []
+    supervisor.pass_time(SETTINGS.drain_s)
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_KILLED]
+
+
+def test_a_second_request_to_stop_kills_at_once(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.stop_now("SIGTERM came a second time")
+    supervisor.settle()
+    assert len(supervisor.take(Kill)) == 1
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_KILLED]

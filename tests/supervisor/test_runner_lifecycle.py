@@ -1,0 +1,178 @@
+"""The runner's process as the core handles it: spawned, replaced, asked for its stacks, killed."""
+
+from __future__ import annotations
+
+import pytest
+from tests.supervisor.core_harness import World, add_watchers, fired
+
+from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
+from headgate.protocol.messages.runner import (
+    PROTOCOL_VERSION,
+    Drain,
+    FinishedTrigger,
+    Hello,
+    StateChanges,
+    StateSync,
+)
+from headgate.store.errors import DatabaseAway
+from headgate.supervisor import commands
+from headgate.supervisor.commands import DumpStacks, Exit, Kill, Spawn
+from headgate.supervisor.runner_lifecycle import DUMP_TO_KILL_S
+
+
+def test_a_dead_runner_is_replaced_and_every_trigger_handed_over_in_a_new_run(world: World) -> None:
+    add_watchers(world, 2)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    before = supervisor.created()
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.pass_time(1.0)
+    supervisor.start_runner()
+    assert supervisor.core.runner.incarnation == 2
+    after = supervisor.created()
+    assert [spec.trigger_id for spec in after] == [spec.trigger_id for spec in before]
+    assert {spec.trigger_run_id for spec in after}.isdisjoint(spec.trigger_run_id for spec in before)
+
+
+def test_respawns_back_off_and_a_healthy_while_forgives(world: World) -> None:
+    supervisor = world.supervisor()
+
+    def wait_for_respawn() -> float:
+        supervisor.core.runner_ended(supervisor.core.runner.incarnation, "exited with code 1", world.now)
+        died_at = world.now
+        while not supervisor.take(Spawn):
+            world.now += 0.01
+            supervisor.settle()
+        return world.now - died_at
+
+    supervisor.settle()
+    supervisor.take(Spawn)
+    waits = [wait_for_respawn() for _ in range(6)]
+    assert waits[0] < 0.2
+    assert waits[5] > 3.0
+    supervisor.core.receive(supervisor.core.runner.incarnation, Hello(PROTOCOL_VERSION, 1, 1, "1.0"), world.now)
+    supervisor.pass_time_with_heartbeats(61)
+    assert wait_for_respawn() < 0.2
+
+
+def test_a_silent_runner_is_dumped_then_killed(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.pass_time(29.0)
+    supervisor.heartbeat()
+    supervisor.pass_time(29.9)
+    assert supervisor.take(DumpStacks) == []
+    supervisor.pass_time(0.2)
+    assert len(supervisor.take(DumpStacks)) == 1
+    assert supervisor.take(Kill) == []
+    supervisor.pass_time(DUMP_TO_KILL_S)
+    assert len(supervisor.take(Kill)) == 1
+
+
+def test_a_runner_that_never_says_hello_is_killed_too(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.settle()
+    assert len(supervisor.take(Spawn)) == 1
+    supervisor.pass_time(30.0 + DUMP_TO_KILL_S)
+    assert len(supervisor.take(Kill)) == 1
+
+
+def test_a_runner_that_waits_for_its_answer_is_not_blamed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("db", "no answer")
+
+    with monkeypatch.context() as patch:
+        for verb in ("store_slice", "heartbeat", "poll", "live_triggerers"):
+            patch.setattr(world.store, verb, away)
+        supervisor.round(fired(spec, 0))
+        supervisor.pass_time(300.0)
+        assert supervisor.take(Kill) == []
+        assert supervisor.answers() == []
+    supervisor.pass_time(20.0)
+    assert supervisor.answers() == [StateSync(1, persisted=(1,))]
+
+
+def test_a_supervisor_that_stood_still_does_not_blame_the_runner(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    world.now += 3600.0  # stopped, or the machine was suspended; what the runner said waits in the socket
+    supervisor.settle()
+    assert supervisor.take(DumpStacks) == []
+    supervisor.heartbeat()
+    supervisor.pass_time(1.0)
+    assert supervisor.take(DumpStacks) == []
+
+
+def test_stuck_triggers_have_the_runner_replaced_without_a_wait(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.created()
+    supervisor.say(StateChanges(1, stuck=(trigger_id,)))
+    assert len(supervisor.sent(Drain)) == 1
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.start_runner()
+    assert [spec.trigger_id for spec in supervisor.created()] == [trigger_id]
+
+
+def test_a_broken_protocol_has_the_runner_killed_and_replaced(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.protocol_failed(RemoteProtocolError("no such tag"))
+    supervisor.settle()
+    assert [kill.reason for kill in supervisor.take(Kill)] == ["no such tag"]
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.pass_time(1.0)
+    assert len(supervisor.take(Spawn)) == 1
+
+
+def test_another_protocol_version_ends_the_supervisor_with_both_versions_named(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.settle()
+    supervisor.core.protocol_failed(VersionMismatch("runner", supervisor=2, child=1))
+    supervisor.settle()
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_INCOMPATIBLE
+    assert "version 2" in exit_.reason
+    assert "version 1" in exit_.reason
+    assert "upgrade" in exit_.reason
+
+
+def test_replacing_the_runner_for_one_stuck_trigger_stops_none_of_the_others(world: World) -> None:
+    stuck, *others = add_watchers(world, 3)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    specs = {spec.trigger_id: spec for spec in supervisor.created()}
+    supervisor.say(StateChanges(1, stuck=(stuck,)))
+    ends = tuple(
+        FinishedTrigger(trigger_id, specs[trigger_id].trigger_run_id, "cancelled", 0, reason="shutdown")
+        for trigger_id in others
+    )
+    supervisor.say(StateChanges(2, finished=ends))
+    supervisor.core.runner_ended(1, "exited with code 77", world.now)
+    supervisor.start_runner()
+    assert sorted(spec.trigger_id for spec in supervisor.created()) == sorted([stuck, *others])
+
+
+def test_a_trigger_whose_failure_is_still_unread_when_the_runner_dies_begins_again_with_the_others(
+    world: World,
+) -> None:
+    fails, *others = add_watchers(world, 3)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    specs = {spec.trigger_id: spec for spec in supervisor.created()}
+    failure = FinishedTrigger(fails, specs[fails].trigger_run_id, "failed", 0, error="no")
+    supervisor.core.receive(1, StateChanges(1, finished=(failure,)), world.now)
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.pass_time(1.0)
+    supervisor.start_runner()
+    syncs = [sync for sync in supervisor.sent(StateSync) if sync.to_create]
+    assert [sorted(spec.trigger_id for spec in sync.to_create) for sync in syncs] == [sorted([fails, *others])]
+    assert {row.id: row.failure_count for row in world.store.inspect.triggers()}[fails] == 1, "and it is counted"

@@ -1,0 +1,72 @@
+"""An intake on a store that a test scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateSync
+from headgate.store.errors import RowsRefused
+from headgate.store.triggers.events import StoredSlice
+from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.triggers.intake import (
+    Intake,
+)
+
+EPOCH = 7
+
+
+class ScriptedStore:
+    """Stores in memory; refuses events with a bad payload; fails with what `failures` says, one call each."""
+
+    def __init__(self) -> None:
+        self.transactions: list[list[int]] = []
+        self.buried: list[int] = []
+        self.finished: list[FinishedTrigger] = []
+        self.refused: list[RefusedEvent] = []
+        self.failures: list[Exception] = []
+
+    def store_slice(
+        self,
+        epoch: int,
+        *,
+        events: Sequence[FiredEvent],
+        refused: Sequence[RefusedEvent],
+        finished: Sequence[FinishedTrigger],
+    ) -> StoredSlice:
+        assert epoch == EPOCH
+        if self.failures:
+            raise self.failures.pop(0)
+        if any(event.payload == b"bad" for event in events):
+            raise RowsRefused("one of them is bad")
+        self.transactions.append([event.sequence_index for event in events])
+        self.refused += refused
+        self.finished += finished
+        return StoredSlice(len(events), 0, {run.trigger_id: 1 for run in finished if run.outcome == "failed"})
+
+    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+        assert epoch == EPOCH
+        if self.failures:
+            raise self.failures.pop(0)
+        self.buried.append(event.sequence_index)
+
+    @property
+    def stored(self) -> list[int]:
+        return [index for transaction in self.transactions for index in transaction]
+
+
+def intake_of(store: ScriptedStore, *, slice_events_max: int = 500) -> Intake:
+    return Intake(store, slice_events_max=slice_events_max, retry=DatabaseRetry("events", 1.0, 8.0), clock=lambda: 0.0)
+
+
+def event(index: int, payload: bytes = b"1") -> FiredEvent:
+    return FiredEvent(1, "run", index, seq=100 + index, payload=payload)
+
+
+def run_dry(intake: Intake, now: float = 0.0) -> list[StateSync]:
+    """Step until nothing waits; return the answers."""
+    answers = []
+    while not intake.is_empty:
+        stored = intake.step(EPOCH, now)
+        if stored is not None and stored.answer is not None:
+            answers.append(stored.answer)
+    return answers

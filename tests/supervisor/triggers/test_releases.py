@@ -1,0 +1,219 @@
+"""Triggers that end for good: removed by a user, or of no use to their task any more."""
+
+from __future__ import annotations
+
+import pytest
+from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers, fired
+
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.runner import (
+    PROTOCOL_VERSION,
+    CancelTrigger,
+    FinishedTrigger,
+    Hello,
+    StateSync,
+)
+from headgate.protocol.values import encode_value
+from headgate.scheduling.names import TryName
+from headgate.store.tasks.deferral import Deferral
+from headgate.store.triggers.leases import ClaimedTrigger
+from headgate.supervisor.commands import Spawn
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.triggers import assignments
+from headgate.supervisor.triggers.leases import Identity
+from headgate.supervisor.triggers.releases import ENDED_GRACE_S
+
+
+def test_a_removed_watcher_is_cancelled_for_the_user_and_released(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    world.store.remove_watcher("w0")
+    supervisor.pass_time(1.1)
+    (sync,) = supervisor.sent(StateSync)
+    assert sync.to_cancel == (CancelTrigger(trigger_id, "user"),)
+    finished = FinishedTrigger(trigger_id, spec.trigger_run_id, "cancelled", 0, reason="user")
+    supervisor.round(finished=(finished,))
+    supervisor.pass_time(2.0)
+    assert supervisor.sent(StateSync)[1:] == []
+    assert world.store.poll(supervisor.core.leases.epoch, ("default",)).removed == []
+
+
+def test_a_runner_is_not_told_to_cancel_what_it_was_never_given(world: World) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.settle()
+    (spawn,) = supervisor.take(Spawn)
+    world.supervisor(pid=2, is_gone=lambda row: True).settle()
+    # It finds out that its lease is gone in the very step in which its runner arrives.
+    world.now += 60.0
+    supervisor.say(Hello(PROTOCOL_VERSION, spawn.incarnation, 4711, "1.0"))
+    assert [sync.to_create + sync.to_cancel for sync in supervisor.sent(StateSync)] == [()]
+    assert supervisor.core.is_leaving
+
+
+def test_a_watcher_removed_while_it_waits_for_its_next_try_is_released(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    supervisor.round(finished=(FinishedTrigger(trigger_id, spec.trigger_run_id, "failed", 0, error="no"),))
+    world.store.remove_watcher("w0")
+    supervisor.pass_time(5.0)
+    assert supervisor.created() == []
+    assert len(supervisor.core.assignments) == 0
+    assert world.store.poll(supervisor.core.leases.epoch, ("default",)).removed == []
+
+
+class Said:
+    """Stands for the logs of tasks."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
+        self.lines.append((name.task, event))
+
+
+def defer_task(world: World) -> int:
+    """Have a task wait for a trigger, as if a worker had deferred it; return the trigger's id."""
+    epoch = world.store.register_triggerer(
+        hostname="h", pid=9, machine="m", process_started=0.0, capacity=1, queues=("of its own",)
+    )
+    world.store.tasks.save_file(epoch, "etl.py", [DagSpec("etl", tasks=(TaskSpec("a", "Op"),))])
+    run = world.store.tasks.create_run("etl", "r1")
+    assert run is not None
+    world.store.scheduling.plan(epoch)
+    (task,) = world.store.tasks.dispatch(epoch, limit=1, queues=("default",)).tasks
+    wait = Deferral("users.Trigger", encode_value({}, where="k"), "resume", encode_value({}, where="k"))
+    assert world.store.tasks.defer(epoch, task.id, task.token, wait) is not None
+    world.store.release_triggerer(epoch)
+    (row,) = world.store.inspect.triggers()
+    return row.id
+
+
+def test_the_trigger_of_a_task_has_its_name_and_what_becomes_of_it_is_said_in_the_log_of_the_task(world: World) -> None:
+    trigger_id = defer_task(world)
+    said = Said()
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, task_logs=said)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    assert (spec.trigger_id, spec.name) == (trigger_id, "etl.r1.a")
+    name = TryName("etl", "r1", "a", 1)
+    assert core.assignments.task_of(trigger_id) == name
+    failed = FinishedTrigger(trigger_id, spec.trigger_run_id, "failed", 0, error="boom")
+    supervisor.round(finished=(failed,))
+    supervisor.pass_time_with_heartbeats(60)
+    said_to_runner = supervisor.sent(StateSync)
+    assert not any(sync.to_create for sync in said_to_runner), "the task has failed; its trigger is not started again"
+    cancels = [cancel for sync in said_to_runner for cancel in sync.to_cancel]
+    assert cancels == [CancelTrigger(trigger_id, "timeout")], "or a shared stream would wait for it to be back"
+    assert trigger_id not in core.assignments
+    assert core.assignments.task_of(trigger_id) == name, "what it logged last may still come"
+    assert said.lines == [("etl.r1.a", "its trigger is started"), ("etl.r1.a", "its trigger has ended")]
+
+
+def test_of_the_tasks_of_triggers_that_ended_so_many_are_remembered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignments, "ENDED_TASKS_MAX", 2)
+    names = [TryName("d", "r", f"t{number}", 1) for number in range(4)]
+    assigned = assignments.Assignments(retry_wait_s=1.0, retry_wait_max_s=1.0, healthy_s=1.0, frame_bytes_max=1000)
+    assigned.assign([ClaimedTrigger(n, "x", "a.B", b"", "default", 0, "", names[n]) for n in range(4)], 0.0)
+    for spec in assigned.start_due(1, 1, 0.0):
+        assigned.end_run(FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1), 0.0)
+    assert [assigned.task_of(number) for number in range(4)] == [None, None, *names[2:]]
+
+
+class Waiting:
+    """A task that waits for a trigger, which the runner of a supervisor has been given."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.verbs = world, world.store.tasks
+        self.supervisor = world.supervisor()
+        self.supervisor.start_runner()
+        self.epoch = self.supervisor.core.leases.epoch
+        self.verbs.save_file(self.epoch, "f.py", [DagSpec("d", tasks=(TaskSpec("a", "Op"),))])
+        run = self.verbs.create_run("d", "r")
+        assert run is not None
+        world.store.scheduling.plan(self.epoch)
+        (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",)).tasks
+        self.task = given.id
+        empty = encode_value({}, where="kwargs")
+        self.verbs.defer(self.epoch, given.id, given.token, Deferral("a.B", empty, "resume", empty, timeout_s=3.0))
+        self.supervisor.pass_time(SETTINGS.lease.poll_interval_s - 3.0)
+        (self.spec,) = self.supervisor.created()
+
+    @property
+    def owner(self) -> int | None:
+        """Whose trigger it is."""
+        (row,) = [row for row in self.world.store.inspect.triggers(with_ended=True) if row.id == self.spec.trigger_id]
+        return row.triggerer_id
+
+    def cancels(self) -> list[CancelTrigger]:
+        return [cancel for sync in self.supervisor.sent(StateSync) for cancel in sync.to_cancel]
+
+    def ends(self, outcome: str, reason: str | None = None, error: str = "") -> None:
+        finished = FinishedTrigger(
+            self.spec.trigger_id,
+            self.spec.trigger_run_id,
+            outcome,  # type: ignore[arg-type]
+            0,
+            reason=reason,  # type: ignore[arg-type]
+            error=error,
+        )
+        self.supervisor.round(finished=(finished,))
+        self.supervisor.pass_time(0.1)
+
+
+def test_a_trigger_whose_task_has_timed_out_is_cancelled_and_let_go(world: World) -> None:
+    waiting = Waiting(world)
+    world.now += 3.0
+    assert waiting.verbs.time_out(waiting.epoch) == [waiting.task]
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+    waiting.ends("cancelled", "timeout")
+    assert waiting.owner is None
+    assert len(waiting.supervisor.core.assignments) == 0
+    assert world.store.poll(waiting.epoch, ("default",)).ended == []
+
+
+def test_a_trigger_that_fired_and_ends_by_itself_is_not_cancelled(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    assert world.store.poll(waiting.epoch, ("default",)).ended == [waiting.spec.trigger_id]
+    waiting.ends("returned")
+    waiting.supervisor.pass_time(2 * ENDED_GRACE_S)
+    assert waiting.cancels() == []
+    assert waiting.owner is None
+
+
+def test_a_trigger_that_fired_and_goes_on_is_cancelled_after_a_moment(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+
+
+def test_a_trigger_that_failed_its_task_is_not_started_again(world: World) -> None:
+    waiting = Waiting(world)
+    waiting.ends("failed", error="boom")
+    waiting.supervisor.pass_time(60.0)
+    assert waiting.supervisor.created() == []
+    assert len(waiting.supervisor.core.assignments) == 0
+    assert waiting.owner is None
+
+
+def test_a_trigger_of_no_use_whose_runner_is_gone_is_let_go(world: World) -> None:
+    waiting = Waiting(world)
+    world.now += 3.0
+    waiting.verbs.time_out(waiting.epoch)
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    waiting.supervisor.core.runner_ended(waiting.supervisor.core.runner.incarnation, "killed", world.now)
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    assert waiting.owner is None
+    assert len(waiting.supervisor.core.assignments) == 0
