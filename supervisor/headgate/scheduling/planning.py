@@ -42,7 +42,7 @@ class Decisions(msgspec.Struct, frozen=True):
 
 
 def decide(graph: Graph, now: Mapping[str, TaskState], *, may_start: bool = True) -> Decisions:
-    """Evaluate the trigger rules of all tasks in ``none``; skips and failures are passed all the way downstream at once.
+    """Evaluate the trigger rules of all tasks in ``none``; skips and failures are passed downstream at once.
 
     ``now`` has the states of the run's tasks: those of the DAG, and maybe some that it no longer has. A run does not
     end before they have ended, but their end states do not count. If ``may_start`` is False, because the DAG is paused,
