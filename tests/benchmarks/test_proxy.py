@@ -47,7 +47,7 @@ def test_a_change_is_answered_late_once_it_is_committed_and_not_before(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(proxy.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     with proxy.in_front_of(database.url, commit_delay_s=DELAY_S) as url, psycopg.connect(url) as connection:
         connection.execute("CREATE TEMPORARY TABLE t (n int)")
         connection.execute("INSERT INTO t VALUES (1)")

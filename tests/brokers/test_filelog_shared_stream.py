@@ -44,6 +44,7 @@ class Subscriber:
         return event.payload
 
     async def leave(self, *, cut_short: bool = False) -> None:
+        assert isinstance(self.events, AsyncGenerator)
         await self.events.aclose()
         await self.streams.unsubscribe(self.trigger_id, self.key, cut_short=cut_short)
 

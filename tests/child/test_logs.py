@@ -241,7 +241,7 @@ def captured() -> Iterator[Captured]:
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     channel = Captured()
-    configure(channel)  # type: ignore[arg-type]
+    configure(channel)
     try:
         yield channel
     finally:

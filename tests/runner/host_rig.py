@@ -68,6 +68,10 @@ class Rig:
                 return
             self.items += [*changes.events, *changes.refused, *changes.finished]
 
+    def take_stuck(self) -> list[int]:
+        self.take()
+        return self.stuck
+
     def events(self, trigger_id: int = 1) -> list[FiredEvent]:
         self.take()
         return [item for item in self.items if isinstance(item, FiredEvent) and item.trigger_id == trigger_id]

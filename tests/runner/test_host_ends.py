@@ -75,7 +75,7 @@ async def test_a_trigger_that_returned_or_failed_has_its_cleanup_before_it_is_re
             order.append("cleanup")
 
     class Failing(Returning):
-        run = raise_error  # type: ignore[assignment]
+        run = raise_error
 
     async with hosting() as rig:
         for cls, outcome in ((Returning, "returned"), (Failing, "failed")):
@@ -221,7 +221,7 @@ async def test_a_hook_that_misbehaves_harms_neither_the_other_hook_nor_the_repor
 
 async def test_a_hook_that_is_no_method_at_all_harms_nothing(autojump_clock: MockClock) -> None:
     class Trigger(Authored):
-        run = return_at_once  # type: ignore[assignment]
+        run = return_at_once
         cleanup = None  # type: ignore[assignment]
 
     async with beside_a_neighbour() as rig:
@@ -264,7 +264,7 @@ async def test_a_trigger_that_swallows_its_cancellation_is_reported_stuck_once_a
         await wait_all_tasks_blocked()
         rig.cancel("user")
         begun_at = trio.current_time()
-        await rig.until(lambda: rig.take() or rig.stuck)
+        await rig.until(rig.take_stuck)
         assert trio.current_time() - begun_at == pytest.approx(SETTINGS.cancel_grace_s, abs=0.1)
         await trio.sleep(1000)
         rig.take()
@@ -278,7 +278,7 @@ async def test_a_hook_that_swallows_its_cancellation_is_reported_stuck_too(autoj
     release = trio.Event()
 
     class Trigger(Authored):
-        run = raise_error  # type: ignore[assignment]
+        run = raise_error
 
         async def cleanup(self) -> None:
             with trio.CancelScope(shield=True):
@@ -286,7 +286,7 @@ async def test_a_hook_that_swallows_its_cancellation_is_reported_stuck_too(autoj
 
     async with hosting() as rig:
         await rig.start(Trigger)
-        await rig.until(lambda: rig.take() or rig.stuck)
+        await rig.until(rig.take_stuck)
         assert rig.stuck == [1]
         release.set()
         assert (await rig.end_of()).error == "ValueError: boom"

@@ -120,17 +120,20 @@ async def leak_a_cancellation(self: Any) -> AsyncIterator[TriggerEvent]:
             kept = cancelled
             raise
     assert kept is not None
+    assert kept is not None
     raise kept
     yield
 
 
 async def leak_a_group_of_cancellations(self: Any) -> AsyncIterator[TriggerEvent]:
+    kept: BaseException | None = None
     with trio.CancelScope() as scope:
         scope.cancel()
         try:
             await trio.lowlevel.checkpoint()
         except trio.Cancelled as cancelled:
             kept = BaseExceptionGroup("leaked", [cancelled])
+    assert kept is not None
     raise kept
     yield
 
@@ -189,7 +192,7 @@ async def test_a_trigger_whose_run_fails_fails_alone_and_is_reported_once_with_i
             cleanups.append("cleanup")
 
     Trigger.run = run  # type: ignore[method-assign]
-    Trigger.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    Trigger.__abstractmethods__ = frozenset()
     async with beside_a_neighbour() as rig:
         await rig.start(Trigger)
         end = await rig.end_of()
@@ -237,7 +240,7 @@ async def test_a_trigger_whose_constructor_raises_anything_fails_alone_and_has_n
     cleanups: list[str] = []
 
     class Trigger(Authored):
-        run = raise_error  # type: ignore[assignment]
+        run = raise_error
 
         def __init__(self) -> None:
             raise raised
@@ -256,7 +259,7 @@ async def test_a_trigger_whose_constructor_raises_anything_fails_alone_and_has_n
 
 async def test_wrong_kwargs_fail_the_trigger_alone(autojump_clock: MockClock) -> None:
     class Trigger(Authored):
-        run = raise_error  # type: ignore[assignment]
+        run = raise_error
 
     async with beside_a_neighbour() as rig:
         await rig.start(Trigger, no_such=1)
@@ -308,7 +311,7 @@ async def test_a_frozen_dataclass_can_be_a_trigger(autojump_clock: MockClock) ->
 
 async def test_last_event_outside_of_a_runner_says_so() -> None:
     class Trigger(Authored):
-        run = raise_error  # type: ignore[assignment]
+        run = raise_error
 
     with pytest.raises(RuntimeError, match="running trigger only"):
         await Trigger().last_event()

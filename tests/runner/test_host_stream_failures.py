@@ -174,7 +174,7 @@ async def test_a_trigger_with_a_bad_stream_key_fails_alone_and_is_cleaned_up(
     class Second(Watcher):
         pass
 
-    Trigger.shared_stream_key = shared_stream_key  # type: ignore[method-assign]
+    Trigger.shared_stream_key = shared_stream_key  # type: ignore[assignment, method-assign]
     async with hosting() as rig:
         await rig.start(Second, 2)
         await rig.start(Trigger, 1)

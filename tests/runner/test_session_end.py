@@ -26,7 +26,7 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     Welcome,
 )
-from headgate.runner import session as session_module
+from headgate.runner.link import AsyncLink
 from headgate.runner.session import (
     ABANDONED_END_S,
     EXIT_ABANDONED,
@@ -74,13 +74,13 @@ async def test_a_drain_stops_pulling_stores_and_advances_what_was_fired_and_then
     async with supervising() as supervisor:
         await supervisor.start(Watcher, 1)
         await supervisor.start(Sleeper, 2)
-        for message in (1, 2, 3):
-            broker.publish.send_nowait(message)
+        for number in (1, 2, 3):
+            broker.publish.send_nowait(number)
         await wait_all_tasks_blocked()
         await supervisor.say(Drain(10.0))
         await wait_all_tasks_blocked()
-        for message in (4, 5):
-            broker.publish.send_nowait(message)
+        for number in (4, 5):
+            broker.publish.send_nowait(number)
         await wait_all_tasks_blocked()
         assert broker.outcomes == {}  # nothing is confirmed yet
         while (message := await supervisor.hear()) is not None:
@@ -280,7 +280,7 @@ async def test_a_fault_of_ours_ends_the_session_even_with_triggers_that_wait_for
             while True:
                 yield TriggerEvent()
 
-    monkeypatch.setattr(session_module.AsyncLink, "note_response", fail)
+    monkeypatch.setattr(AsyncLink, "note_response", fail)
     with pytest.RaisesGroup(Fault, flatten_subgroups=True):
         async with supervising(RunnerSettings(outbox_events_max=3, round_events_max=2)) as supervisor:
             await supervisor.start(Trigger)

@@ -88,7 +88,8 @@ def run_trigger(cls: type[BaseTrigger]) -> list[Any]:
         changes = outbox.take_round(1)
         return [*changes.events, *changes.finished]
 
-    return watch(main)
+    fired: list[Any] = watch(main)
+    return fired
 
 
 def watch(main: Callable[[], Awaitable[Any]], blocked_after_s: float = BLOCKED_AFTER_S) -> Any:

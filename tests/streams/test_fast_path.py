@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ async def test_a_filter_sees_the_same_stream_on_the_fast_path_and_in_ack_mode(cl
         trigger = cls(broker)
         subscription = streams.subscribe(trigger_id=1, trigger=trigger, key="k")
         events = trigger.filter_shared_stream(subscription)
+        assert isinstance(events, AsyncGenerator)
         for _ in range(3):
             seen.append((await anext(events)).payload)
         assert (subscription.bind().seq is None) == (cls is Fast)

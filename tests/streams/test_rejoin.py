@@ -90,15 +90,15 @@ async def test_after_the_poll_died_nothing_is_broadcast_until_all_its_subscriber
 ) -> None:
     broker = Broker()
     async with SharedStreamManager(rejoin_wait=60.0) as streams:
-        for trigger_id in (1, 2, 3):
-            subscription = join(streams, broker, trigger_id)
-            subscription.on_failed = lambda _, trigger_id=trigger_id: streams.expect_rejoin(  # type: ignore[misc]
+        subscriptions = [join(streams, broker, trigger_id) for trigger_id in (1, 2, 3)]
+        for subscription in subscriptions:
+            subscription.on_failed = lambda _, trigger_id=subscription.trigger_id: streams.expect_rejoin(
                 trigger_id=trigger_id, key="k"
             )
         broker.send(ConnectionError("gone"))
         await wait_all_tasks_blocked()
         with pytest.raises(PollTerminated):
-            await anext(subscription)
+            await anext(subscriptions[-1])
         broker.send(1, 2)
         first = join(streams, broker, 1)
         await trio.sleep(10.0)

@@ -7,7 +7,7 @@ where it differs. Triggers are trio code.
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -244,7 +244,7 @@ class BaseEventTrigger(BaseTrigger):
         """Return the producer that owns the broker connection. Overriding it puts the stream in ack mode."""
         raise NotImplementedError(f"{cls.__name__} does not override create_shared_stream_producer")
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Turn raw events into this trigger's events; by default every raw event is one event.
 
         Yield each event before pulling the next raw event: that is how the manager knows what it derives from.

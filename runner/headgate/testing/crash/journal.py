@@ -12,7 +12,7 @@ import os
 import pkgutil
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -66,7 +66,7 @@ class JournaledTrigger(BaseEventTrigger):
         producer = inner.create_shared_stream_producer(kwargs["kwargs"])
         return JournaledProducer(producer, Path(kwargs["journal"]), kwargs["failing"])
 
-    def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
+    def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Return the filter of the journaled trigger itself."""
         self._inner._ask_last_event = self._ask_last_event
         return self._inner.filter_shared_stream(shared_stream)
