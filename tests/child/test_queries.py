@@ -174,7 +174,7 @@ async def test_a_trigger_reads_them_with_its_own_methods() -> None:
             await trigger.get_variable("none")
         with pytest.raises(InvalidQuery):
             await trigger.get_variable(5)  # type: ignore[arg-type]
-        with pytest.raises(NoQueryHandler, match="a trigger asks by its own async methods"):
+        with pytest.raises(NoQueryHandler, match="a trigger uses its own async methods"):
             Variable.get("v")
     with pytest.raises(NoQueryHandler):
         await send_query_from_trigger(GetVariable("v"))
