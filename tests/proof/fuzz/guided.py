@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import atheris  # type: ignore[import-not-found,unused-ignore]
+import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import structlog
 
 # Only what is imported in here is followed: libraries have fuzzers of their own, and would slow it down a lot.

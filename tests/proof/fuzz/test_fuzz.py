@@ -15,6 +15,7 @@ from tests.proof.fuzz.fuzz_inputs import mutated, seeds
 from tests.proof.fuzz.fuzz_targets import MEMORY_BYTES_MAX, TARGETS, Broken, check
 
 from headgate.protocol.link.framing import FrameReader
+from headgate.protocol.link.runner_dialect import RUNNER_WIRE
 
 pytestmark = pytest.mark.campaign
 
@@ -83,7 +84,7 @@ def test_an_error_that_is_not_documented_is_found(monkeypatch: pytest.MonkeyPatc
     def decode(role: object, body: bytes) -> object:
         raise KeyError("not documented")
 
-    monkeypatch.setattr(fuzz_targets.RUNNER_WIRE, "decode", decode)
+    monkeypatch.setattr(RUNNER_WIRE, "decode", decode)
     with pytest.raises(Broken) as raised:
         check("message", b"\0x", measured=False)
     assert raised.value.data == b"\0x"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tests.proof.history.task_history import KINDS, Checker, check
 from tests.proof.history.task_records import (
-    XCOM_OF_TRIGGER,
     Began,
     Deferred,
     Ended,
@@ -110,7 +109,7 @@ GOOD: dict[str, list[Record]] = {
         *START,
         began("x1"),
         *waits("x1", "d1", "success"),
-        row("success", steps=["x1"], **{XCOM_OF_TRIGGER: "d1"}),
+        row("success", steps=["x1"], of_trigger="d1"),
         AT_REST,
     ],
     "failed by its trigger, which is tried again": [
@@ -137,7 +136,7 @@ GOOD: dict[str, list[Record]] = {
         Fired("s1"),
         began("x1", 1, event="s1"),
         ended("x1"),
-        row("success", **{xcom_key(1): "x1"}),
+        row("success", step_1="x1"),
         AT_REST,
     ],
     "never begun: its trigger rule has decided": [*START, row("upstream_failed", 0), AT_REST],

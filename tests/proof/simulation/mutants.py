@@ -211,7 +211,7 @@ def _events_dropped_on_bisect() -> Sequence[Patch]:
     original = Intake._split_or_dead_letter
 
     def split_or_dead_letter(
-        self: Intake, epoch: int, slice_: Slice, tally: Tally, error: RowsRefused, now: float
+        self: Intake, epoch: Epoch, slice_: Slice, tally: Tally, error: RowsRefused, now: float
     ) -> bool:
         if len(slice_) == 1:
             return original(self, epoch, slice_, tally, error, now)

@@ -151,9 +151,8 @@ class SupervisorProcess:
 
     def _make_core(self, identity: Identity) -> SupervisorCore:
         world = self.world
-        return SupervisorCore(
-            FailingStore(world, self), identity, world.settings, is_gone=self._is_other_gone, clock=trio.current_time
-        )
+        store: Any = FailingStore(world, self)
+        return SupervisorCore(store, identity, world.settings, is_gone=self._is_other_gone, clock=trio.current_time)
 
     def _is_other_gone(self, row: TriggererRow) -> bool:
         other = self.world.supervisors[row.pid - 1]

@@ -29,6 +29,7 @@ from tests.proof.history.task_records import (
 
 from headgate.tasks import DAG, BaseOperator, Context, StartTriggerArgs, TaskFailed, TaskSkipped
 from headgate.tasks.errors import FAIL_METHOD
+from headgate.tasks.options import TaskOptions
 from headgate.triggers.base import BaseTrigger, TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 RETRIES = 100  # more than faults of a campaign: none of its tasks ends because it has no try left
@@ -187,7 +188,7 @@ class BegunInTrigger(Steps):
 
 def crash_dag(name: str, journal: str) -> DAG:
     """Return a DAG with every way through a deferral."""
-    options = {"retries": RETRIES, "retry_delay": timedelta(0)}
+    options: TaskOptions = {"retries": RETRIES, "retry_delay": timedelta(0)}
     with DAG(name, default_args=options, max_active_runs=100) as dag:
         Steps(task_id="plain", journal=journal)
         once = Steps(task_id="once", journal=journal, deferrals=1)

@@ -14,6 +14,7 @@ from tests.proof.simulation.tasks.dags import spec_of
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario
 
 from headgate.protocol.values import decode_value
+from headgate.store.ids import DagRunId, TaskInstanceId
 
 if TYPE_CHECKING:
     from tests.proof.simulation.processes import SupervisorProcess
@@ -92,13 +93,13 @@ class TaskReader(database.Reader):
         """How many runs there are."""
         return len(self._runs)
 
-    def id_of(self, task: str) -> int | None:
+    def id_of(self, task: str) -> TaskInstanceId | None:
         """Return the id of a task by its name; None where there is no such run yet."""
-        return next((id_ for id_, name in self.names.items() if name == task), None)
+        return next((TaskInstanceId(id_) for id_, name in self.names.items() if name == task), None)
 
-    def run_of(self, name: str) -> int:
+    def run_of(self, name: str) -> DagRunId:
         """Return the id of a run by its name."""
-        return next(id_ for id_, row in self._runs.items() if row[0] == name)
+        return next(DagRunId(id_) for id_, row in self._runs.items() if row[0] == name)
 
     def _events(self, now: float) -> list[Any]:
         found: list[Any] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -22,7 +22,7 @@ from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutco
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
-from headgate.tasks.context import make_context
+from headgate.tasks.context import XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption, run_step
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class SimulatedExecutor:
             await trio.sleep(TWICE_AFTER_S)
             self._tell(worker, StepEnded(step.token, outcome), "ended")
 
-    async def _ask(self, worker: _Worker) -> Callable[[str, str], bytes | None]:
+    async def _ask(self, worker: _Worker) -> XComReader:
         """Ask for what the leg wants to know; return what reads the answers."""
         known: dict[str, bytes | None] = {}
         for number, task in enumerate(worker.leg.asks, start=1):
@@ -216,7 +216,7 @@ class SimulatedExecutor:
             if not isinstance(answer.result, EncodedValue):
                 raise RuntimeError(f"the answer to a query of {worker.step.task_id}: {answer}")
             known[task] = answer.result.value
-        return lambda task, key: known[task]
+        return lambda task_id, key: known[task_id]
 
 
 def leg_number(step: Step) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from headgate.scheduling import states, trigger_rules
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
+from headgate.store.ids import Epoch, TaskInstanceId
 from headgate.store.scheduling import planning
 from headgate.store.scheduling.planning import Planned, PlanningVerbs
 from headgate.store.tables import task_instance, trigger_event
@@ -157,7 +159,7 @@ def _nobody_adopts() -> Sequence[Patch]:
 def _dispatch_in_doubt_is_forgotten() -> Sequence[Patch]:
     original = TaskCore._look_after_running
 
-    def look(self: TaskCore, epoch: int, now: float) -> None:
+    def look(self: TaskCore, epoch: Epoch, now: float) -> None:
         self._dispatch_is_unknown = False
         original(self, epoch, now)
 
@@ -167,7 +169,7 @@ def _dispatch_in_doubt_is_forgotten() -> Sequence[Patch]:
 def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
     original = TaskCore._store_next
 
-    def store_next(self: TaskCore, epoch: int) -> None:
+    def store_next(self: TaskCore, epoch: Epoch) -> None:
         before = list(self._inbox)
         try:
             original(self, epoch)
@@ -181,7 +183,8 @@ def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
 
 def _execution_timeout_is_ignored() -> Sequence[Patch]:
     def end_none(self: TaskCore, now: float) -> None:
-        pass
+        for run in self._running.values():
+            run.ends_at = math.inf
 
     return [(TaskCore, "_end_what_is_late", end_none)]
 
@@ -209,7 +212,9 @@ def _xcoms_kept_over_tries() -> Sequence[Patch]:
 
 
 def _dispatch_forgets_pools() -> Sequence[Patch]:
-    def fit(candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int) -> list[int]:
+    def fit(
+        candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int
+    ) -> list[TaskInstanceId]:
         return [task.id for task in candidates][:limit]
 
     return [(dispatch, "fit", fit)]
@@ -234,6 +239,7 @@ def _mark_cleared_before_the_read() -> Sequence[Patch]:
     def plan(self: PlanningVerbs, epoch: Any, **limits: Any) -> Planned:
         runs = taken.pop(id(self), None)
         with self.database.leased(epoch) as tx:
+            marked: list[int] = []
             if runs is None:
                 marked = [run for (run,) in tx.connection.exec_driver_sql("SELECT id FROM dag_run WHERE needs_look")]
                 tx.connection.exec_driver_sql("UPDATE dag_run SET needs_look = false")

@@ -35,6 +35,7 @@ from tests.proof.simulation.world import World, run_world
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import DagSpec
 from headgate.store.errors import DatabaseAway, StoreError
+from headgate.store.ids import TaskInstanceId
 from headgate.store.tasks import task_rows
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.core import SupervisorCore
@@ -96,6 +97,8 @@ class TaskSupervisor(SupervisorProcess):
         self.task_world = self.world
         settings = self.world.settings
         store: Any = TaskFailingStore(self.world, self)
+        files: Any = SimulatedFiles(self.world, store)
+        logs: Any = SilentLogs()
         self.executor = SimulatedExecutor(self, self.world.scenario.workers)
         answers = StoreQueries(store, {})
 
@@ -107,8 +110,8 @@ class TaskSupervisor(SupervisorProcess):
             self.executor,
             Scheduler(store, retry=retry_of("scheduling")),
             answers,
-            SimulatedFiles(self.world, store),
-            SilentLogs(),
+            files,
+            logs,
             queues=QUEUES,
             times=TaskTimes(look_s=5.0),
             retry=retry_of("tasks"),
@@ -248,7 +251,7 @@ class TaskWorld(World):
         self._has_changed.ring()
         await trio.sleep(0.01)
 
-    def _do_to(self, task_id: int, name: str, what: Any) -> None:
+    def _do_to(self, task_id: TaskInstanceId, name: str, what: Any) -> None:
         try:
             if what == "clear":
                 run, _, task = name.rpartition("/")
