@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.supervisor.tasks_harness import Tasks
 
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.supervisor.logs.task_log_files import file_of
 
 Query = Callable[..., list[dict[str, Any]]]

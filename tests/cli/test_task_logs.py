@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.supervisor.tasks_harness import Tasks
 
-from headgate.scheduling.names import TryName
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
+from headgate.store.ids import TryName
 from headgate.store.store import Store
 from headgate.supervisor.logs.task_logs import TaskLogs
 

@@ -6,7 +6,7 @@ changes between two evaluations are not missed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -72,6 +72,26 @@ def decide(graph: Graph, now: Mapping[str, TaskState], *, may_start: bool = True
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
 
 
+def related(
+    upstream_of: Mapping[str, Sequence[str]], task_ids: Iterable[str], *, upstream: bool, downstream: bool
+) -> set[str]:
+    """Return these tasks, with all that is upstream, downstream, or both, of any of them, at whatever distance.
+
+    ``upstream_of`` has the direct upstream tasks of each task of the DAG; ids that it lacks have no relatives.
+    """
+    found = set(task_ids)
+    roots = frozenset(found)
+    if upstream:
+        found |= _reached(upstream_of, roots)
+    if downstream:
+        downstream_of: dict[str, list[str]] = {}
+        for task_id, above in upstream_of.items():
+            for one in above:
+                downstream_of.setdefault(one, []).append(task_id)
+        found |= _reached(downstream_of, roots)
+    return found
+
+
 def _in_order(tasks: Mapping[str, TaskSpec]) -> tuple[TaskSpec, ...]:
     """Return the tasks in topological order: depth first; without recursion, since a chain may be as long as a DAG."""
     done: set[str] = set()
@@ -106,3 +126,14 @@ def retry_wait_s(tries: int, *, delay_s: float, is_exponential: bool, delay_max_
     if is_exponential:
         delay_s *= 2.0 ** min(tries - 1, _DOUBLINGS_MAX)
     return min(delay_s, DURATION_S_MAX if delay_max_s is None else delay_max_s)
+
+
+def _reached(edges: Mapping[str, Sequence[str]], roots: Iterable[str]) -> set[str]:
+    reached: set[str] = set()
+    pending = list(roots)
+    while pending:
+        for one in edges.get(pending.pop(), ()):
+            if one not in reached:
+                reached.add(one)
+                pending.append(one)
+    return reached

@@ -1,15 +1,31 @@
-"""Types of the store's row ids: to a type checker no two of them are the same, at run time they are integers.
+"""Types of ids: those of rows, which no type checker confuses with each other, and the one users have for a try.
 
 The names that people give (of DAGs, of runs, of a DAG's tasks) are strings, and are called ``dag``, ``run_id`` and
-``task_id``. A parameter that takes one of the ids below is called ``instance``, ``dag_row``, ``dag_run`` and so on.
+``task_id``. A parameter that takes one of the row ids below is called ``instance``, ``dag_row``, ``dag_run`` and so on.
 """
 
 from __future__ import annotations
 
 from typing import NewType
 
+import msgspec
+
 Epoch = NewType("Epoch", int)  # one lease of one supervisor: the id of a row of ``triggerer``
 TriggerId = NewType("TriggerId", int)
 DagRowId = NewType("DagRowId", int)
 DagRunId = NewType("DagRunId", int)
 TaskInstanceId = NewType("TaskInstanceId", int)
+
+
+class TryName(msgspec.Struct, frozen=True, order=True, gc=False):
+    """One try of one task of one run; the first try is 1. ``dag_id`` is the name that the author gave."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    try_number: int
+
+    @property
+    def task(self) -> str:
+        """The task without its try, as text for users."""
+        return f"{self.dag_id}.{self.run_id}.{self.task_id}"

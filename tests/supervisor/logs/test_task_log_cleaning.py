@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.supervisor.logs.task_log_files import delete_logs, file_of
 
 LONG = "r" * 300  # a run_id whose folder has a hash for a name

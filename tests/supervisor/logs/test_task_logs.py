@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.supervisor.logs import task_log_files, task_logs
 from headgate.supervisor.logs.task_log_files import file_name_of, file_of, folder_of_try, follow, read, tries
 from headgate.supervisor.logs.task_logs import TaskLogs
@@ -340,7 +340,7 @@ def test_what_is_held_is_bounded_and_the_rest_is_counted(
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.supervisor.logs import task_logs
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -14,8 +14,8 @@ from headgate.protocol.messages.queries import EncodedValue, QueryResult, Respon
 from headgate.protocol.messages.steps import StepDeferred, StepOutcome
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import encode_value
-from headgate.scheduling.names import TryName
 from headgate.store.errors import DatabaseAway
+from headgate.store.ids import TryName
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost

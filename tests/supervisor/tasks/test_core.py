@@ -20,8 +20,8 @@ from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
-from headgate.scheduling.names import TryName
 from headgate.store.errors import LeaseLost, RowsRefused
+from headgate.store.ids import TryName
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import Adopted
 from headgate.supervisor.executors.base import StepQuery

@@ -14,7 +14,7 @@ from headgate.protocol.messages.runner import (
     StateSync,
 )
 from headgate.protocol.values import encode_value
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.commands import Spawn

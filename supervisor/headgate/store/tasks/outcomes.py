@@ -14,13 +14,12 @@ from sqlalchemy import Integer, bindparam, or_, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states
-from headgate.scheduling.names import TryName
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import read
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
-from headgate.store.ids import Epoch, TaskInstanceId
+from headgate.store.ids import Epoch, TaskInstanceId, TryName
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
 from headgate.store.tasks import task_rows, values
 

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import select
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling import lineage
+from headgate.scheduling.planning import related
 from headgate.scheduling.states import UNFINISHED, IllegalTransition
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, writing
@@ -156,7 +156,7 @@ def _chosen(
         if task_id not in states:
             raise NoSuchRow("task", task_id)
     edges = {task.task_id: task.upstream for task in read_spec(row.name, row.spec).tasks}
-    chosen = lineage.related(edges, task_ids or states, upstream=upstream, downstream=downstream)
+    chosen = related(edges, task_ids or states, upstream=upstream, downstream=downstream)
     return {name for name in chosen if name in states and (not only_failed or states[name] in _FAILED)}
 
 

@@ -37,7 +37,6 @@ from sqlalchemy import (
     update,
 )
 
-from headgate.scheduling.names import TryName
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.secrets import Secrets
@@ -47,7 +46,7 @@ from headgate.store.db.transaction import Database, LeasedTx, Tx, is_alive, wait
 from headgate.store.db.transaction import read_clock as read_clock
 from headgate.store.db.verbs import Verbs, leased, single_statement, writing
 from headgate.store.errors import BadKey, LeaseLost
-from headgate.store.ids import Epoch
+from headgate.store.ids import Epoch, TryName
 from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
 from headgate.store.triggers import watchers
 

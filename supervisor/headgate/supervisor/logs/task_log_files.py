@@ -34,7 +34,7 @@ from urllib.parse import quote
 import inotify_simple  # type: ignore[import-untyped]
 import msgspec
 
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 
 Record = dict[str, Any]
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.supervisor.config import TASK_LOG_BYTES_MAX
 from headgate.supervisor.logs.log_writer import LogWriter
 from headgate.supervisor.logs.task_log_files import BEFORE_FIELD, file_of, folder_of_try, parts_in, record_of

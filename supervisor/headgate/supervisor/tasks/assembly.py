@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from headgate.protocol.messages.worker import Step, WorkerSettings
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry
 from headgate.supervisor.children.process import ChildProcess, start_worker

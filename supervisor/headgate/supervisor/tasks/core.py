@@ -23,10 +23,9 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.queries import CreateRun, Response
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.messages.worker import AssetEvent, Step, StepEnded
-from headgate.scheduling.names import TryName
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
-from headgate.store.ids import Epoch
+from headgate.store.ids import Epoch, TryName
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.dispatch import TaskToRun

@@ -20,8 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from headgate.protocol.messages.runner import CancelReason, CancelTrigger, FinishedTrigger, TriggerSpec
-from headgate.scheduling.names import TryName
-from headgate.store.ids import Epoch
+from headgate.store.ids import Epoch, TryName
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.backoff import Waits
 

@@ -1,8 +1,8 @@
-"""What comes before a task, and what comes after it."""
+"""Which tasks are upstream of a task, and which downstream."""
 
 from __future__ import annotations
 
-from headgate.scheduling.lineage import related
+from headgate.scheduling.planning import related
 
 #  a ─▶ b ─▶ d
 #  └──▶ c ─▶─┘    e
