@@ -26,7 +26,7 @@ from sqlalchemy import Engine, insert, select, text
 from sqlalchemy.engine import make_url
 
 from headgate.protocol.values import encode_value
-from headgate.store.db import notices, schema
+from headgate.store.db import changes, schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.tables import asset_watcher, trigger
@@ -148,7 +148,7 @@ def add_triggers(database: Database, classpath: str, all_kwargs: Sequence[dict[s
     with engine.begin() as connection:
         connection.execute(insert(trigger), rows)
         connection.execute(insert(asset_watcher).from_select(["name", "trigger_id", "created_date"], unnamed))
-        notices.tell(connection)
+        changes.notify(connection)
     committed_at = time.monotonic()
     engine.dispose()
     return committed_at

@@ -427,7 +427,7 @@ def test_a_task_that_is_cleared_while_its_run_is_deleted_is_no_more(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored_and_not_buried(
+def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored_and_not_dead_lettered(
     old: Store, clock: Clock, open_store: OpenStore, database_url: str
 ) -> None:
     """It is to wait for the DAG, whose row is gone once the clean has committed: it is refused, for the moment."""
@@ -442,8 +442,8 @@ def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored
     intake.add_frame(1, StateChanges(1, (msgspec.structs.replace(fired(trigger, 0), seq=7),)))
 
     with ThreadPoolExecutor(1) as pool:
-        with old._writing() as connection:
-            deleted = cleaning.clean(connection, "dags", clock.now - timedelta(days=30), after_id=0, rows_max=100)
+        with old.database.writing() as tx:
+            deleted = cleaning.clean_batch(tx, "dags", clock.now - timedelta(days=30), after_id=0, rows_max=100)
             assert deleted.rows["dag"] == 1
             refused = pool.submit(intake.step, epoch, 0.0)
             wait_until_blocked(open_engine(database_url))

@@ -1,14 +1,13 @@
-"""What is old and needed by nobody is deleted, a bounded number of rows a transaction, while supervisors go on working.
+"""Deleting rows that are old and not needed, a bounded number a transaction, while supervisors go on working.
 
-Rows are looked at in the order of their ids, which is about that of their age, so that a batch reads no more than it
-may, and ends at the first rows that are too young. Whatever is being changed this moment is passed over, and never
-waited for. It stays for the next time, and so does what a row that is kept refers to: the database's foreign keys hold
-that as well.
+Rows are read in the order of their ids, which is about that of their age, so that a batch reads no more than it may,
+and ends at the first rows that are too young. Rows that others are changing at the moment are passed over, and never
+waited for. They stay for the next time, and so do rows that a kept row refers to: foreign keys ensure that as well.
 
-What is never deleted here, however old it is:
+These rows are kept, however old they are:
 
-- of an open trigger its newest event, since `last_event` gives it to the next run, and every event with a key, since
-  that key is how a message is known that is delivered again (I2); those only where ``keyed_events`` are asked for;
+- of an open trigger its newest event, because `last_event` gives it to the next run, and every event with a key,
+  because that key identifies a message that is delivered again (I2); the latter unless ``keyed_events`` are asked for;
 - an event that resumed a task, or that a run was made for, while the task and the run are there;
 - an event that a DAG still has to have a run for;
 - a trigger that is present, open, waited for, or still in the hands of a supervisor that is not known to be gone.
@@ -16,14 +15,18 @@ What is never deleted here, however old it is:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
+from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
 
 from headgate.store.db.bulk import chunks
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs
+from headgate.store.ids import Epoch
 from headgate.store.tables import (
     asset_subscription,
     asset_watcher,
@@ -39,10 +42,11 @@ from headgate.store.tables import (
     waiting_event,
     xcom,
 )
+from headgate.store.triggers import leases
 
 # Rows looked at for one transaction: it takes some tens of milliseconds, and others have their turn between two.
 CLEAN_ROWS_MAX = 1000
-# What is younger is not to be deleted: a supervisor that does not know whether its commit arrived reports an event
+# Younger rows are not deleted: a supervisor that does not know whether its commit arrived reports an event
 # again, and the event must be there to be recognised. One that renews its lease does so within seconds; one that is
 # cut off or suspended does it when it is back, after days perhaps, and so a clean fences it first.
 CLEAN_AGE_MIN_S = 3600.0
@@ -51,14 +55,14 @@ CLEAN_AGE_MIN_S = 3600.0
 IN_DOUBT_MAX_S = 900.0
 
 Kind = Literal["runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters"]
-# In this order: what comes later may be referred to by what comes before.
+# In this order, because rows of a later kind may be referred to by rows of an earlier one.
 KINDS: tuple[Kind, ...] = ("runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters")
-# The others somebody may still need, and only the user can know whether anybody does.
+# Only the user can know whether the others are still needed.
 UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_events", "dead_letters"))
 
 
 class Cleaned(msgspec.Struct, frozen=True):
-    """What one batch came to: rows deleted by table, and which runs, as (dag_id, run_id), are among them.
+    """Result of one batch: the number of rows deleted by table, and the deleted runs, as (dag_id, run_id).
 
     ``next_id``: beyond which the next batch begins, None after the last. ``fenced``: epochs that lost their leases.
     """
@@ -66,10 +70,10 @@ class Cleaned(msgspec.Struct, frozen=True):
     rows: dict[str, int]
     next_id: int | None
     runs: tuple[tuple[str, str], ...] = ()
-    fenced: tuple[int, ...] = ()
+    fenced: tuple[Epoch, ...] = ()
 
 
-# --- what may go ---------------------------------------------------------------------------------
+# --- conditions ----------------------------------------------------------------------------------
 
 
 def _ended_runs(before: datetime) -> ColumnElement[bool]:
@@ -143,10 +147,10 @@ def _old_letters(before: datetime) -> ColumnElement[bool]:
 # --- deleting ------------------------------------------------------------------------------------
 
 
-def clean(connection: Connection, kind: Kind, before: datetime, *, after_id: int, rows_max: int) -> Cleaned:
+def clean_batch(tx: Tx, kind: Kind, before: datetime, *, after_id: int, rows_max: int) -> Cleaned:
     """Look at ``rows_max`` rows of a kind beyond an id; delete those that may go, and what belongs to them."""
     table, born, condition, remove = _KINDS[kind]
-    window = connection.execute(
+    window = tx.connection.execute(
         select(table.c.id, born).where(table.c.id > after_id).order_by(table.c.id).limit(rows_max)
     ).all()
     if not window:
@@ -158,26 +162,26 @@ def clean(connection: Connection, kind: Kind, before: datetime, *, after_id: int
         .order_by(table.c.id)
         .with_for_update(skip_locked=True, of=table)
     )
-    ids = list(connection.execute(candidates).scalars())
+    ids = list(tx.connection.execute(candidates).scalars())
     is_all_young = window[0][1] >= before
     if not ids:
         return Cleaned({}, None if is_all_young else last)
-    removed = remove(connection, ids)
+    removed = remove(tx, ids)
     rows = {name: count for name, count in removed.rows.items() if count}
     return Cleaned(rows, last if removed.next_id == ids[-1] else removed.next_id, removed.runs)
 
 
-def _delete(connection: Connection, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:
-    return sum(connection.execute(delete(table).where(column.in_(part))).rowcount for part in chunks(ids))
+def _delete(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:
+    return sum(tx.connection.execute(delete(table).where(column.in_(part))).rowcount for part in chunks(ids))
 
 
-def _remove_runs(connection: Connection, ids: Sequence[int]) -> Cleaned:
+def _remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
     """Delete runs with all their tasks. The runs are locked already; a task that somebody is at keeps its run.
 
     As many runs as have `CLEAN_ROWS_MAX` tasks together, but one at least.
     """
     of_run = task_instance.c.dag_run_id
-    counted = connection.execute(select(of_run, func.count()).where(of_run.in_(ids)).group_by(of_run))
+    counted = tx.connection.execute(select(of_run, func.count()).where(of_run.in_(ids)).group_by(of_run))
     sizes: dict[int, int] = {run: count for run, count in counted}
     chosen: list[int] = []
     size = 0
@@ -188,61 +192,61 @@ def _remove_runs(connection: Connection, ids: Sequence[int]) -> Cleaned:
         chosen.append(run)
     free = select(task_instance.c.id, of_run).where(of_run.in_(chosen)).with_for_update(skip_locked=True)
     tasks: dict[int, list[int]] = {}
-    for task_id, run in connection.execute(free):
+    for task_id, run in tx.connection.execute(free):
         tasks.setdefault(run, []).append(task_id)
     whole = [run for run in chosen if len(tasks.get(run, ())) == sizes.get(run, 0)]
     task_ids = [task_id for run in whole for task_id in tasks.get(run, ())]
     names = select(dag.c.name, dag_run.c.run_id).join(dag).where(dag_run.c.id.in_(whole)).order_by(dag_run.c.id)
-    runs = tuple((name, run_id) for name, run_id in connection.execute(names))
+    runs = tuple((name, run_id) for name, run_id in tx.connection.execute(names))
     rows = {
-        "xcom": _delete(connection, xcom, xcom.c.task_instance_id, task_ids),
-        "task_instance": _delete(connection, task_instance, task_instance.c.id, task_ids),
-        "dag_run_event": _delete(connection, dag_run_event, dag_run_event.c.dag_run_id, whole),
-        "dag_run": _delete(connection, dag_run, dag_run.c.id, whole),
+        "xcom": _delete(tx, xcom, xcom.c.task_instance_id, task_ids),
+        "task_instance": _delete(tx, task_instance, task_instance.c.id, task_ids),
+        "dag_run_event": _delete(tx, dag_run_event, dag_run_event.c.dag_run_id, whole),
+        "dag_run": _delete(tx, dag_run, dag_run.c.id, whole),
     }
     return Cleaned(rows, chosen[-1], runs)
 
 
-def _remove_events(connection: Connection, ids: Sequence[int]) -> Cleaned:
+def _remove_events(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
-        "redelivery": _delete(connection, redelivery, redelivery.c.trigger_event_id, ids),
-        "trigger_event": _delete(connection, trigger_event, trigger_event.c.id, ids),
+        "redelivery": _delete(tx, redelivery, redelivery.c.trigger_event_id, ids),
+        "trigger_event": _delete(tx, trigger_event, trigger_event.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
 
 
-def _remove_triggers(connection: Connection, ids: Sequence[int]) -> Cleaned:
+def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
-        "asset_watcher": _delete(connection, asset_watcher, asset_watcher.c.trigger_id, ids),
-        "trigger": _delete(connection, trigger, trigger.c.id, ids),
+        "asset_watcher": _delete(tx, asset_watcher, asset_watcher.c.trigger_id, ids),
+        "trigger": _delete(tx, trigger, trigger.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
 
 
-def _remove_dags(connection: Connection, ids: Sequence[int]) -> Cleaned:
+def _remove_dags(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
-        "waiting_event": _delete(connection, waiting_event, waiting_event.c.dag_id, ids),
-        "asset_subscription": _delete(connection, asset_subscription, asset_subscription.c.dag_id, ids),
-        "dag": _delete(connection, dag, dag.c.id, ids),
+        "waiting_event": _delete(tx, waiting_event, waiting_event.c.dag_id, ids),
+        "asset_subscription": _delete(tx, asset_subscription, asset_subscription.c.dag_id, ids),
+        "dag": _delete(tx, dag, dag.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
 
 
-def _remove_triggerers(connection: Connection, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"triggerer": _delete(connection, triggerer, triggerer.c.id, ids)}, ids[-1])
+def _remove_triggerers(tx: Tx, ids: Sequence[int]) -> Cleaned:
+    return Cleaned({"triggerer": _delete(tx, triggerer, triggerer.c.id, ids)}, ids[-1])
 
 
-def _remove_letters(connection: Connection, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"dead_letter": _delete(connection, dead_letter, dead_letter.c.id, ids)}, ids[-1])
+def _remove_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
+    return Cleaned({"dead_letter": _delete(tx, dead_letter, dead_letter.c.id, ids)}, ids[-1])
 
 
 class _Rows(NamedTuple):
-    """Where the rows of a kind are, when each came to be, which of them may go, and how they do."""
+    """The table of a kind, the column with the age of a row, the condition to delete it, and the deletion."""
 
     table: Table
     born: Column[datetime]
     may_go: Callable[[datetime], ColumnElement[bool]]
-    remove: Callable[[Connection, Sequence[int]], Cleaned]
+    remove: Callable[[Tx, Sequence[int]], Cleaned]
 
 
 _KINDS: dict[Kind, _Rows] = {
@@ -254,3 +258,57 @@ _KINDS: dict[Kind, _Rows] = {
     "triggerers": _Rows(triggerer, triggerer.c.started_at, _old_triggerers, _remove_triggerers),
     "dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_letters, _remove_letters),
 }
+
+
+# --- the verb ------------------------------------------------------------------------------------
+
+
+class _RollBack(Exception):
+    """Ends a transaction that was only to be tried."""
+
+
+class CleaningVerbs(Verbs):
+    """The verb that deletes old rows."""
+
+    def clean(
+        self,
+        older_than_s: float,
+        *,
+        kinds: Sequence[Kind] = UNASKED,
+        rows_max: int = CLEAN_ROWS_MAX,
+        is_tried_only: bool = False,
+    ) -> Iterator[tuple[Kind, Cleaned]]:
+        """Delete rows older than this by the database's clock; yield after each transaction what it deleted.
+
+        Supervisors that have been silent for about as long are fenced first. Otherwise they would store again, after
+        it is deleted, an event whose commit they have not heard of. To keep rows that are younger than their silence
+        would not do, because a supervisor that died may never be fenced by another.
+
+        ``is_tried_only``: every transaction is rolled back. Rows that only become free when an earlier kind is deleted
+        are not counted then.
+        """
+        silence_max_s = max(older_than_s, CLEAN_AGE_MIN_S) - IN_DOUBT_MAX_S
+        with self._trying(is_tried_only) as tx:
+            fenced = leases.fence_silent(tx, silence_max_s)
+            if fenced:
+                tx.notify()
+        if fenced:
+            yield "triggerers", Cleaned({}, 0, fenced=tuple(fenced))
+        before = tx.now - timedelta(seconds=older_than_s)
+        for kind in kinds:
+            after_id: int | None = 0
+            while after_id is not None:
+                with self._trying(is_tried_only) as tx:
+                    cleaned = clean_batch(tx, kind, before, after_id=after_id, rows_max=rows_max)
+                yield kind, cleaned
+                after_id = cleaned.next_id
+
+    @contextmanager
+    def _trying(self, is_tried_only: bool) -> Generator[Tx]:
+        try:
+            with self.database.writing() as tx:
+                yield tx
+                if is_tried_only:
+                    raise _RollBack
+        except _RollBack:
+            pass

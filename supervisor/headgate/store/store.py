@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from headgate.protocol import marks
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
@@ -26,7 +25,7 @@ from headgate.store.triggers.leases import LeaseVerbs
 from headgate.store.triggers.watchers import WatcherVerbs
 
 if TYPE_CHECKING:
-    from headgate.store.cleaning_verbs import CleaningVerbs
+    from headgate.store.cleaning import CleaningVerbs
     from headgate.store.inspect.inspection import Inspection
 
 
@@ -45,7 +44,6 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
 
     def __init__(self, engine: Engine, *, secrets: Secrets, clock: Clock | None = None) -> None:
         super().__init__(Database(engine, secrets, clock))
-        self._engine = engine
         graphs = Graphs()
         self.tasks = TaskVerbs(self.database, graphs)
         self.scheduling = SchedulingVerbs(self.database, graphs)
@@ -62,7 +60,7 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
     @cached_property
     def cleaning(self) -> CleaningVerbs:
         """The verbs that delete old rows."""
-        from headgate.store.cleaning_verbs import CleaningVerbs
+        from headgate.store.cleaning import CleaningVerbs
 
         return CleaningVerbs(self.database)
 
@@ -115,15 +113,3 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
             marks.reach("resume.committed")
         self.forget([run.trigger_id for run in finished if run.outcome == "returned"])
         return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks)
-
-    # --- for the verbs of tasks, until they take a `Tx` -------------------------------------------
-
-    @contextmanager
-    def _writing(self) -> Generator[Connection]:
-        with self.database.writing() as tx:
-            yield tx.connection
-
-    @contextmanager
-    def _reading(self) -> Generator[Connection]:
-        with self.database.reading() as tx:
-            yield tx.connection

@@ -172,8 +172,8 @@ redelivery = Table(
     Column("last_at", UtcDateTime, nullable=False),
 )
 
-# What could not be stored. ``trigger_id`` is no foreign key: an event of a trigger that does not exist must
-# be buried like any other, and burying may not fail.
+# Events that could not be stored. ``trigger_id`` is not a foreign key: an event of a trigger that does not exist must
+# become a dead letter like any other, and that may not fail.
 dead_letter = Table(
     "dead_letter",
     metadata,

@@ -147,7 +147,7 @@ WRITES = {
     "claim_triggers": "claim",
     "release_triggers": "release",
     "store_slice": "store_slice",
-    "bury_event": "bury_event",
+    "dead_letter_event": "dead_letter_event",
 }
 
 
@@ -169,9 +169,9 @@ class FailingStore:
         """Carry out a verb of the store, unless the faults of the moment do not let it."""
         return self.fail_or(lambda: verb(*args, **kwargs), args[0] if name in WRITES else 0, WRITES.get(name, ""))
 
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """See `Store`. It asks nothing of the database."""
-        return self._store.has_news()
+        return self._store.has_changes()
 
     def fence_triggerers(self, epoch: Any, **kwargs: Any) -> list[Any]:
         """See `Store`."""

@@ -155,8 +155,8 @@ def test_a_database_in_memory_keeps_its_rows_for_all_stores_of_its_engine(secret
     schema.upgrade(opened)
     first, second = Store(opened, secrets=secrets), Store(opened, secrets=secrets)
     epoch = register(first)
-    with pytest.raises(DatabaseFault), first._writing() as connection:
-        connection.execute(text("no SQL"))
+    with pytest.raises(DatabaseFault), first.database.writing() as tx:
+        tx.connection.execute(text("no SQL"))
     assert [row.id for row in second.live_triggerers()] == [epoch]
     first.heartbeat(epoch)
 
@@ -232,8 +232,8 @@ def test_a_connection_dropped_within_a_transaction_leaves_nothing_and_is_replace
         epoch = register(store)
 
         def write_half() -> None:
-            with store._writing() as connection:
-                connection.execute(text("UPDATE triggerer SET hostname = 'half done'"))
+            with store.database.writing() as tx:
+                tx.connection.execute(text("UPDATE triggerer SET hostname = 'half done'"))
                 terminate_backends(postgres_url)
 
         with pytest.raises(DatabaseAway):
@@ -244,8 +244,8 @@ def test_a_connection_dropped_within_a_transaction_leaves_nothing_and_is_replace
 def test_a_row_held_for_too_long_is_away_and_not_waited_for_for_ever(postgres_url: str, secrets: Secrets) -> None:
     with Store(open_engine(postgres_url), secrets=secrets) as store, psycopg.connect(postgres_url) as other:
         epoch = register(store)
-        with store._writing() as connection:
-            connection.execute(text("SET lock_timeout = '10ms'"))
+        with store.database.writing() as tx:
+            tx.connection.execute(text("SET lock_timeout = '10ms'"))
         other.execute("SELECT 1 FROM triggerer FOR UPDATE")
         with pytest.raises(DatabaseAway, match="lock timeout"):
             store.heartbeat(epoch)
@@ -258,10 +258,10 @@ def test_a_stopped_supervisors_transaction_is_ended_by_the_server(postgres_url: 
         register(store)
 
         def stop_half_way() -> None:
-            with store._writing() as connection:
-                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
-                connection.execute(text("UPDATE triggerer SET hostname = 'half done'"))
-                backend: Any = connection.connection.driver_connection
+            with store.database.writing() as tx:
+                tx.connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
+                tx.connection.execute(text("UPDATE triggerer SET hostname = 'half done'"))
+                backend: Any = tx.connection.connection.driver_connection
                 # The server speaks first: nothing is asked here, only listened for.
                 list(backend.notifies(timeout=WAITED_MAX_S))
 
@@ -281,10 +281,12 @@ def test_many_rows_written_at_once_leave_the_server_its_limit_of_an_idle_transac
         register(store)
 
         def stop_half_way() -> None:
-            with store._writing() as connection:
-                connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
-                rename.run_many(connection, [{"of_id": number, "to_hostname": "half done"} for number in range(rows)])
-                backend: Any = connection.connection.driver_connection
+            with store.database.writing() as tx:
+                tx.connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
+                rename.run_many(
+                    tx.connection, [{"of_id": number, "to_hostname": "half done"} for number in range(rows)]
+                )
+                backend: Any = tx.connection.connection.driver_connection
                 list(backend.notifies(timeout=WAITED_MAX_S))
 
         with pytest.raises(DatabaseAway, match="is away"):
@@ -372,8 +374,8 @@ def test_a_lost_connection_is_away_whatever_the_error_says() -> None:
 
 def test_the_details_of_postgresql_which_quote_rows_are_not_repeated(postgres_url: str, secrets: Secrets) -> None:
     with Store(open_engine(postgres_url), secrets=secrets) as store:
-        with pytest.raises(RowsRefused) as told, store._writing() as connection:
-            connection.execute(text("INSERT INTO asset (name, created_date) VALUES ('hunter2', NULL)"))
+        with pytest.raises(RowsRefused) as told, store.database.writing() as tx:
+            tx.connection.execute(text("INSERT INTO asset (name, created_date) VALUES ('hunter2', NULL)"))
     assert "hunter2" not in str(told.value)
 
 

@@ -211,7 +211,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("fields", BAD.values(), ids=BAD.keys())
-def test_a_bad_row_is_refused_with_its_whole_slice_and_can_be_buried(on: Setting, fields: dict[str, Any]) -> None:
+def test_a_bad_row_is_refused_with_its_whole_slice_and_can_be_dead_lettered(
+    on: Setting, fields: dict[str, Any]
+) -> None:
     bad = on.fired(1, **fields)
     before = FinishedTrigger(on.trigger_id, "run", "failed", 1, error="x")
     with pytest.raises(RowsRefused) as told:
@@ -224,7 +226,7 @@ def test_a_bad_row_is_refused_with_its_whole_slice_and_can_be_buried(on: Setting
     assert on.store.inspect.triggers()[0].failure_count == 0
 
     for _ in range(2):
-        on.store.bury_event(on.epoch, bad, told.value.reason)
+        on.store.dead_letter_event(on.epoch, bad, told.value.reason)
     assert on.put(on.fired(0), on.fired(2)) == (2, 0)
     (letter,) = on.store.inspect.dead_letters()
     assert (letter.payload_kept, letter.payload_bytes, letter.payload_head) == (True, 9, b"payload 1")
@@ -246,9 +248,9 @@ def test_any_payload_is_stored(on: Setting) -> None:
 # --- dead letters --------------------------------------------------------------------------------
 
 
-def test_an_event_is_buried_whole_with_the_reason(on: Setting, query: Query) -> None:
+def test_an_event_is_dead_lettered_whole_with_the_reason(on: Setting, query: Query) -> None:
     payload = b"x" * (REFUSED_HEAD_BYTES_MAX + 1)
-    on.store.bury_event(on.epoch, on.fired(5, key="k", position=1, payload=payload), "why")
+    on.store.dead_letter_event(on.epoch, on.fired(5, key="k", position=1, payload=payload), "why")
     (letter,) = on.store.inspect.dead_letters()
     assert (letter.watcher, letter.trigger_id, letter.trigger_run_id) == ("w", on.trigger_id, "run")
     assert (letter.sequence_index, letter.key, letter.position) == (5, "k", 1)
@@ -257,16 +259,16 @@ def test_an_event_is_buried_whole_with_the_reason(on: Setting, query: Query) -> 
     assert [bytes(row["payload"]) for row in query("SELECT payload FROM dead_letter")] == [payload]
 
 
-def test_a_message_buried_again_by_a_later_run_is_one_dead_letter(on: Setting) -> None:
-    on.store.bury_event(on.epoch, on.fired(0, key="k"), "why")
-    on.store.bury_event(on.epoch, on.fired(0, key="k", trigger_run_id="later"), "why")
-    on.store.bury_event(on.epoch, on.fired(0, key="l", trigger_run_id="later"), "why")
+def test_a_message_dead_lettered_again_by_a_later_run_is_one_dead_letter(on: Setting) -> None:
+    on.store.dead_letter_event(on.epoch, on.fired(0, key="k"), "why")
+    on.store.dead_letter_event(on.epoch, on.fired(0, key="k", trigger_run_id="later"), "why")
+    on.store.dead_letter_event(on.epoch, on.fired(0, key="l", trigger_run_id="later"), "why")
     assert [letter.key for letter in on.store.inspect.dead_letters()] == ["l", "k"]
     assert [letter.key for letter in on.store.inspect.dead_letters(limit=1)] == ["l"]
 
 
-def test_a_message_that_was_buried_is_stored_when_it_can_be(on: Setting) -> None:
-    on.store.bury_event(on.epoch, on.fired(0, key="k"), "a fault that is mended now")
+def test_a_message_that_was_dead_lettered_is_stored_when_it_can_be(on: Setting) -> None:
+    on.store.dead_letter_event(on.epoch, on.fired(0, key="k"), "a fault that is mended now")
     assert on.put(on.fired(0, key="k", trigger_run_id="later")) == (1, 0)
     assert len(on.store.inspect.dead_letters()) == 1
 
@@ -287,8 +289,8 @@ def test_bad_events_that_look_alike_stay_apart(on: Setting) -> None:
     ]
     events = [on.fired(**{"index": index, **fields}) for index, fields in enumerate(alike)]
     for event in events:
-        on.store.bury_event(on.epoch, event, "why")
-        on.store.bury_event(on.epoch, event, "why")
+        on.store.dead_letter_event(on.epoch, event, "why")
+        on.store.dead_letter_event(on.epoch, event, "why")
     assert len(on.store.inspect.dead_letters()) == len(alike)
 
 
@@ -311,7 +313,7 @@ def test_the_coordinates_of_any_event_can_be_stored(
 
 
 def test_a_reason_of_any_kind_is_kept_within_its_limit(on: Setting) -> None:
-    on.store.bury_event(on.epoch, on.fired(0), "\0\ud800" + "x" * ERROR_CHARS_MAX)
+    on.store.dead_letter_event(on.epoch, on.fired(0), "\0\ud800" + "x" * ERROR_CHARS_MAX)
     (letter,) = on.store.inspect.dead_letters()
     assert letter.reason == storable_text("\0\ud800" + "x" * ERROR_CHARS_MAX, ERROR_CHARS_MAX)
     assert len(letter.reason) == ERROR_CHARS_MAX
@@ -340,11 +342,11 @@ def test_a_payload_that_comes_after_its_head_was_recorded_is_kept(
     on: Setting, query: Query, again: dict[str, Any]
 ) -> None:
     on.store.store_slice(on.epoch, refused=[on.refused(0, key="k"), on.refused(1, key="other")])
-    on.store.bury_event(on.epoch, on.fired(0, key="k", **again), "why")
+    on.store.dead_letter_event(on.epoch, on.fired(0, key="k", **again), "why")
     other, letter = on.store.inspect.dead_letters()
     assert (letter.payload_kept, letter.payload_bytes, letter.reason) == (True, 9, "why")
     assert other.payload_kept is False
-    on.store.bury_event(on.epoch, on.fired(0, key="k", payload=b"changed", **again), "another")
+    on.store.dead_letter_event(on.epoch, on.fired(0, key="k", payload=b"changed", **again), "another")
     assert [
         row["payload"] and bytes(row["payload"]) for row in query("SELECT payload FROM dead_letter ORDER BY id")
     ] == [

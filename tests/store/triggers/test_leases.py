@@ -152,7 +152,7 @@ def test_silence_is_measured_by_the_databases_clock(store: Store, query: Query) 
     me, silent = register(store), register(store)
     assert store.fence_triggerers(me) == []
     shift = "latest_heartbeat - interval '31 seconds'"
-    if "sqlite" in store._engine.dialect.name:
+    if "sqlite" in store.database.engine.dialect.name:
         shift = "strftime('%Y-%m-%d %H\\:%M\\:%f000', latest_heartbeat, '-31 seconds')"
     query(f"UPDATE triggerer SET latest_heartbeat = {shift} WHERE id = :id", id=silent)
     assert store.fence_triggerers(me) == [silent]
@@ -168,7 +168,7 @@ def writes(store: Store, epoch: int) -> dict[str, Callable[[], object]]:
         "claim_triggers": lambda: store.claim_triggers(epoch, limit=10, queues=QUEUES),
         "release_triggers": lambda: store.release_triggers(epoch, [1]),
         "store_slice": lambda: store.store_slice(epoch, events=[event]),
-        "bury_event": lambda: store.bury_event(epoch, event, "why"),
+        "dead_letter_event": lambda: store.dead_letter_event(epoch, event, "why"),
     }
 
 
@@ -223,7 +223,7 @@ def test_a_triggerer_is_not_fenced_in_the_middle_of_a_transaction(open_store: Op
         try:
             assert other.fence_triggerers(fencer, silence_max_s=-1.0, dead=[epoch]) == []
         except DatabaseAway:  # SQLite has one writer at a time
-            assert other._engine.dialect.name == "sqlite"
+            assert other.database.engine.dialect.name == "sqlite"
     assert other.fence_triggerers(fencer, dead=[epoch]) == [epoch]
     with pytest.raises(LeaseLost), victim.database.leased(epoch):
         pass
@@ -243,7 +243,9 @@ def wait_until_blocked(opened: Engine) -> None:
     raise AssertionError("nobody waits")
 
 
-@pytest.mark.parametrize("verb", ["heartbeat", "store_slice", "claim_triggers", "bury_event", "release_triggers"])
+@pytest.mark.parametrize(
+    "verb", ["heartbeat", "store_slice", "claim_triggers", "dead_letter_event", "release_triggers"]
+)
 def test_a_write_that_meets_a_fencing_half_done_waits_and_is_refused(
     postgres_url: str, secrets: Any, verb: str
 ) -> None:

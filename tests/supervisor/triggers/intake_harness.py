@@ -43,7 +43,7 @@ class ScriptedStore:
         self.finished += finished
         return StoredSlice(len(events), 0, {run.trigger_id: 1 for run in finished if run.outcome == "failed"})
 
-    def bury_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+    def dead_letter_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
         assert epoch == EPOCH
         if self.failures:
             raise self.failures.pop(0)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, select, true, update
 
-from headgate.store.db import driver_errors, notices
+from headgate.store.db import changes, driver_errors
 from headgate.store.db.deadline import Deadline
 from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
 from headgate.store.db.prepared import Prepared, driver_of
@@ -98,8 +98,8 @@ class Tx:
         return self.connection.dialect.name == "postgresql"
 
     def notify(self) -> None:
-        """Have other supervisors look at the database, once this is committed (`headgate.store.db.notices`)."""
-        notices.tell(self.connection)
+        """Have other supervisors look at the database, once this is committed (`headgate.store.db.changes`)."""
+        changes.notify(self.connection)
 
     def mark_run_dirty(self, dag_run: DagRunId) -> None:
         """Have the scheduler evaluate this run, once this is committed."""
@@ -143,16 +143,16 @@ class Database:
     def __init__(self, engine: Engine, secrets: Secrets, clock: Clock | None) -> None:
         self.secrets = secrets
         self.clock = clock
-        self._engine = engine
+        self.engine = engine
         self._connection: Connection | None = None
-        self._notices: notices.Notices | None = None
+        self._changes: changes.ChangeListener | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
 
     def close(self) -> None:
         """Close the connection. A transaction that begins later opens another."""
         if self._connection is not None:
             self._connection.close()
-            self._connection = self._notices = None
+            self._connection = self._changes = None
 
     @contextmanager
     def leased(self, epoch: Epoch) -> Generator[LeasedTx]:
@@ -198,11 +198,11 @@ class Database:
     def has_changes(self) -> bool:
         """Whether others may have written since this was asked last; it begins no transaction."""
         with self._translating():
-            if self._connection is None or self._notices is None:
+            if self._connection is None or self._changes is None:
                 connection = self._connected()
                 with self._within_deadline(connection):
-                    self._notices = notices.listen(self._engine, connection)
-            return self._notices.has_news()
+                    self._changes = changes.listen(self.engine, connection)
+            return self._changes.has_changes()
 
     @contextmanager
     def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
@@ -220,7 +220,7 @@ class Database:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            self._connection, self._notices = self._engine.connect(), None
+            self._connection, self._changes = self.engine.connect(), None
         return self._connection
 
     @contextmanager
@@ -228,7 +228,7 @@ class Database:
         try:
             yield
         except driver_errors.translated() as error:
-            translated = driver_errors.translate(error, database=database_name(self._engine))
+            translated = driver_errors.translate(error, database=database_name(self.engine))
             if not isinstance(translated, RowsRefused):
                 self._drop_connection()
             raise translated from error
@@ -241,9 +241,9 @@ class Database:
 
     def _drop_connection(self) -> None:
         """Throw the connection away, because its state is unknown. One in memory is the database, and is kept."""
-        connection, self._connection, self._notices = self._connection, None, None
+        connection, self._connection, self._changes = self._connection, None, None
         if connection is None:
             return
-        if not is_in_memory(self._engine):
+        if not is_in_memory(self.engine):
             connection.invalidate()
         connection.close()

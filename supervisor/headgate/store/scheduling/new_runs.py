@@ -66,7 +66,7 @@ class NewRunVerbs(GraphVerbs):
     def create_asset_runs(self, epoch: Epoch, *, limit: int = RUNS_MAX) -> NewRuns:
         """Create up to ``limit`` runs for events of assets. If none can be created, it only reads."""
         with self.database.reading() as tx:
-            ready = [one for one in assets.backlogs(tx.connection) if _has_work(tx, self.graphs, one)]
+            ready = [one for one in assets.backlogs(tx) if _has_work(tx, self.graphs, one)]
         if not ready:
             return NewRuns()
         with self.database.leased(epoch) as leased_tx:
@@ -122,11 +122,11 @@ def _create_event_runs(tx: LeasedTx, graphs: Graphs, ready: Sequence[Backlogged]
         if len(new.made) >= limit:
             new.more = True
             break
-        if not assets.lock_dag(tx.connection, one.dag_id):
+        if not assets.lock_dag(tx, one.dag_id):
             new.more = True
             continue
         if one.backlog.events > WAITING_EVENTS_MAX:
-            new.dropped[one.name] = assets.drop_oldest(tx.connection, one.dag_id)
+            new.dropped[one.name] = assets.drop_oldest(tx, one.dag_id)
         schedule = _schedule(tx, graphs, one)
         if schedule is None or one.is_held:
             continue
@@ -134,7 +134,7 @@ def _create_event_runs(tx: LeasedTx, graphs: Graphs, ready: Sequence[Backlogged]
         room = min(limit - len(new.made), spec.max_active_runs - dags.count_active_runs(tx, one.dag_id))
         if room <= 0:
             continue
-        waiting = assets.waiting(tx.connection, one.dag_id, contracts.rows_needed(schedule, room))
+        waiting = assets.waiting(tx, one.dag_id, contracts.rows_needed(schedule, room))
         for run in contracts.runs_of(schedule, waiting, tx.now, room=room):
             new.made.append((one.name, _create_from_events(tx, one.dag_id, spec, run)))
         new.more = True  # events that these runs did not take may create others
@@ -146,7 +146,7 @@ def _create_from_events(tx: Tx, dag_id: DagRowId, spec: DagSpec, run: AssetRun) 
     run_id = next(names)
     while (created := dags.insert_run(tx, dag_id, spec.tasks, NewRun(run_id, "asset"))) is None:
         run_id = next(names)
-    assets.take(tx.connection, dag_id, created, run)
+    assets.take(tx, dag_id, created, run)
     return run_id
 
 

@@ -8,16 +8,16 @@ paused, or has as many runs as it may have at once, its events wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, delete, func, insert, literal_column, select, update
+from sqlalchemy import and_, bindparam, delete, func, insert, literal_column, select, update
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule
 from headgate.scheduling.contracts import AssetRun, Backlog, Waiting
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
-from headgate.store.ids import DagRowId
+from headgate.store.db.transaction import Tx
+from headgate.store.ids import DagRowId, DagRunId
 from headgate.store.tables import (
     asset,
     asset_subscription,
@@ -47,25 +47,23 @@ class Backlogged(msgspec.Struct, frozen=True):
 # --- who waits for what --------------------------------------------------------------------------
 
 
-def subscribe(
-    connection: Connection, now: datetime, dag_id: int, schedule: CronSchedule | AssetSchedule | None
-) -> None:
+def subscribe(tx: Tx, dag_id: DagRowId, schedule: CronSchedule | AssetSchedule | None) -> None:
     """Have a DAG wait for the assets of its schedule and for no others; what waited for others waits no longer."""
     ids: dict[str, int] = {}
     if isinstance(schedule, AssetSchedule):
         for name in sorted(schedule.assets):
-            statement = insert_into(connection, asset).values(name=name, created_date=now)
-            connection.execute(statement.on_conflict_do_nothing())
+            statement = insert_into(tx.connection, asset).values(name=name, created_date=tx.now)
+            tx.connection.execute(statement.on_conflict_do_nothing())
         found = select(asset.c.name, asset.c.id).where(asset.c.name.in_(schedule.assets))
-        ids = {name: int(id_) for name, id_ in connection.execute(found)}
+        ids = {name: int(id_) for name, id_ in tx.connection.execute(found)}
         for asset_id in sorted(ids.values()):
-            told = {"contract": schedule.contract, "batch_seconds": schedule.batch_seconds}
-            new = insert_into(connection, asset_subscription).values(dag_id=dag_id, asset_id=asset_id, **told)
+            terms = {"contract": schedule.contract, "batch_seconds": schedule.batch_seconds}
+            new = insert_into(tx.connection, asset_subscription).values(dag_id=dag_id, asset_id=asset_id, **terms)
             keys = [asset_subscription.c.dag_id, asset_subscription.c.asset_id]
-            connection.execute(new.on_conflict_do_update(index_elements=keys, set_=told))
+            tx.connection.execute(new.on_conflict_do_update(index_elements=keys, set_=terms))
     for table in (asset_subscription, waiting_event):
         others = table.c.dag_id == dag_id, table.c.asset_id.not_in(ids.values())
-        connection.execute(delete(table).where(*others))
+        tx.connection.execute(delete(table).where(*others))
 
 
 # --- what waits ----------------------------------------------------------------------------------
@@ -85,12 +83,12 @@ _HAS_SUBSCRIBERS = Prepared(
 )
 
 
-def wait(connection: Connection, events: Mapping[int, int]) -> bool:
+def wait(tx: Tx, events: Mapping[int, int]) -> bool:
     """Have events wait that this transaction has stored, the asset's id by the event's; return whether any DAG does."""
     waited_for = {
         asset_id
         for asset_id in sorted(set(events.values()))
-        if _HAS_SUBSCRIBERS.run(connection, of_asset=asset_id).fetchone() is not None
+        if _HAS_SUBSCRIBERS.run(tx.connection, of_asset=asset_id).fetchone() is not None
     }
     rows = [
         {"of_event": event_id, "of_asset": asset_id}
@@ -98,7 +96,7 @@ def wait(connection: Connection, events: Mapping[int, int]) -> bool:
         if asset_id in waited_for
     ]
     if rows:
-        _WAIT.run_many(connection, rows)
+        _WAIT.run_many(tx.connection, rows)
     return bool(rows)
 
 
@@ -125,18 +123,18 @@ _BACKLOGS = (
 )
 
 
-def backlogs(connection: Connection) -> list[Backlogged]:
+def backlogs(tx: Tx) -> list[Backlogged]:
     """Return the DAGs that events wait for."""
     return [
         Backlogged(
-            row.id,
+            DagRowId(row.id),
             row.name,
             row.spec_hash,
             bool(row.is_paused) or row.removed_at is not None,
             row.room,
             Backlog(row.events, row.assets, row.first_at),
         )
-        for row in connection.execute(_BACKLOGS)
+        for row in tx.connection.execute(_BACKLOGS)
     ]
 
 
@@ -145,12 +143,12 @@ _LOCK = Prepared(
 )
 
 
-def lock_dag(connection: Connection, dag_id: int) -> bool:
+def lock_dag(tx: Tx, dag_id: DagRowId) -> bool:
     """Lock a DAG's row, for as long as its runs are counted and others are begun; False where another has it."""
-    return _LOCK.run(connection, of_id=dag_id).fetchone() is not None
+    return _LOCK.run(tx.connection, of_id=dag_id).fetchone() is not None
 
 
-def waiting(connection: Connection, dag_id: int, limit: int | None) -> list[Waiting]:
+def waiting(tx: Tx, dag_id: DagRowId, limit: int | None) -> list[Waiting]:
     """Return the events that wait for a DAG, by id; the DAG is locked."""
     statement = (
         select(
@@ -164,26 +162,26 @@ def waiting(connection: Connection, dag_id: int, limit: int | None) -> list[Wait
         .order_by(waiting_event.c.trigger_event_id)
         .limit(WAITING_EVENTS_MAX if limit is None else limit)
     )
-    return [Waiting(*row) for row in connection.execute(statement)]
+    return [Waiting(*row) for row in tx.connection.execute(statement)]
 
 
-def take(connection: Connection, dag_id: int, dag_run_id: int, run: AssetRun) -> None:
+def take(tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: AssetRun) -> None:
     """Give the events of a run to it; they wait no longer for this DAG."""
     rows = [(dag_run_id, event.event_id, event.asset_id, False) for event in run.events]
     rows += [(dag_run_id, event.event_id, event.asset_id, True) for event in run.superseded]
-    insert_new(connection, _RUN_EVENT, rows, returning=("trigger_event_id",))
+    insert_new(tx.connection, _RUN_EVENT, rows, returning=("trigger_event_id",))
     for some in chunks([row[1] for row in rows]):
         taken = waiting_event.c.dag_id == dag_id, waiting_event.c.trigger_event_id.in_(some)
-        connection.execute(delete(waiting_event).where(*taken))
+        tx.connection.execute(delete(waiting_event).where(*taken))
 
 
-def drop_oldest(connection: Connection, dag_id: int) -> int:
+def drop_oldest(tx: Tx, dag_id: DagRowId) -> int:
     """Have those that wait longest for a DAG wait no longer, as far as more do than may, and count them.
 
     Return how many there were. They stay in the event log.
     """
     count = select(func.count()).select_from(waiting_event).where(waiting_event.c.dag_id == dag_id)
-    events = max(0, connection.execute(count).scalar_one() - WAITING_EVENTS_MAX)
+    events = max(0, tx.connection.execute(count).scalar_one() - WAITING_EVENTS_MAX)
     oldest = (
         select(waiting_event.c.trigger_event_id, waiting_event.c.asset_id)
         .where(waiting_event.c.dag_id == dag_id)
@@ -191,13 +189,13 @@ def drop_oldest(connection: Connection, dag_id: int) -> int:
         .limit(events)
     )
     by_asset: dict[int, list[int]] = {}
-    for event_id, asset_id in connection.execute(oldest):
+    for event_id, asset_id in tx.connection.execute(oldest):
         by_asset.setdefault(asset_id, []).append(event_id)
     for asset_id, ids in sorted(by_asset.items()):
         for some in chunks(ids):
             gone = waiting_event.c.dag_id == dag_id, waiting_event.c.trigger_event_id.in_(some)
-            connection.execute(delete(waiting_event).where(*gone))
+            tx.connection.execute(delete(waiting_event).where(*gone))
         subscription = asset_subscription.c.dag_id == dag_id, asset_subscription.c.asset_id == asset_id
         dropped = asset_subscription.c.dropped + literal_column(str(len(ids)))
-        connection.execute(update(asset_subscription).where(*subscription).values(dropped=dropped))
+        tx.connection.execute(update(asset_subscription).where(*subscription).values(dropped=dropped))
     return sum(map(len, by_asset.values()))

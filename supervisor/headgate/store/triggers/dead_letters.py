@@ -1,8 +1,8 @@
-"""What could not be stored as it is: kept with the reason, in a form that any database takes.
+"""Dead letters: events that cannot be stored as they are, kept with the reason in a form that any database takes.
 
-Burying is the last resort, so it must not fail on the very thing that made the event unstorable. Text is
-escaped and cut, numbers are brought into range, and nothing refers to another table. What had to be changed
-to name the event gets a digest of what it was, so that two events never become one by that.
+This is the last resort, so it must not fail for the reason that made the event unstorable. Text is escaped and cut,
+numbers are brought into range, and no column refers to another table. If coordinates of the event had to be changed,
+they get a digest of the original, so that two events never become one by that.
 """
 
 from __future__ import annotations

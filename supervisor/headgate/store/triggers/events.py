@@ -63,7 +63,7 @@ def insert_events(tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, 
     """Store those events that are not stored yet; return how many were, and how many came again.
 
     A redelivery that is itself reported again, after a commit of which nobody knew, is counted again. An
-    event whose message was buried earlier is stored if it can be now: the log is what its readers read, and
+    event whose message became a dead letter earlier is stored if it can be now: the log is what its readers read, and
     the dead letter stays as the record of the first try.
 
     ``of_assets`` has the assets of triggers that may have one; what is stored of these waits for the runs it makes.
@@ -105,7 +105,7 @@ def _have_wait(tx: Tx, of_assets: Mapping[int, int], inserted: Sequence[tuple[An
         for _, _, event_id, trigger_id, kind in inserted
         if trigger_id in of_assets and kind == "event"
     }
-    if waits and assets.wait(tx.connection, waits):
+    if waits and assets.wait(tx, waits):
         tx.notify()
 
 
@@ -132,7 +132,7 @@ class EventVerbs(Verbs):
     """The verbs of the event log but for `Store.store_slice`, which concerns tasks as well."""
 
     @leased
-    def bury_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
+    def dead_letter_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
         """Record an event as a dead letter, with its whole payload. Doing it again changes nothing."""
         dead_letters.dead_letter(tx, event, reason)
 

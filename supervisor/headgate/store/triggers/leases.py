@@ -243,10 +243,10 @@ class LeaseVerbs(TriggerVerbs):
         self.note_claimed(rows)
         return [_decrypted(row, self.database.secrets, tasks) for row in rows]
 
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether `poll` may have another answer than last time: looked at without a transaction.
 
-        True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.db.notices`).
+        True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.db.changes`).
         """
         return self.database.has_changes()
 

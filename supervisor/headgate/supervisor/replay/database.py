@@ -114,11 +114,11 @@ class ReplayStore(Store):
                 # Its name was given anew, so it had been removed: while no supervisor looked, or it would stand here.
                 self.remove(trigger_id)
         kwargs = self.database.secrets.encrypt(kwargs_like(spec.kwargs))
-        with self._writing() as connection:
+        with self.database.writing() as tx:
             row = {"id": spec.trigger_id, "classpath": spec.classpath, "kwargs": kwargs, "created_date": now}
-            connection.execute(insert(trigger).values(row))
+            tx.connection.execute(insert(trigger).values(row))
             watcher = {"name": spec.name, "trigger_id": spec.trigger_id, "created_date": now}
-            connection.execute(insert(asset_watcher).values(watcher))
+            tx.connection.execute(insert(asset_watcher).values(watcher))
         self.made[spec.trigger_id] = spec.name
 
     def remove(self, trigger_id: int) -> None:
@@ -127,16 +127,16 @@ class ReplayStore(Store):
             return
         self._removed.add(trigger_id)
         now = self._clock_of_log()
-        with self._writing() as connection:
+        with self.database.writing() as tx:
             which = asset_watcher.c.trigger_id == trigger_id
-            connection.execute(update(asset_watcher).where(which).values(removed_at=now))
-            connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(removed_at=now))
+            tx.connection.execute(update(asset_watcher).where(which).values(removed_at=now))
+            tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(removed_at=now))
 
     def finish(self, trigger_id: int) -> None:
         """Have nothing wait for a trigger any more, as when its task has timed out; its owner stays."""
         of_id = trigger.c.id == trigger_id, trigger.c.removed_at.is_(None), trigger.c.finished_at.is_(None)
-        with self._writing() as connection:
-            connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
+        with self.database.writing() as tx:
+            tx.connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
 
     def fence(self, epoch: Epoch) -> None:
         """Take the lease of ``epoch`` away, as a neighbour would."""
@@ -204,15 +204,15 @@ class ReplayStore(Store):
     def is_dead_letter(self, trigger_run_id: str, sequence_index: int) -> bool:
         """Whether this event is buried. One whose coordinates had to be changed to bury it is not found."""
         which = (dead_letter.c.trigger_run_id == trigger_run_id, dead_letter.c.sequence_index == sequence_index)
-        with self._reading() as connection:
-            return connection.execute(select(dead_letter.c.id).where(*which)).first() is not None
+        with self.database.reading() as tx:
+            return tx.connection.execute(select(dead_letter.c.id).where(*which)).first() is not None
 
     def require_fresh(self) -> None:
         """Raise `DatabaseNotFresh` where anything has been stored here before."""
-        with self._reading() as connection:
+        with self.database.reading() as tx:
             for table in (triggerer, trigger, trigger_event, dead_letter):
-                if connection.execute(select(exists(select(table.c.id)))).scalar_one():
-                    name = database_name(self._engine)
+                if tx.connection.execute(select(exists(select(table.c.id)))).scalar_one():
+                    name = database_name(self.database.engine)
                     raise DatabaseNotFresh(f"the database {name} is not empty: a replay needs one of its own")
 
 

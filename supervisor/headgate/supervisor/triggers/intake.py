@@ -334,7 +334,7 @@ class Intake:
             return True
         event = slice_.events[0]
         try:
-            self._store.bury_event(epoch, event, str(error))
+            self._store.dead_letter_event(epoch, event, str(error))
         except DATABASE_UNUSABLE as exc:
             self._retry.failed(exc, now)
             return False

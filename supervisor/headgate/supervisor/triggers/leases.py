@@ -6,7 +6,7 @@ they stop for too long, or when its process is known to be gone from this machin
 
 `Leases.step` runs at most one of its duties at a time, each a single short transaction, the most urgent
 first: heartbeat, then looking for fallen neighbours, then looking for triggers to claim or cancel. The last is asked of
-the database when somebody seems to have written to it, and rarely otherwise (`headgate.store.db.notices`).
+the database when somebody seems to have written to it, and rarely otherwise (`headgate.store.db.changes`).
 """
 
 from __future__ import annotations
@@ -170,13 +170,13 @@ class Leases:
             return LeaseNews([], [], has_fenced=has_fenced)
         else:
             # Before the poll, so that what comes after it is noticed the next time.
-            has_news = self._store.has_news()
+            has_changes = self._store.has_changes()
             longest_s = self._times.notice_interval_s
             # Who has written may soon write more: a looping script, a deployment, another supervisor that leaves.
-            self._notice_wait_s = longest_s / 10 if has_news else min(longest_s, self._notice_wait_s * 1.5)
+            self._notice_wait_s = longest_s / 10 if has_changes else min(longest_s, self._notice_wait_s * 1.5)
             self._notice_at = now + self._notice_wait_s
             has_room = self._wants_room and owned < self._capacity
-            if has_news or has_room or now >= self._poll_at or self._claim_is_unknown:
+            if has_changes or has_room or now >= self._poll_at or self._claim_is_unknown:
                 news = self._poll(self._epoch, now, owned, claiming)
                 return news
         return NO_NEWS

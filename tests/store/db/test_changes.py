@@ -26,7 +26,7 @@ ARRIVES_WITHIN_S = 10.0  # a notification that takes longer than this does not c
 def hears(store: Store) -> bool:
     """Whether the store has news now; on PostgreSQL, as soon as the server has said what it has to say."""
     deadline = time.monotonic() + ARRIVES_WITHIN_S
-    while not store.has_news():
+    while not store.has_changes():
         assert store.database._connection is not None
         driver = store.database._connection.connection.driver_connection
         if driver is None or isinstance(driver, sqlite3.Connection):
@@ -40,8 +40,8 @@ def hears(store: Store) -> bool:
 def store(database_url: str, secrets: Secrets) -> Store:
     """A store that has heard what there was."""
     made = Store(open_engine(database_url), secrets=secrets)
-    assert made.has_news(), "the first answer is yes: nobody knows what was there before"
-    assert not made.has_news()
+    assert made.has_changes(), "the first answer is yes: nobody knows what was there before"
+    assert not made.has_changes()
     return made
 
 
@@ -70,10 +70,10 @@ def test_what_others_change_is_news_once(store: Store, other: Store, change: Cal
     with store, other:
         add(other, "known")
         assert hears(store)
-        assert not store.has_news()
+        assert not store.has_changes()
         change(other)
         assert hears(store)
-        assert not store.has_news()
+        assert not store.has_changes()
 
 
 def test_what_one_writes_oneself_is_no_news(store: Store) -> None:
@@ -85,7 +85,7 @@ def test_what_one_writes_oneself_is_no_news(store: Store) -> None:
         store.live_triggerers()
         store.add_watcher("own", "a.B", {})
         store.inspect.watchers()  # by now the server has said what it has to say
-        assert not store.has_news()
+        assert not store.has_changes()
 
 
 def test_a_database_behind_a_link_is_looked_at_where_it_lies(tmp_path: Path, secrets: Secrets) -> None:
@@ -95,10 +95,10 @@ def test_a_database_behind_a_link_is_looked_at_where_it_lies(tmp_path: Path, sec
     upgrade(engine)
     linked = open_engine(f"sqlite:///{tmp_path}/headgate.db")
     with Store(linked, secrets=secrets) as store, Store(engine, secrets=secrets) as other:
-        assert store.has_news()
-        assert not store.has_news()
+        assert store.has_changes()
+        assert not store.has_changes()
         add(other, "new")
-        assert store.has_news()
+        assert store.has_changes()
 
 
 def test_what_others_wrote_before_one_wrote_oneself_is_still_news(store: Store, other: Store) -> None:
@@ -122,36 +122,36 @@ def test_what_others_wrote_right_after_one_wrote_oneself_is_news(sqlite_url: str
         with contextlib.closing(sqlite3.connect(path)) as checkpointer:
             checkpointer.execute("PRAGMA wal_checkpoint(RESTART)")
         store.heartbeat(epoch)
-        store.has_news()
+        store.has_changes()
         before = [file.stat() for file in files]
         other.tasks.variables.put("short", b"x")
         for file, status in zip(files, before, strict=True):
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
             assert file.stat().st_size == status.st_size
-        assert store.has_news()
+        assert store.has_changes()
 
 
 def test_in_memory_all_that_is_written_is_news(secrets: Secrets) -> None:
     engine = open_engine("sqlite://")
     upgrade(engine)
     one, two = Store(engine, secrets=secrets), Store(engine, secrets=secrets)
-    one.has_news()
-    assert not one.has_news()
+    one.has_changes()
+    assert not one.has_changes()
     add(two, "new")
-    assert one.has_news()
-    assert not one.has_news()
+    assert one.has_changes()
+    assert not one.has_changes()
 
 
 def test_a_lost_connection_is_away_and_the_next_one_listens_anew(postgres_url: str, secrets: Secrets) -> None:
     store, other = (Store(open_engine(postgres_url), secrets=secrets) for _ in range(2))
     with store, other:
-        store.has_news()
-        assert not store.has_news()
+        store.has_changes()
+        assert not store.has_changes()
         terminate_backends(postgres_url)
         with pytest.raises(DatabaseAway):
             hears(store)
-        assert store.has_news(), "nobody knows what was missed"
-        assert not store.has_news()
+        assert store.has_changes(), "nobody knows what was missed"
+        assert not store.has_changes()
         add(other, "new")
         assert hears(store)
 
@@ -169,5 +169,5 @@ def test_questions_are_one_statement_each(sqlite_url: str, secrets: Secrets) -> 
         store.poll(epoch, ("default",))
         store.live_triggerers()
         assert len(said) == 3, said
-        store.has_news()
+        store.has_changes()
         assert said[3:] == ["PRAGMA data_version"]  # a look into shared memory
