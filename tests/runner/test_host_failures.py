@@ -176,7 +176,7 @@ RUNS_THAT_FAIL = [
     (leak_a_cancellation, "CancelledByItself: "),
     (leak_a_group_of_cancellations, "CancelledByItself: "),
     (ignore_the_end, "RuntimeError: async generator ignored GeneratorExit"),
-    (raise_the_unspeakable, "Unspeakable, whose text cannot be had"),
+    (raise_the_unspeakable, "Unspeakable, whose text cannot be shown"),
 ]
 
 

@@ -389,9 +389,9 @@ class MuteSkip(TaskSkipped):
 def test_an_error_that_cannot_be_told_is_told_nonetheless() -> None:
     failed, skipped = raising(Mute()), raising(MuteSkip())
     assert isinstance(failed, StepFailed)
-    assert failed.error == "Mute, whose text cannot be had: its __str__ raised RuntimeError"
+    assert failed.error == "Mute, whose text cannot be shown: its __str__ raised RuntimeError"
     assert isinstance(skipped, StepSkipped)
-    assert skipped.reason == "MuteSkip, whose text cannot be had: its __str__ raised RuntimeError"
+    assert skipped.reason == "MuteSkip, whose text cannot be shown: its __str__ raised RuntimeError"
 
 
 def test_text_is_cut_to_its_limit() -> None:

@@ -1,14 +1,14 @@
-"""What can go wrong on a link or with a value, and whose fault it is.
+"""Errors of links, values and frame logs, by whose fault they are.
 
-``Local``: this side broke a rule, the bug is ours. ``Remote``: the peer did. The others are about values
-and frame logs. Nothing but a `ProtocolError` is raised by ``headgate.protocol`` on purpose.
+``Local``: this side broke a rule, so the bug is ours. ``Remote``: the peer broke one. The others are about values, DAGs
+and frame logs. On purpose ``headgate.protocol`` raises only `ProtocolError`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-ID_SHOWN_CHARS_MAX: Final = 250  # of an id in a sentence; one that is longer is at fault itself
+ID_SHOWN_CHARS_MAX: Final = 250  # of an id in an error; a longer id is itself the error
 
 
 class ProtocolError(Exception):
@@ -16,11 +16,11 @@ class ProtocolError(Exception):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side tried to do what the protocol does not allow; nothing was sent and nothing changed."""
+    """This side broke a rule of the protocol; nothing was sent and nothing has changed."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the protocol does not allow; the link must be closed."""
+    """The peer broke a rule of the protocol; the link must be closed."""
 
 
 class FrameTooLong(LocalProtocolError):
@@ -48,7 +48,7 @@ class VersionMismatch(RemoteProtocolError):
 
 
 class ValueNotSerializable(ProtocolError, TypeError):
-    """A value has no form on the wire; ``path`` says where in the author's value it stands."""
+    """A value has no form on the wire; ``path`` is its place in the author's value, for example ``payload['a'][3]``."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path} {problem}")
@@ -57,7 +57,7 @@ class ValueNotSerializable(ProtocolError, TypeError):
 
 
 class ValueTooLong(ProtocolError, ValueError):
-    """A value is too long once encoded; ``head`` is the beginning of its encoding, for whoever looks for it."""
+    """A value is too long once encoded; ``head`` is the beginning of its encoding, for diagnosis."""
 
     def __init__(self, where: str, value_bytes: int, bytes_max: int, head: bytes) -> None:
         super().__init__(f"{where} needs {value_bytes:,} bytes; the limit is {bytes_max:,}")
@@ -72,7 +72,7 @@ class ValueMalformed(ProtocolError, ValueError):
 
 
 class DagMalformed(ProtocolError, ValueError):
-    """A DAG breaks a rule; ``task_id`` is set where one task is at fault."""
+    """A DAG breaks a rule; ``task_id`` is set if one task is at fault."""
 
     def __init__(self, dag_id: str, task_id: str | None, problem: str) -> None:
         task = "" if task_id is None else f", task {task_id[:ID_SHOWN_CHARS_MAX]!a}"

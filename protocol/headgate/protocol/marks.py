@@ -1,9 +1,9 @@
-"""Marks: the points of the production code at which a kill would be interesting.
+"""Marks: the points of the production code at which a kill is worth testing.
 
-``marks.reach("store.committed")`` does nothing, at the cost of one global read, unless something has armed the
-marks of this process with a callback. Nothing here reads the environment or does any I/O; arming is a call, and
+``marks.reach("store.committed")`` does nothing, at the cost of one global read, unless the marks of this process are
+armed with a callback. Nothing here reads the environment or does any I/O; arming is a call, and
 only tests make it. The callback runs where the mark stands: it may kill the process, stop it, or hold it there for as
-long as something is done to its surroundings. It may be called in any thread.
+long as something is done to its environment. It may be called in any thread.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ _callback: Callback | None = None
 
 
 def reach(name: str) -> None:
-    """Say that a mark is reached."""
+    """Report that a mark is reached."""
     if _callback is not None:
         _callback(name)
 
 
 def in_halves(name: str, data: bytes) -> Iterable[bytes]:
-    """Return what to write in place of ``data``: all of it, or, while armed, two halves with the mark between."""
+    """Return the parts to write for ``data``: one, or, while armed, two halves with the mark between them."""
     return (data,) if _callback is None else _halves(name, data)
 
 
@@ -107,12 +107,12 @@ def _halves(name: str, data: bytes) -> Iterator[bytes]:
 
 
 def arm(callback: Callback) -> None:
-    """Have ``callback`` called with the name of every mark that is reached in this process from now on."""
+    """Call ``callback`` with the name of every mark that this process reaches from now on."""
     global _callback
     _callback = callback
 
 
 def disarm() -> None:
-    """Let marks be nothing again."""
+    """Undo `arm`."""
     global _callback
     _callback = None

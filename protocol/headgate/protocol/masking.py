@@ -1,8 +1,8 @@
-"""Secrets out of text: what a process was told is replaced by ``***`` in whatever it writes afterwards (I12).
+"""Masking of secrets: a value that a process received is replaced by ``***`` in everything it writes later (I12).
 
-A secret is known in the forms in which it is likely to be written: as it is, quoted for a URL, as JSON and Python write
-it, and line by line if it has several. One of fewer than ``SECRET_CHARS_MIN`` characters is not looked for: it would be
-found by chance in every second line, and hiding it there would give it away.
+A secret is searched for in its likely forms: as it is, quoted for a URL, as JSON and Python write it, and line by line
+if it has several lines. A secret of fewer than ``SECRET_CHARS_MIN`` characters is not searched for: it would match by
+chance in many lines, and masking it there would reveal it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from headgate.protocol.uris import parse_uri
 
 MASK: Final = "***"
 SECRET_CHARS_MIN: Final = 6
-# What is looked for in each line. Beyond it the oldest is forgotten: a process that was told so much was told most of
-# it long ago, and each line costs a search for every one of these.
+# Forms searched for in each line. Each line costs a search for each form, so beyond this number the oldest is dropped.
 FORMS_MAX: Final = 5000
 MEMBERS_MAX: Final = 200  # texts within one secret that is JSON, or has several lines
 
 
 class SecretMask:
-    """The secrets a process was told. May be used by several threads."""
+    """The secrets that a process has received. May be used by several threads."""
 
     def __init__(self) -> None:
         self._forms: dict[str, None] = {}  # the oldest first
@@ -37,9 +36,9 @@ class SecretMask:
     def __bool__(self) -> bool:
         return bool(self._longest_first)
 
-    def note(self, query: Query, answered: QueryResult) -> None:
-        """Take in the answer to a query, if it is a secret."""
-        match query, answered:
+    def note(self, query: Query, result: QueryResult) -> None:
+        """Add the result of a query, if it is a secret."""
+        match query, result:
             case GetVariable(), SecretText(value=str() as text):
                 self.add(text)
             case GetConnection(), SecretText(value=str() as uri):
@@ -48,15 +47,15 @@ class SecretMask:
                 pass
 
     def add(self, secret: str) -> None:
-        """Take in a secret; if it is JSON, the texts in it are secrets as well."""
+        """Add a secret; if it is JSON, the texts in it are secrets as well."""
         self._add([secret, *_texts_in(secret)])
 
     def add_connection(self, uri: str) -> None:
-        """Take in a connection: the whole of it, its password, and the values of its query."""
+        """Add a connection: its URI, its password, and the values of its query."""
         try:
             parts = parse_uri(uri)
         except ValueError:
-            self._add([uri])  # whoever asked for it sees an error, and no part of it
+            self._add([uri])  # the code that requested it gets an error, and no part of it
         else:
             self._add([uri, parts.password, *parts.extra.values()])
 
@@ -76,7 +75,7 @@ class SecretMask:
 
     @contextmanager
     def apart(self) -> Generator[None]:
-        """Forget everything for as long as this lasts, and afterwards what was taken in meanwhile: for tests."""
+        """Start empty inside the block, and forget what was added in it at its end: for tests."""
         before, self._forms, self._longest_first = (self._forms, self._longest_first), {}, ()
         try:
             yield
@@ -90,7 +89,7 @@ class SecretMask:
                 self._forms[form] = None
         for form in list(self._forms)[: max(0, len(self._forms) - FORMS_MAX)]:
             self._forms.pop(form, None)
-        # Again, if another thread has added one meanwhile: whoever is last here has seen all of them.
+        # Repeat if another thread has added one meanwhile, so that the last thread here has seen all of them.
         while True:
             forms = list(self._forms)
             ordered = sorted(forms, key=len, reverse=True)
@@ -100,7 +99,7 @@ class SecretMask:
 
 
 def _forms_of(secret: str) -> set[str]:
-    """Return how a secret may stand in a line."""
+    """Return the forms in which a secret may be written."""
     whole = [secret, *secret.splitlines()[:MEMBERS_MAX]]
     forms: set[str] = set()
     for text in [part.strip() for part in whole]:

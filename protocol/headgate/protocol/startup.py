@@ -1,4 +1,4 @@
-"""What makes the start of a process short: a runner that died is back the sooner."""
+"""Faster start of processes, so that a dead runner is replaced sooner."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 
 
 def import_structlog() -> None:
-    """Import structlog as if rich were not installed; afterwards rich can be imported as ever.
+    """Import structlog as if rich were not installed; afterwards rich can be imported as usual.
 
-    structlog imports rich wherever it finds it, for tracebacks that show local variables. headgate prints none of
-    those, because they may hold kwargs (I12), and rich would be a quarter of a runner's start. To be called before
-    anything else imports structlog; later it does nothing.
+    structlog imports rich if it is installed, for tracebacks that show local variables. headgate prints none of those,
+    because they may contain kwargs (I12), and rich would take a quarter of a runner's start. Call this before anything
+    else imports structlog; later it does nothing.
     """
     if "structlog" in sys.modules or "rich" in sys.modules:
         return
-    # Documented: None in this place makes the import raise ModuleNotFoundError, which structlog is ready for.
+    # As documented, None here makes the import raise ModuleNotFoundError, which structlog handles.
     sys.modules["rich"] = None  # type: ignore[assignment]
     try:
         importlib.import_module("structlog")
@@ -28,8 +28,9 @@ def import_structlog() -> None:
 
 @contextmanager
 def without_collections() -> Generator[None]:
-    """Let no garbage collector run meanwhile: imports make hardly anything but what stays, and it would look at all
-    of that again and again. What there is afterwards is never looked at again.
+    """Turn the garbage collector off inside the block, and exempt what exists at its end from collection for good.
+
+    Nearly everything that imports create stays, so the collector would scan it again and again for nothing.
     """
     gc.disable()
     try:

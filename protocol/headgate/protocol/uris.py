@@ -1,7 +1,7 @@
-"""Connections as text: the parts of a URI, as its author meant them.
+"""Parser for the URIs of connections.
 
-Written for ``scheme://login:password@host:port/schema?key=value``, all parts but the scheme optional, with what is
-special in a part percent-encoded. The standard library's parts will not do as they are: they lose the case of the host,
+The form is ``scheme://login:password@host:port/schema?key=value``. All parts except the scheme are optional; special
+characters in a part are percent-encoded. `urllib.parse.urlsplit` does not fit, because it changes the case of the host,
 which may be the path of a socket.
 """
 
@@ -23,7 +23,7 @@ _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>
 
 
 class UriParts(msgspec.Struct, frozen=True):
-    """What a URI says; '' and None for what it does not. ``schema`` is its path without the first slash."""
+    """The parts of a URI; '' or None for a missing one. ``schema`` is its path without the first slash."""
 
     scheme: str
     host: str
@@ -34,13 +34,13 @@ class UriParts(msgspec.Struct, frozen=True):
     extra: dict[str, str]
 
     def __repr__(self) -> str:
-        return f"<UriParts of {self.scheme}://>"  # it may stand in a traceback, and must not tell
+        return f"<UriParts of {self.scheme}://>"  # it may be shown in a traceback, and must not reveal a password
 
 
 def parse_uri(text: str) -> UriParts:
-    """Return the parts of a URI, decoded. Of a key that its query has twice the last value counts.
+    """Return the decoded parts of a URI. If its query has a key twice, the last value counts.
 
-    Raises ValueError, which says what is wrong and shows nothing of the text: a password may stand anywhere in it.
+    Raises ValueError. Its text shows no part of the URI, because a password may be anywhere in it.
     """
     if len(text) > URI_CHARS_MAX:
         raise ValueError(f"it has {len(text):,} characters; the limit is {URI_CHARS_MAX:,}")
@@ -49,12 +49,12 @@ def parse_uri(text: str) -> UriParts:
     found = _URI.fullmatch(text)
     if found is None:
         problem = "a '#' in a password must be written %23" if "#" in text else "it must begin with a scheme and ://"
-        raise ValueError(f"it is no URI (scheme://login:password@host:port/path?key=value): {problem}")
+        raise ValueError(f"it is not a URI (scheme://login:password@host:port/path?key=value): {problem}")
     user, at, place = found["authority"].rpartition("@")
     login, _, password = user.partition(":") if at else ("", "", "")
     where = _HOST_AND_PORT.fullmatch(place)
     if where is None:
-        raise ValueError("it has no readable host and port; a ':', '/' or '@' in a password must be encoded")
+        raise ValueError("its host and port cannot be read; a ':', '/' or '@' in a password must be percent-encoded")
     port = int(where["port"]) if where["port"] else None
     if port is not None and port > PORT_MAX:
         raise ValueError(f"its port must be 0..{PORT_MAX}")

@@ -9,24 +9,24 @@ from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """Return the error in one sentence and its traceback, both fit to be stored, whatever class it is of.
+    """Return the error in one sentence and its traceback, both fit to be stored, for any exception class.
 
     Both go to the database, to logs and to captures, so the secrets that this process knows are masked in them (I12).
     """
     name = type(error).__name__
     try:
         text = f"{name}: {error}"
-    except BaseException as exc:  # an author's exception may fail at anything, even at saying what it is
-        text = f"{name}, whose text cannot be had: its __str__ raised {type(exc).__name__}"
+    except BaseException as exc:  # an author's exception may fail even in its own __str__
+        text = f"{name}, whose text cannot be shown: its __str__ raised {type(exc).__name__}"
     try:
         trace = "".join(traceback.format_exception(error))
     except BaseException as exc:
-        trace = f"the traceback cannot be had: formatting it raised {type(exc).__name__}"
+        trace = f"the traceback cannot be shown: formatting it raised {type(exc).__name__}"
     text, trace = secrets.hide(text), secrets.hide(trace)
-    # Of a sentence the beginning matters most, of a traceback the end.
+    # Cut the end of the sentence and the beginning of the traceback: what is left matters most.
     return storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
 
 
 def storable(text: str) -> str:
-    """Return the text with what no database stores (NUL, lone surrogates) written as an escape."""
+    """Return the text with the characters that no database stores (NUL, lone surrogates) as escapes."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

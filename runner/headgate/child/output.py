@@ -1,16 +1,17 @@
-"""What users' code prints: each line becomes a log record of whoever printed it.
+"""Output of users' code: each printed line becomes a log record of the trigger or step that printed it.
 
-`captured` makes streams that stand for ``sys.stdout`` and ``sys.stderr``, once for the life of a runner or a worker,
-because a handler that a library makes keeps the stream it found. They are text streams as any other: with
-``buffer``, ``reconfigure`` and ``fileno``, which is still that of the process. A record carries the names that
-`headgate.child.logs` puts on those of loggers, ``source: output``, and the stream as its ``logger``. Nobody pays
-anything while nobody prints.
+`captured` makes the streams that replace ``sys.stdout`` and ``sys.stderr``, once for the life of a runner or a worker,
+because a handler of a library keeps the stream that it found. They are ordinary text streams with ``buffer``,
+``reconfigure`` and ``fileno``, which is still that of the process. A record carries the names that
+`headgate.child.logs` puts on the records of loggers, ``source: output``, and the stream as its ``logger``. A process
+that prints nothing pays nothing.
 
-Nothing is cut and nothing is dropped here. A line longer than `PIECE_BYTES_MAX` comes in pieces: all but the last have
-``more: true``, and ``part`` counts them. So does a line that was flushed before it ended. Bytes that are not UTF-8
-become backslash escapes.
+Nothing is cut and nothing is dropped here. A line longer than `PIECE_BYTES_MAX` is sent in pieces: all but the last
+have ``more: true``, and ``part`` counts them. The same holds for a line that was flushed before it ended. Bytes that
+are not UTF-8 become backslash escapes.
 
-What bypasses Python's streams, such as C code and the processes that users' code starts, goes on to the descriptors.
+Output that bypasses Python's streams, for example of C code and of processes that users' code starts, still goes to
+the descriptors.
 """
 
 from __future__ import annotations
@@ -32,13 +33,11 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 PIECE_BYTES_MAX: Final = 8 * 1024  # of a line in one record: JSON makes six bytes of one at most, and takes 60,000
-OPEN_LINES_MAX: Final = (
-    1000  # lines that were begun and not ended, of as many triggers or threads; the oldest gives way
-)
+OPEN_LINES_MAX: Final = 1000  # lines that have not ended, each of one trigger or thread; beyond it the oldest is sent
 
 
 class _Line:
-    """A line that has not ended: what is still to be said of it, and how many pieces were said before."""
+    """A line that has not ended: the bytes not yet sent, and the number of pieces sent before."""
 
     __slots__ = ("data", "names", "parts")
 
@@ -74,27 +73,27 @@ class RecordBuffer(io.BufferedIOBase):
         return True
 
     def fileno(self) -> int:
-        """The descriptor of the process, for whoever hands it to a process of its own."""
+        """The descriptor of the process, for code that passes it to a subprocess."""
         return self._descriptor
 
     def close(self) -> None:
-        """Do nothing but flush: others print here, too."""
+        """Only flush: other code prints here, too."""
         self.flush()
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Say the lines that are complete now, and keep the rest."""
+        """Send the lines that are complete now, and keep the rest."""
         with self._held():
             return self._write(bytes(data))
 
     def flush(self) -> None:
-        """Say what there is of this thread's line; what follows goes on with it."""
+        """Send the beginning of this thread's line; later output continues it."""
         with self._held():
             line = self._open.get((id(trigger_names.get()), threading.get_ident()))
             if line is not None:
                 self._say_unfinished(line)
 
     def end_lines(self, names: Mapping[str, object] | None = None) -> None:
-        """Say what is left of all lines, or of those with these very ``names``; nothing goes on with it."""
+        """Send the rest of all lines, or of those with this very ``names`` object, as if they had ended."""
         with self._held():
             for key, line in list(self._open.items()):
                 if names is None or line.names is names:
@@ -104,7 +103,7 @@ class RecordBuffer(io.BufferedIOBase):
 
     def _write(self, written: bytes) -> int:
         names = trigger_names.get()
-        # The entry keeps the names, so that nobody else's can come to have this id.
+        # The entry keeps the names alive, so that no other object can get this id.
         key = (id(names), threading.get_ident())
         line = self._open.pop(key, None) or _Line(names)
         *ended, rest = (line.data + written).split(b"\n") if line.data else written.split(b"\n")
@@ -129,9 +128,9 @@ class RecordBuffer(io.BufferedIOBase):
         self._put(line, line.data, more=False)
 
     def _say_pieces(self, line: _Line) -> None:
-        """Say so much of a line that no more than a piece is left."""
+        """Send so much of a line that at most one piece is left."""
         if len(line.data) > PIECE_BYTES_MAX and secrets:
-            line.data = secrets.hide_in_bytes(line.data)  # now: no piece may hold one half of a secret (I12)
+            line.data = secrets.hide_in_bytes(line.data)  # before it is cut: no piece may hold half of a secret (I12)
         data, begin = line.data, 0
         while len(data) - begin > PIECE_BYTES_MAX:
             end = _end_of_piece(data, begin)
@@ -161,22 +160,22 @@ class RecordBuffer(io.BufferedIOBase):
 
 
 def _end_of_piece(data: bytes, begin: int) -> int:
-    """Return where a piece that begins there ends, so that no character of UTF-8 is torn."""
+    """Return the end of a piece that begins at ``begin``, so that no UTF-8 character is split."""
     end = begin + PIECE_BYTES_MAX
     for torn in range(4):
         if data[end - torn] & 0xC0 != 0x80:  # no continuation byte: a character, or something else, begins here
             return end - torn
-    return end  # this is no UTF-8 anyway
+    return end  # this is not UTF-8
 
 
 def captured(name: str, descriptor: int, channel: Channel, held: Held = nullcontext) -> io.TextIOWrapper:
-    """Return a stream whose lines leave by the channel as records of the logger ``name``.
+    """Return a stream whose lines go through the channel as records of the logger ``name``.
 
-    ``descriptor`` is what a process that inherits the stream is to have. ``held`` is entered wherever an exception that
-    a signal handler raises would tear a line.
+    ``descriptor`` is the one that a process which inherits the stream gets. ``held`` is entered in all places in which
+    an exception raised by a signal handler would split a line.
     """
     buffer = RecordBuffer(name, descriptor, channel, held)
-    # All text has some form in it, and each write is seen at once.
+    # With backslashreplace every text can be written; each write passes through at once.
     return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
 
 
@@ -184,7 +183,7 @@ _captured: list[io.TextIOWrapper] = []
 
 
 def capture_output(channel: LogChannel) -> None:
-    """Send what the runner prints from now on through the channel. To be called once."""
+    """Send the runner's output through the channel from now on. Call it once."""
     sys.stdout = captured("stdout", sys.stdout.fileno(), channel)
     sys.stderr = captured("stderr", sys.stderr.fileno(), channel)
     _captured.extend([sys.stdout, sys.stderr])
@@ -192,20 +191,20 @@ def capture_output(channel: LogChannel) -> None:
 
 
 def end_lines_of(stream: TextIO, names: Mapping[str, object] | None = None) -> None:
-    """Say what is left of a captured stream's lines that were never ended: all, or those of these very ``names``."""
-    with contextlib.suppress(ValueError):  # somebody has detached it
+    """Call `RecordBuffer.end_lines` of a captured stream."""
+    with contextlib.suppress(ValueError):  # users' code has detached it
         if isinstance(buffer := stream.buffer, RecordBuffer):
             buffer.end_lines(names)
 
 
 def end_lines(names: Mapping[str, object] | None = None) -> None:
-    """Do so for both streams of the runner."""
+    """Call `RecordBuffer.end_lines` of both streams of the runner."""
     for stream in _captured:
         end_lines_of(stream, names)
 
 
 def _go_on_in_fork(channel: LogChannel) -> None:
-    """In a fork nobody reads the channel's queue: what it prints and logs goes to the descriptors it has inherited."""
+    """In a fork no thread empties the channel's queue, so its output and records go to the inherited descriptors."""
     _captured.clear()
     channel.write_to_stderr()
     for name in ("stdout", "stderr"):

@@ -19,14 +19,14 @@ from headgate.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
 
 READ_BYTES_MAX = 256 * 1024  # read in one go
-REQUESTS_MAX = 100  # queries of triggers that wait for their answers; further ones queue here
+REQUESTS_MAX = 100  # requests without a response; further ones wait here
 
 
 class AsyncLink:
     """Frames over the stream the runner was started with.
 
     Only `send`, `send_rounds` and `send_requests` write, in tasks that last as long as the link: a writer that
-    is cancelled halfway through a frame leaves a stream on which nothing can be said any more.
+    is cancelled halfway through a frame leaves a stream that cannot be used any more.
     """
 
     def __init__(self, stream: trio.abc.Stream, connection: Connection[FromRunner, FromSupervisor]) -> None:
@@ -44,7 +44,7 @@ class AsyncLink:
         self._requests_limit = trio.CapacityLimiter(REQUESTS_MAX)
 
     async def send(self, message: FromRunner) -> None:
-        """Send one message; whole frames only, whoever else sends."""
+        """Send one message. Several tasks may send: frames are not mixed."""
         async with self._sending:
             frame = self._connection.send(message)
             marks.reach("runner.frame_encoded")
@@ -76,14 +76,14 @@ class AsyncLink:
 
     @property
     def _round_in_flight(self) -> int:
-        """The round that waits for its answer, 0 where none does."""
+        """The round that waits for its answer; 0 if none does."""
         return self._round if self._answered_round < self._round else 0
 
     async def send_rounds(self, outbox: Outbox, settings: RunnerSettings, lease: Lease) -> None:
-        """Send the outbox round by round, as soon as there is something, and a heartbeat when there is nothing.
+        """Send the outbox round by round, as soon as it has content, and a heartbeat when it stays empty.
 
-        A heartbeat goes first where an advance waits for the lease: it has nothing to be stored, so its answer comes
-        soonest. But not two of them in a row.
+        If an advance waits for the lease, a heartbeat goes first: it holds nothing to store, so its answer comes
+        soonest. Two of them are never sent in a row.
         """
         is_heartbeat = False
         while True:

@@ -82,7 +82,7 @@ async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess
 
 
 async def shake_hands(link: AsyncLink, incarnation: int) -> RunnerSettings:
-    """Say who we are; return the settings to work with.
+    """Shake hands; return the settings from the supervisor.
 
     Raises `SupervisorGone`, `trio.BrokenResourceError`, and `RemoteProtocolError` (for another version of the
     protocol a `VersionMismatch`).
@@ -95,7 +95,7 @@ async def shake_hands(link: AsyncLink, incarnation: int) -> RunnerSettings:
 
 
 class RunnerSession:
-    """A handshaken session."""
+    """The session after the handshake."""
 
     def __init__(self, link: AsyncLink, settings: RunnerSettings, *, exit_process: ExitProcess) -> None:
         self._link = link
@@ -109,7 +109,7 @@ class RunnerSession:
         self._host: Host
 
     async def run(self) -> int:
-        """Obey until drained or abandoned; return the exit code."""
+        """Follow the supervisor's messages until drained or abandoned; return the exit code."""
         settings = self._settings
         # Inherited by the tasks of all triggers, and by the threads they start through trio.
         with queries.trigger_queries_handled_by(self._link.send_query):
@@ -146,7 +146,7 @@ class RunnerSession:
                 log.error("the supervisor broke the protocol", error=str(exc))
                 await self._abandon(nursery.cancel_scope, EXIT_PROTOCOL)
             finally:
-                # However this ends: a trigger that waits for room waits in a shield, and must see that it is over.
+                # In any case: a trigger that waits for room in the outbox is shielded, and must see that it is over.
                 self._host.cancel_all("shutdown")
 
     async def _send(self) -> None:
@@ -173,7 +173,7 @@ class RunnerSession:
                     assert_never(message)
 
     async def _sync(self, sync: StateSync) -> None:
-        """Confirm first, since a broker waits for it; then cancel; then start."""
+        """Confirm first, because a broker waits for it; then cancel; then start."""
         marks.reach("session.answer_read")
         if sync.lease_lost:
             self._lease.give_up()
@@ -196,7 +196,7 @@ class RunnerSession:
             log.error("an event went to the dead letters", trigger_id=refusal.trigger_id, reason=refusal.reason)
         kept = [refusal.seq for refusal in sync.refused if refusal.payload_kept and refusal.seq]
         lost_here = [refusal.seq for refusal in sync.refused if not refusal.payload_kept and refusal.seq]
-        # This is where stored events come back, and the only way by which a broker is ever advanced (I1).
+        # Confirmations of stored events arrive here, and only here: nothing else lets a broker be advanced (I1).
         self._streams.confirm_persisted([*sync.persisted, *kept])
         self._streams.confirm_refused(lost_here)
         marks.reach("session.confirmed")
@@ -226,7 +226,7 @@ class RunnerSession:
             whole.cancel()
 
     async def _abandon(self, whole: trio.CancelScope, code: int) -> None:
-        """No confirmation can come any more, so nothing more is advanced but what was confirmed before."""
+        """End without the supervisor: only what it has confirmed before is advanced."""
         with trio.move_on_after(ABANDONED_END_S):
             self._host.cancel_all("shutdown")
             await self._host.wait_all_ended()
@@ -234,7 +234,7 @@ class RunnerSession:
         self._end(whole, code)
 
     def _end(self, whole: trio.CancelScope, code: int) -> None:
-        """Leave at once, whatever still runs; the rest of this is for an ``exit_process`` that comes back."""
+        """Leave at once, whatever still runs. Only in tests does ``exit_process`` return."""
         self._exit_code = code
         self._exit_process(code)
         whole.cancel()

@@ -105,4 +105,4 @@ def _text_of(error: Exception) -> str:
     try:
         return str(error)[:ERROR_CHARS_MAX]
     except Exception as exc:  # an author's exception may fail at anything
-        return f"{type(error).__name__}, whose text cannot be had: its __str__ raised {type(exc).__name__}"
+        return f"{type(error).__name__}, whose text cannot be shown: its __str__ raised {type(exc).__name__}"

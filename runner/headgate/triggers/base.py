@@ -174,7 +174,7 @@ class BaseTrigger(abc.ABC):
     async def get_connection(self, name: str) -> Connection:
         """Return a connection; see `headgate.tasks.Connection`.
 
-        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, `NoQueryHandler`, and `QueryFailed`.
+        Raises `ConnectionMissing`, ValueError for a stored text that is not a URI, `NoQueryHandler`, and `QueryFailed`.
         """
         return connection_of(name, await queries.send_query_from_trigger(GetConnection(name)))
 

@@ -101,7 +101,7 @@ class Connection:
     def get(cls, name: str) -> Connection:
         """Return the connection of this name.
 
-        Raises `ConnectionMissing`, ValueError for a stored text that is no URI, and from `headgate.child.queries`
+        Raises `ConnectionMissing`, ValueError for a stored text that is not a URI, and from `headgate.child.queries`
         `NoQueryHandler` and `QueryFailed`.
         """
         return connection_of(name, queries.send_query(GetConnection(name)))

@@ -1,6 +1,6 @@
-"""The worker's end of the link: a thread of its own receives, so that a step's queries can wait for their answers.
+"""The worker's end of its link. A thread of its own receives, so that the threads of a step can wait for responses.
 
-The thread also hears the kernel's word of signals (`Stops.notice`), while the main thread may be busy in C code.
+The thread also handles signals (`Stops.notice`), because the main thread may be busy in C code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BlockingLink:
         self._socket = sock
         self._stops = stops
         self._connection = Connection(WorkerDialect(), Role.WORKER)
-        self._state = threading.Lock()  # held, shortly, where the connection or the queries are touched
+        self._state = threading.Lock()  # held briefly around any use of the connection or the requests
         self._sending = threading.Lock()  # held while a frame is written
         self._inbox: queue.SimpleQueue[ToWorker | Exception] = queue.SimpleQueue()
         self._requests: OpenRequests[queue.SimpleQueue[Response]] = OpenRequests()
@@ -48,18 +48,18 @@ class BlockingLink:
 
     @property
     def has_message(self) -> bool:
-        """Whether `receive` would give something at once."""
+        """Whether `receive` would return at once."""
         return not self._inbox.empty()
 
     def receive(self) -> ToWorker:
-        """Wait for the next message that is no answer. Raises `SupervisorGone`, and `RemoteProtocolError`."""
+        """Wait for the next message except responses. Raises `SupervisorGone`, and `RemoteProtocolError`."""
         received = self._inbox.get()
         if isinstance(received, Exception):
             raise received
         return received
 
     def send(self, message: FromWorker) -> None:
-        """Send one message; whole frames only, whoever else sends. Raises `LocalProtocolError`, `SupervisorGone`."""
+        """Send one message; any thread may. Raises `LocalProtocolError`, `SupervisorGone`."""
         with self._stops.held(), self._sending:
             with self._state:
                 frame = self._connection.send(message)

@@ -36,7 +36,7 @@ EVENT_BYTES_MAX = 1024 * 1024  # one encoded payload: 16 of them still fit a fra
 KWARGS_BYTES_MAX = 1024 * 1024  # the encoded kwargs of one trigger, for the same reason
 KEY_CHARS_MAX = 512  # an event key: 2,048 bytes of UTF-8 at most, which fits an index row everywhere
 ERROR_CHARS_MAX = 16 * 1024  # an error or a traceback that is reported, kept and shown
-REFUSED_HEAD_BYTES_MAX = 4096  # how much of a payload that was refused is kept for whoever looks for it
+REFUSED_HEAD_BYTES_MAX = 4096  # how much of a refused payload is kept for diagnosis
 
 CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
 EventKind = Literal["event", "success", "failed", "skipped"]
@@ -90,8 +90,8 @@ class FiredEvent(WireStruct, frozen=True):
 
     ``(trigger_run_id, sequence_index)`` names the event itself: the same pair is never stored twice, not
     even when the supervisor cannot know whether a commit happened. ``(trigger_id, key, position)`` names
-    what it derives from: a redelivered message gives the same triple (I2). ``seq`` is the persist seq the
-    runner's shared stream waits for; 0 where nothing waits.
+    its origin: a redelivered message gives the same triple (I2). ``seq`` is the number by which the runner's
+    shared stream waits for its confirmation; 0 if nothing waits.
     """
 
     trigger_id: int
@@ -108,7 +108,7 @@ class FiredEvent(WireStruct, frozen=True):
 class RefusedEvent(WireStruct, frozen=True):
     """One event the runner refused, because it has no form on the wire or is too big; part of `StateChanges`.
 
-    It is recorded as a dead letter without its payload, of which only the head is known.
+    It becomes a dead letter with only the head of its payload.
     """
 
     trigger_id: int
@@ -126,7 +126,7 @@ class FinishedTrigger(WireStruct, frozen=True):
     """One trigger run that ended; part of `StateChanges`, never before the last of its events.
 
     ``events`` is the number of events the run fired (so its last ``sequence_index`` is one less).
-    ``reason`` is set where ``outcome`` is ``cancelled``.
+    ``reason`` is set if ``outcome`` is ``cancelled``.
     """
 
     trigger_id: int
@@ -141,8 +141,8 @@ class FinishedTrigger(WireStruct, frozen=True):
 class Refusal(WireStruct, frozen=True):
     """One event that went to the dead letters instead of the event log; part of `StateSync`.
 
-    ``payload_kept``: the dead letter holds the whole payload, so the event counts as handled. Where it
-    does not, only the broker still has the message, and it must be rejected there, not acknowledged.
+    ``payload_kept``: the dead letter holds the whole payload, so the event counts as handled. If it does
+    not, only the broker still has the message, which must be rejected there, not acknowledged.
     """
 
     seq: int
@@ -155,7 +155,7 @@ class Refusal(WireStruct, frozen=True):
 
 
 class Hello(WireStruct, frozen=True, tag="hello"):
-    """Runner to supervisor, first of all: who I am. Answered by `Welcome`."""
+    """Runner to supervisor: the first message. Answered by `Welcome`."""
 
     protocol_version: int
     incarnation: int
@@ -164,7 +164,7 @@ class Hello(WireStruct, frozen=True, tag="hello"):
 
 
 class StateChanges(WireStruct, frozen=True, tag="changes"):
-    """Runner to supervisor: one round of what happened. Answered by the `StateSync` of the same round.
+    """Runner to supervisor: one round of events and ends of triggers. Answered by the `StateSync` of the same round.
 
     A round too long for one frame is sent as several, all but the last with ``more``. A round without
     content is the runner's heartbeat. ``stuck`` names triggers that did not end when cancelled.
@@ -182,7 +182,7 @@ class StateChanges(WireStruct, frozen=True, tag="changes"):
 
 
 class Welcome(WireStruct, frozen=True, tag="welcome"):
-    """Supervisor to runner: the handshake's other half. Answered by the first `StateChanges`."""
+    """Supervisor to runner: the answer to `Hello`. Answered by the first `StateChanges`."""
 
     protocol_version: int
     incarnation: int
@@ -190,7 +190,7 @@ class Welcome(WireStruct, frozen=True, tag="welcome"):
 
 
 class StateSync(WireStruct, frozen=True, tag="sync"):
-    """Supervisor to runner: what is stored, what to start, what to cancel. Not answered.
+    """Supervisor to runner: stored events, triggers to start and to cancel. Not answered.
 
     ``round`` is the round it answers, 0 if it answers none. ``persisted`` are seqs whose events are durable: only
     these let the runner advance the broker (I1). ``more``: it is too long for one frame and continues in the next
@@ -211,7 +211,7 @@ class StateSync(WireStruct, frozen=True, tag="sync"):
 
 
 class Drain(WireStruct, frozen=True, tag="drain"):
-    """Supervisor to runner: stop pulling, hand over what was fired, advance what is resolved, then close.
+    """Supervisor to runner: stop pulling, send the last events, advance what is resolved, then close.
 
     Answered by the runner closing the link, at the latest after ``deadline_s`` seconds.
     """

@@ -1,7 +1,7 @@
-"""What one step of a task came to: a step is one call of an operator's method, from its start or a resumption on.
+"""Outcomes of one step of a task: a step is one call of an operator's method, from its start or from a resumption.
 
-The worker process that made the call reports one of these four; the supervisor stores it. Every value in them is
-encoded by `headgate.protocol.values` where the author could still be told that it cannot be.
+The worker process that made the call reports one of these four; the supervisor stores it. The worker has encoded every
+value in them by `headgate.protocol.values`, so that an author whose value cannot be encoded sees it there.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from headgate.protocol.messages import WireStruct
 
 
 class XCom(WireStruct, frozen=True):
-    """One value a task leaves for others; ``value`` is encoded, ``XCOM_BYTES_MAX`` bytes at most."""
+    """One value that a task leaves for others; ``value`` is encoded, ``XCOM_BYTES_MAX`` bytes at most."""
 
     key: str
     value: bytes
 
 
 class StepSucceeded(WireStruct, frozen=True, tag="succeeded"):
-    """The task is done. ``skips`` are tasks of its DAG, downstream of it, that shall not run in this run."""
+    """The task is done. ``skips`` are tasks downstream of it that must not run in this run."""
 
     xcoms: tuple[XCom, ...] = ()
     skips: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class StepSkipped(WireStruct, frozen=True, tag="skipped"):
 
 
 class StepFailed(WireStruct, frozen=True, tag="failed"):
-    """The try has failed. ``may_retry`` False: another try would fail as well, so none is made."""
+    """The try has failed. ``may_retry`` False: another try would fail as well, so the task is not retried."""
 
     error: str
     traceback: str = ""
@@ -42,7 +42,7 @@ class StepFailed(WireStruct, frozen=True, tag="failed"):
 
 
 class StepDeferred(WireStruct, frozen=True, tag="deferred"):
-    """The task waits for a trigger, and goes on in ``next_method(context, event=..., **next_kwargs)``.
+    """The task waits for a trigger, and resumes in ``next_method(context, event=..., **next_kwargs)``.
 
     ``kwargs`` and ``next_kwargs`` are encoded dicts. ``timeout_s`` counts from the moment the deferral is stored.
     """

@@ -33,7 +33,7 @@ from headgate.protocol.messages.steps import StepOutcome
 
 
 class WorkerSettings(WireStruct, frozen=True):
-    """What a worker goes by; part of `WorkerWelcome`."""
+    """The settings of a worker; part of `WorkerWelcome`."""
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     import_paths: tuple[str, ...] = ()  # folders of users' modules, put at the end of sys.path
@@ -49,7 +49,7 @@ class AssetEvent(WireStruct, frozen=True):
 
 
 class Step(WireStruct, frozen=True):
-    """One step of a task: all that a worker has to know to run it.
+    """One step of a task, with all that a worker needs to run it.
 
     ``token`` names this step and no other, of this try or any; the outcome carries it back. ``next_method`` None: from
     ``execute``. ``next_kwargs`` is an encoded dict, ``event`` the encoded payload that resumes the task, ``params`` the
@@ -76,20 +76,20 @@ class Step(WireStruct, frozen=True):
 
 
 class WorkerWelcome(WireStruct, frozen=True, tag="work_welcome"):
-    """Supervisor to worker: the handshake's other half."""
+    """Supervisor to worker: the answer to `WorkerHello`."""
 
     protocol_version: int
     settings: WorkerSettings
 
 
 class RunStep(WireStruct, frozen=True, tag="run_step"):
-    """Supervisor to worker: run this now. Answered by `StepEnded`."""
+    """Supervisor to worker: run this step. Answered by `StepEnded`."""
 
     step: Step
 
 
 class ParseFile(WireStruct, frozen=True, tag="parse_file"):
-    """Supervisor to worker: run this DAG file, an absolute path, and say what it holds. Answered by `FileParsed`."""
+    """Supervisor to worker: run this DAG file, an absolute path, and report its DAGs. Answered by `FileParsed`."""
 
     file: str
 
@@ -98,7 +98,7 @@ class ParseFile(WireStruct, frozen=True, tag="parse_file"):
 
 
 class WorkerHello(WireStruct, frozen=True, tag="work_hello"):
-    """Worker to supervisor, first of all: who I am. Answered by `WorkerWelcome`."""
+    """Worker to supervisor: the first message. Answered by `WorkerWelcome`."""
 
     protocol_version: int
     pid: int
@@ -106,16 +106,16 @@ class WorkerHello(WireStruct, frozen=True, tag="work_hello"):
 
 
 class StepEnded(WireStruct, frozen=True, tag="step_ended"):
-    """Worker to supervisor: what the step of this token came to. All it printed and logged was sent before."""
+    """Worker to supervisor: the outcome of the step with this token. All its output and records were sent before."""
 
     token: str
     outcome: StepOutcome
 
 
 class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
-    """Worker to supervisor: what a DAG file holds, or why it holds nothing: ``error``, and its traceback.
+    """Worker to supervisor: the DAGs of a file, or ``error`` and its traceback.
 
-    DAGs too long for one frame together come in several of these, all but the last with ``more``.
+    DAGs that are too long for one frame together are sent in several messages, all but the last with ``more``.
     """
 
     file: str
