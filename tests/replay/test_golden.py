@@ -39,7 +39,7 @@ def test_a_golden_capture_replays_clean(name: str) -> None:
     with open_replay_store(None) as store:
         result = replay(files_of(name), store)
     assert result.is_clean, result.difference
-    assert (result.sittings, result.runners) == GOLDEN[name]
+    assert (result.supervisors, result.runners) == GOLDEN[name]
     assert result.frames > 200
     assert result.rows >= 300
 

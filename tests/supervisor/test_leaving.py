@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog.testing
 from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers, cut_off, fired
 
 from headgate.protocol.messages.runner import (
@@ -11,10 +12,11 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
+from headgate.scheduling.names import TryName
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit, Kill, Spawn
 from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.leaving import DRAIN_MARGIN_S
+from headgate.supervisor.leaving import DRAIN_MARGIN_S, LOG_INTERVAL_S
 from headgate.supervisor.triggers.leases import Identity
 
 
@@ -103,6 +105,9 @@ class LongTask:
     def drain(self, now: float) -> bool:
         return now >= self.ends_at
 
+    def running(self) -> list[TryName]:
+        return [TryName("slow", "r1", "s", 1)] if self.ends_at else []
+
     def end_all(self, reason: str) -> None:
         self.ends_at = 0.0
 
@@ -120,7 +125,11 @@ def test_a_drain_that_ends_a_task_is_cut_short(world: World, runs_on_s: float) -
     core.drain(world.now)
     supervisor.settle()
     core.runner_ended(1, "exited with code 0", world.now)
-    supervisor.pass_time(SETTINGS.drain_s + DRAIN_MARGIN_S)
+    with structlog.testing.capture_logs() as logs:
+        supervisor.pass_time(SETTINGS.drain_s + DRAIN_MARGIN_S)
+    waits = [record["waits_for"] for record in logs if record["event"] == "the drain waits"]
+    assert len(waits) >= min(runs_on_s, SETTINGS.drain_s) / LOG_INTERVAL_S - 2
+    assert set(waits) == {"1 task: slow/r1/s"}
     (exit_,) = supervisor.take(Exit)
     if task.ends_at:
         assert (exit_.code, exit_.reason) == (commands.EXIT_DRAINED, "drained")

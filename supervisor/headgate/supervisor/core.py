@@ -46,7 +46,7 @@ from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
 from headgate.supervisor.backoff import Backoff, DatabaseOutage, DatabaseRetry
 from headgate.supervisor.commands import Command, Exit, Kill
-from headgate.supervisor.leaving import Leaving
+from headgate.supervisor.leaving import LOG_INTERVAL_S, Leaving
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
@@ -58,6 +58,8 @@ from headgate.supervisor.triggers.queries import TriggerQueries
 from headgate.supervisor.triggers.releases import Releases
 
 log = structlog.get_logger(__name__)
+
+TASKS_NAMED_MAX = 5  # of the tasks for which a drain waits, in one record
 
 
 class CoreSettings(msgspec.Struct, frozen=True):
@@ -207,13 +209,14 @@ class SupervisorCore:
         self.runner.step(now, may_spawn=self.leases.is_held and not self.is_leaving)
         self._start_triggers(now)
         self._finish_leaving(now)
+        self._log_drain(now)
         out = self._commands.copy()
         self._commands.clear()
         return out
 
     def wake_at(self) -> float:
         """When `step` has something to do even if nothing happens."""
-        times: list[float | None] = []
+        times: list[float | None] = [self._leaving.log_at]
         if not self._leaving.is_fenced:
             times += [self.leases.wake_at(), self.intake.wake_at(), self.releases.wake_at()]
             if self._tasks is not None and self.leases.is_held:
@@ -329,13 +332,9 @@ class SupervisorCore:
         wait_s = self.assignments.end_run(finished, now)
         self.releases.ended(trigger_id, for_good=is_over or finished.reason in ("user", "timeout"))
         if wait_s is not None:
-            log.warning(
-                "a trigger failed and is started again",
-                trigger_id=trigger_id,
-                error=finished.error,
-                failures=stored.result.failure_counts.get(trigger_id),
-                retry_in_s=round(wait_s, 3),
-            )
+            # Not a warning, and without the error: the runner has logged the failure.
+            failures = stored.result.failure_counts.get(trigger_id)
+            log.info("a trigger is started again", trigger_id=trigger_id, failures=failures, in_s=round(wait_s, 3))
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -378,7 +377,25 @@ class SupervisorCore:
             return
         if not is_fenced and self.leases.is_held:
             self._release_lease()
+        self._leaving.log_at = math.inf
         self._commands.append(exit_)
+
+    def _log_drain(self, now: float) -> None:
+        """Say every few seconds for what the drain waits."""
+        if now < self._leaving.log_at:
+            return
+        self._leaving.log_at = now + LOG_INTERVAL_S
+        waits_for = []
+        if self.runner.state is not RunnerState.ABSENT:
+            waits_for.append("the runner")
+        if not self.intake.is_empty:
+            waits_for.append("events to be stored")
+        if self._tasks is not None and (tasks := self._tasks.running()):
+            names = ", ".join(f"{task.dag_id}/{task.run_id}/{task.task_id}" for task in tasks[:TASKS_NAMED_MAX])
+            more = ", ..." if len(tasks) > TASKS_NAMED_MAX else ""
+            waits_for.append(f"{len(tasks)} task{'s' if len(tasks) > 1 else ''}: {names}{more}")
+        if waits_for:
+            log.info("the drain waits", waits_for="; ".join(waits_for), ends_in_s=self._leaving.remaining_s(now))
 
     def _release_lease(self) -> None:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit
 
+LOG_INTERVAL_S = 5.0  # between two records that say for what a drain waits
 DRAIN_MARGIN_S = 5.0  # how long after the end of its drain a runner may still exist
 
 
@@ -15,6 +18,7 @@ class Leaving:
         self.exit: Exit | None = None
         self.deadline: float | None = None  # then it leaves with what is not stored left unconfirmed
         self.drain_s = drain_s
+        self.log_at = math.inf  # when to say for what it waits
         self._cut_short = ""
 
     @property
@@ -26,11 +30,16 @@ class Leaving:
         """Leave after a drain; return the deadline. A lost lease takes the place of an earlier reason."""
         self.exit = exit_
         self.deadline = now + self.drain_s + DRAIN_MARGIN_S
+        self.log_at = now + LOG_INTERVAL_S
         return self.deadline
 
     def begin_without_drain(self, exit_: Exit) -> None:
         """Leave as soon as the runner is gone: nothing could be drained."""
         self.exit = exit_
+
+    def remaining_s(self, now: float) -> float:
+        """Return how many seconds the drain may still take."""
+        return 0.0 if self.deadline is None else round(max(0.0, self.deadline - DRAIN_MARGIN_S - now), 1)
 
     def is_drain_over(self, now: float) -> bool:
         """Whether what still runs is to be ended."""

@@ -40,7 +40,7 @@ from headgate.protocol.messages.runner import (
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
-from headgate.supervisor.replay import sitting as replay_sitting
+from headgate.supervisor.replay import supervisor_run
 from headgate.supervisor.replay.run import (
     DatabaseNotFresh,
     LogIncomplete,
@@ -121,7 +121,7 @@ def a_bit_of_everything(live: Live) -> None:
 def test_a_log_with_a_bit_of_everything_replays_clean(live: Live) -> None:
     a_bit_of_everything(live)
     result = assert_clean(live.files())
-    assert (result.sittings, result.runners) == (2, 4)
+    assert (result.supervisors, result.runners) == (2, 4)
     rows = list(live.store.inspect.events())
     assert result.rows == len(rows)
     assert result.redelivered == sum(row.redelivered for row in rows) > 0
@@ -257,7 +257,7 @@ def replayed_cheaply(path: Path) -> bool:
     """Whether a log replays clean, on a database in memory: a thousand of them are made here."""
     from headgate.supervisor.replay import log as replay_log
 
-    passed = replay_log.Passed()
+    passed = replay_log.SkippedFrames()
     if any(isinstance(item, replay_log.Unreadable) for item in replay_log.read_log([path], passed)):
         return False
     return replayed([path]).is_clean and not passed.torn
@@ -476,7 +476,7 @@ def test_an_event_the_store_loses_or_stores_otherwise_is_a_difference(
     for store_slice, expected in (
         (losing, "an event was reported and confirmed, and has no row"),
         (changing, "has the payload b'0', reported b'{\"n\":0}'"),
-        (doubling, "a row that nobody reported"),
+        (doubling, "a row that was never reported"),
     ):
         monkeypatch.setattr(ReplayStore, "store_slice", store_slice)
         assert expected in problem(live.files())
@@ -501,4 +501,4 @@ def test_an_incarnation_no_supervisor_comes_to_is_a_difference(tmp_path: Path, l
     with (tmp_path / "log.hgframe").open("ab") as file:
         file.write(encode_record(0.0, Direction.FROM_RUNNER, 2**60, body))
     assert "comes right after incarnation 0" in problem([tmp_path / "log.hgframe"])
-    assert replay_sitting.RUNNERS_SILENT_MAX < 2**60
+    assert supervisor_run.RUNNERS_SILENT_MAX < 2**60

@@ -88,17 +88,17 @@ def replay(
     _log_nothing_but_trouble(given)
     files = frame_logs(path)
     try:
-        outlook = look_ahead(files)
-        progress = _ReplayProgress(min(outlook.frames, until or outlook.frames))
+        index = look_ahead(files)
+        progress = _ReplayProgress(min(index.frames, until or index.frames))
         # A database from a file of settings or the environment may hold real data.
         with open_replay_store(db or given.flags.get("database_url")) as store, progress:
-            replayed = replay_files(files, store, outlook=outlook, until=until, on_frame=progress.update)
+            replayed = replay_files(files, store, index=index, until=until, on_frame=progress.update)
     except (LogIncomplete, ReplayStuck) as exc:
         raise CommandError(f"{path} cannot be replayed: {exc}") from exc
     if as_json:
         print(json_line(dataclasses.asdict(replayed) | {"is_clean": replayed.is_clean, "seconds": progress.seconds}))
     else:
-        print(_replayed_as_text(path, replayed, outlook.frames, progress.seconds))
+        print(_replayed_as_text(path, replayed, index.frames, progress.seconds))
     if not replayed.is_clean:
         raise typer.Exit(1)
 
@@ -229,7 +229,7 @@ def _replayed_as_text(path: Path, replayed: Replayed, frames: int, seconds: floa
     ]
     return "; ".join(
         [
-            f"{path}: replayed clean: {replayed.frames:,} frames of {replayed.sittings:,} supervisors and "
+            f"{path}: replayed clean: {replayed.frames:,} frames of {replayed.supervisors:,} supervisors and "
             f"{replayed.runners:,} runners in {seconds:.1f} s; {replayed.rows:,} rows, "
             f"{replayed.redelivered:,} redelivered, {replayed.dead_letters:,} dead letters",
             *left_out,

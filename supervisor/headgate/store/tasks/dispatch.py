@@ -17,6 +17,7 @@ from sqlalchemy import Integer, bindparam, delete, false, func, or_, select
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
 from headgate.scheduling import states
+from headgate.scheduling.names import TryName
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
@@ -71,6 +72,11 @@ class TaskToRun(msgspec.Struct, frozen=True):
     conf: bytes | None = None
     asset_events: tuple[RunEvent, ...] = ()
     remaining_s: float | None = None
+
+    @property
+    def name(self) -> TryName:
+        """The name of the try."""
+        return TryName(self.dag, self.run_id, self.task_id, self.try_number)
 
 
 class Dispatched(msgspec.Struct, frozen=True):

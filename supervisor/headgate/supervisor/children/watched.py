@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from headgate.protocol.errors import RemoteProtocolError
+from headgate.supervisor.children.link import Link, Received, Sent
 from headgate.supervisor.children.process import ChildProcess, LineReader
 
 FINAL_READS_MAX = 1024  # reads to empty the socket of a child that is gone
 
 _decode_record = msgspec.json.Decoder(dict[str, Any]).decode
 
-Sent_contra = TypeVar("Sent_contra", contravariant=True)
-Received = TypeVar("Received")
-Received_co = TypeVar("Received_co", covariant=True)
 Received_contra = TypeVar("Received_contra", contravariant=True)
-
-
-class ChildLink(Protocol[Sent_contra, Received_co]):
-    """Messages to and from a child; see `headgate.supervisor.children.link`."""
-
-    is_ended: bool
-    error: RemoteProtocolError | None
-
-    @property
-    def has_unsent(self) -> bool: ...
-    def fileno(self) -> int: ...
-    def receive(self) -> Sequence[Received_co]: ...
-    def send(self, message: Sent_contra) -> None: ...
-    def flush(self) -> None: ...
-    def close_sending(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class ChildOwner(Protocol[Received_contra]):
@@ -64,13 +45,13 @@ class ChildOwner(Protocol[Received_contra]):
         ...
 
 
-class WatchedChild(Generic[Sent_contra, Received]):
+class WatchedChild(Generic[Sent, Received]):
     """A child process whose descriptors are registered with a selector until it has ended."""
 
     def __init__(
         self,
         process: ChildProcess,
-        link: ChildLink[Sent_contra, Received],
+        link: Link[Sent, Received],
         selector: selectors.BaseSelector,
         owner: ChildOwner[Received],
     ) -> None:
@@ -88,7 +69,7 @@ class WatchedChild(Generic[Sent_contra, Received]):
 
     # --- what its owner does with it --------------------------------------------------------------
 
-    def send(self, message: Sent_contra) -> None:
+    def send(self, message: Sent) -> None:
         """Send a message. Raises `LocalProtocolError` if it cannot be sent."""
         try:
             self.link.send(message)

@@ -1,4 +1,4 @@
-"""The flight recorder on the supervisor's links: every frame of both directions, to a frame log."""
+"""Records every frame of the link to the runner, in both directions, in a frame log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ log = structlog.get_logger(__name__)
 
 
 class Capture:
-    """Records frames until the disk refuses; a recorder that fails never stops the flight."""
+    """Records frames until the disk refuses one; then it stops, and the supervisor goes on."""
 
     def __init__(self, writer: FrameLogWriter) -> None:
         self._writer = writer
         self._is_recording = True
 
     def of(self, incarnation: int) -> Observer:
-        """Return what records the frames of one incarnation."""
+        """Return a function that records the frames of one incarnation."""
 
         def record(sender: Role, message: Message, body: bytes) -> None:
             if not self._is_recording:

@@ -1,8 +1,8 @@
-"""Whether two messages say the same, and if not, where they first differ.
+"""Compares two messages, and finds where they first differ.
 
-Compared is what the protocol promises. What depends on the run is brought into one form before: trigger run ids are
-those of the replay, masked kwargs are compared by their size, and the reason for which a database refused an event is
-left out, as each database has words of its own for it.
+Values that depend on the run are brought into one form before: trigger run ids are those of the replay, masked kwargs
+are compared by their size, and the reason for which a database refused an event is left out, because each database has
+its own words for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN_CHARS_MAX = 80  # of a value that differs
 
 
 def translated(changes: StateChanges, run_ids: Mapping[str, str]) -> StateChanges:
-    """Return what the runner sent, with the run ids of the replay; a run of no `TriggerSpec` keeps a marked name."""
+    """Return the runner's message with the run ids of the replay; a run that the log did not start is marked."""
 
     def renamed(parts: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
@@ -38,7 +38,7 @@ def translated(changes: StateChanges, run_ids: Mapping[str, str]) -> StateChange
 
 def replayed_run_id(recorded: str, run_ids: Mapping[str, str]) -> str:
     """Return the run id of the replay for one of the log."""
-    # A run that was never started here must not be taken for one of ours that happens to have its name.
+    # A run that was not started here must not be mistaken for one of the replay's with the same name.
     return run_ids.get(recorded) or f"recorded:{recorded}"
 
 
@@ -66,7 +66,7 @@ def _spec_form(spec: TriggerSpec, run_ids: Mapping[str, str] | None) -> TriggerS
 
 
 def first_difference(recorded: Any, replayed: Any, path: str = "") -> str | None:
-    """Say where two values first differ (``persisted[3] is 12, replayed 13``); None where they do not."""
+    """Describe where two values first differ (``persisted[3] is 12, replayed 13``); None if they are equal."""
     where = path or "the message"
     if type(recorded) is not type(replayed):
         if isinstance(recorded, msgspec.Struct) and isinstance(replayed, msgspec.Struct):
@@ -91,7 +91,7 @@ def first_difference(recorded: Any, replayed: Any, path: str = "") -> str | None
 
 
 def cut_like(whole: StateSync, cut_off: StateSync) -> StateSync:
-    """Return as much of ``whole`` as a `StateSync` can hold that was cut off between two of its frames."""
+    """Return ``whole`` without what is missing from ``cut_off``, a `StateSync` cut off between two of its frames."""
     kept = {
         name: getattr(whole, name)[: len(getattr(cut_off, name))]
         for name in ("persisted", "refused", "to_cancel", "to_create")

@@ -1,8 +1,8 @@
-"""The database of a replay: a fresh one, in which only what the log shows to have happened happens.
+"""The database of a replay: an empty one, changed only as the log shows.
 
-Triggers get the ids they have in the log, so that whoever looks at the database finds what they know from
-there. Which of them can be claimed, and when, was decided outside the log, by users and by other supervisors: here it
-is decided by `ReplayStore.allow`, from what the log shows next.
+Triggers get the ids they have in the log, so that they can be recognized in the database. Which of them can be
+claimed, and when, was decided outside the log, by users and by other supervisors; here `ReplayStore.allow` decides it,
+from the next frames of the log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headgate.store.triggers.leases import ClaimedTrigger, Poll
 from headgate.supervisor.queries import QueryRefused
 
 TRIGGER_ID_MAX = 2**63 - 1  # what the column holds
-FENCED_FOR_GOOD_S = 1e9  # silence that no triggerer of a replay comes to
+FENCED_FOR_GOOD_S = 1e9  # longer than the silence of any triggerer of a replay
 CLAIM_LIMIT = 1000  # triggers claimed in one transaction
 
 _MASKED = re.compile(rb'"masked: (\d{1,9}) bytes"')
@@ -58,27 +58,27 @@ class RecordedFault(DatabaseAway):
 
 
 class RecordedAnswers:
-    """What triggers asked beside their last events is answered as the log shows: a capture holds no secrets (I12)."""
+    """Answers the other queries of triggers as the log shows, because a capture holds no secrets (I12)."""
 
     def __init__(self) -> None:
         self._next: QueryResult | str = ""
 
     def give(self, answer: QueryResult | str) -> None:
-        """Have the next query answered so, or refused with this text."""
+        """Set the result of the next query, or the text with which it is refused."""
         self._next = answer
 
     def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
-        """Answer as told. Raises `QueryRefused`."""
+        """Return the result that was set. Raises `QueryRefused`."""
         if isinstance(self._next, str):
             raise QueryRefused(self._next)
         return self._next
 
 
 class ReplayStore(Store):
-    """A store whose surroundings (users, neighbours, faults, the clock) follow a log.
+    """A store in which users, other supervisors, faults and the clock follow a log.
 
-    ``time`` is what its clock shows, in seconds since 1970. ``fault`` is what the database itself last refused,
-    which is a fault of the replay's own database and nothing the log says.
+    ``time`` is the time of its clock, in seconds since 1970. ``fault`` is the last error of the replay's own database,
+    which has nothing to do with the log.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -98,7 +98,7 @@ class ReplayStore(Store):
         except (ValueError, OverflowError, OSError):
             return datetime.fromtimestamp(0.0, UTC)
 
-    # --- what happens outside ---------------------------------------------------------------------
+    # --- acts of others ---------------------------------------------------------------------------
 
     def allow(self, specs: Sequence[TriggerSpec]) -> None:
         """Let these triggers be claimed, and no others; make those that are not there yet."""
@@ -111,7 +111,7 @@ class ReplayStore(Store):
         now = self._clock_of_log()
         for trigger_id, name in self.made.items():
             if name == spec.name:
-                # Its name was given anew, so it had been removed: while no supervisor looked, or it would stand here.
+                # Another trigger has its name now, so it was removed while no supervisor was running.
                 self.remove(trigger_id)
         kwargs = self.database.secrets.encrypt(kwargs_like(spec.kwargs))
         with self.database.writing() as tx:
@@ -133,13 +133,13 @@ class ReplayStore(Store):
             tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(removed_at=now))
 
     def finish(self, trigger_id: int) -> None:
-        """Have nothing wait for a trigger any more, as when its task has timed out; its owner stays."""
+        """Finish a trigger that nothing waits for any more, for example because its task timed out; keep its owner."""
         of_id = trigger.c.id == trigger_id, trigger.c.removed_at.is_(None), trigger.c.finished_at.is_(None)
         with self.database.writing() as tx:
             tx.connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
 
     def fence(self, epoch: Epoch) -> None:
-        """Take the lease of ``epoch`` away, as a neighbour would."""
+        """Take the lease of ``epoch`` away, as another supervisor would."""
         neighbour = self.register_triggerer(
             hostname="neighbour", pid=0, machine="neighbour", process_started=0.0, capacity=1, queues=("default",)
         )
@@ -153,12 +153,12 @@ class ReplayStore(Store):
     # --- what the core asks -----------------------------------------------------------------------
 
     def poll(self, epoch: Epoch, queues: Sequence[str]) -> Poll:
-        """Say that triggers can be claimed only where the log shows them to be."""
+        """Return that triggers can be claimed only if the log shows some next."""
         poll = super().poll(epoch, queues)
         return Poll(poll.removed, poll.claimable and bool(self._allowed), poll.ended)
 
     def claim_triggers(self, epoch: Epoch, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
-        """Claim what the log shows to be claimed next, all of it at once."""
+        """Claim all triggers that the log shows to be claimed next."""
         claimed: list[ClaimedTrigger] = []
         with self._noting_faults():
             while True:
@@ -181,7 +181,7 @@ class ReplayStore(Store):
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
     ) -> StoredSlice:
-        """Store, and note it where the database cannot."""
+        """Store, and note a fault of the database."""
         with self._noting_faults():
             return super().store_slice(epoch, events=events, refused=refused, finished=finished)
 
@@ -202,7 +202,7 @@ class ReplayStore(Store):
             raise
 
     def is_dead_letter(self, trigger_run_id: str, sequence_index: int) -> bool:
-        """Whether this event is buried. One whose coordinates had to be changed to bury it is not found."""
+        """Whether this event is dead_letters. One whose coordinates had to be changed to bury it is not found."""
         which = (dead_letter.c.trigger_run_id == trigger_run_id, dead_letter.c.sequence_index == sequence_index)
         with self.database.reading() as tx:
             return tx.connection.execute(select(dead_letter.c.id).where(*which)).first() is not None

@@ -1,7 +1,7 @@
-"""What a replay must have left in the database: the same event never twice, none of the others missing (I1, I2).
+"""Checks the event log of a replay's database: the same event never twice, none of the others missing (I1, I2).
 
-This is the rule of the event log told a second time and another way: in memory, one event after the other, from
-what the log says the runner reported. The database is then compared with it, row by row.
+This is the rule of the event log in a second implementation: in memory, one event after the other, from the events
+that the runner reported in the log. The database is compared with it row by row.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class Rows:
     def __init__(self, store: ReplayStore) -> None:
         self._store = store
         self._reported: list[FiredEvent] = []
-        # Hashes of what names an event, and of what it derives from: 64 bits each, so even of a hundred million
-        # events two are hardly ever taken for each other.
+        # Hashes of the names of events, and of the messages they derive from: of 64 bits, so even among a hundred
+        # million events a collision is very unlikely.
         self._events: set[int] = set()
         self._messages: set[int] = set()
         self._last_id = 0
         self.stored = 0
         self.redelivered = 0
-        self.buried = 0
+        self.dead_letters = 0
 
     def report(self, events: Sequence[FiredEvent]) -> None:
         """Take events that were given to the core, with the run ids of the replay."""
         self._reported += events
 
     def check(self) -> str | None:
-        """Compare what was reported since the last time, all of which must be stored by now; say what is wrong."""
+        """Compare the events reported since the last call, which must all be stored by now; return the problem."""
         reported, self._reported = self._reported, []
         if not reported:
             return None
@@ -46,7 +46,7 @@ class Rows:
             if problem is not None:
                 return problem
         if new:
-            return f"the event log has a row that nobody reported: {_name(next(iter(new.values())))}"
+            return f"the event log has a row that was never reported: {_name(next(iter(new.values())))}"
         return None
 
     def _account(self, event: FiredEvent, new: dict[tuple[str, int], EventRow]) -> str | None:
@@ -60,7 +60,7 @@ class Rows:
         row = new.pop(name, None)
         if row is None:
             if self._store.is_dead_letter(*name) or not _can_be_named(event):
-                self.buried += 1
+                self.dead_letters += 1
                 return None
             return f"an event was reported and confirmed, and has no row: {_name(event)}"
         self._events.add(hash(name))
@@ -74,7 +74,7 @@ class Rows:
         return None
 
     def check_totals(self) -> str | None:
-        """Compare the numbers of rows and of redeliveries with what was counted here; say what is wrong."""
+        """Compare the numbers of rows and of redeliveries with those counted here; return the problem."""
         rows = redelivered = 0
         for row in self._store.inspect.events():
             rows += 1

@@ -1,11 +1,11 @@
-"""A captured log played again: does this headgate say, and store, what that one said and stored?
+"""Replays a captured log: does this version of headgate answer and store the same as the one that was captured?
 
-The runner's side of the log is given to a fresh supervisor core on a fresh database. Every answer is compared with the
-recorded one, and every row with what the runner had reported. So a log that was taken in production is a test.
+The runner's frames are given to a new supervisor core on an empty database. Every answer is compared with the recorded
+one, and every row with the event that the runner reported. So a log that was captured in production is a test.
 
-What a log cannot tell is not compared: times, the grouping of what came after different waits, whether a round was
-stored that nobody lived to answer. A payload that was changed in the log, with its CRC put right, makes another log
-that is as good as the first: nothing in it contradicts the change.
+Facts that a log does not show are not compared: times, the grouping of messages after different waits, whether a round
+was stored that was never answered. A payload that was changed in the log, with its CRC put right, is not noticed:
+nothing else in the log contradicts the change.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ from headgate.protocol.framelog.log import Record, describe
 from headgate.protocol.link.runner_dialect import Direction
 from headgate.protocol.link.wire import encode_message
 from headgate.supervisor.replay.database import DatabaseNotFresh, ReplayStore, open_replay_store
-from headgate.supervisor.replay.log import Frame, LogIncomplete, Outlook, Passed, Unreadable, look_ahead, read_log
+from headgate.supervisor.replay.log import (
+    Frame,
+    LogIncomplete,
+    LogIndex,
+    SkippedFrames,
+    Unreadable,
+    look_ahead,
+    read_log,
+)
 from headgate.supervisor.replay.rows import Rows
-from headgate.supervisor.replay.sitting import Differs, ReplayStuck, Sitting
+from headgate.supervisor.replay.supervisor_run import Differs, ReplayStuck, SupervisorRun
 
 __all__ = [
     "DatabaseNotFresh",
     "Difference",
     "LogIncomplete",
-    "Outlook",
+    "LogIndex",
     "ReplayStore",
     "ReplayStuck",
     "Replayed",
@@ -38,10 +46,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay first differs from its log.
+    """The first place in which a replay differs from its log.
 
-    ``frame`` counts from 1; ``recorded`` is that frame, and ``replayed`` what the replay said in its place, each
-    as `headgate.protocol.framelog.log.describe` shows it. None: there is nothing to show.
+    ``frame`` counts from 1; ``recorded`` is that frame, and ``replayed`` the message that the replay sent instead, each
+    as `headgate.protocol.framelog.log.describe` shows it. None if there is nothing to show.
     """
 
     frame: int
@@ -54,17 +62,17 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a replay. ``frames`` were played; ``skipped`` ones came before the first `Hello`.
+    """Result of a replay.
 
-    ``sittings`` are supervisors, ``runners`` incarnations, ``torn`` records that a crash cut off. ``rows`` are in
-    the database, ``redelivered`` events came again, ``dead_letters`` could not be stored. Without a ``difference``
-    the log replays clean.
+    ``frames`` were played, ``skipped`` ones came before the first `Hello`, ``torn`` records were cut off by a crash.
+    ``supervisors`` and ``runners`` (incarnations) are counted, as are the ``rows`` in the database, ``redelivered``
+    events and ``dead_letters``. Without a ``difference`` the log replays clean.
     """
 
     frames: int
     skipped: int
     torn: int
-    sittings: int
+    supervisors: int
     runners: int
     rows: int
     redelivered: int
@@ -81,35 +89,35 @@ def replay(
     paths: Sequence[Path],
     store: ReplayStore,
     *,
-    outlook: Outlook | None = None,
+    index: LogIndex | None = None,
     until: int | None = None,
     on_frame: Callable[[int], object] | None = None,
 ) -> Replayed:
     """Replay the files of one log, in the order they were written, on a fresh store.
 
-    It ends at the first difference, or behind frame ``until``, with the database as it is then. ``on_frame`` is
-    called with the number of each frame played. Raises `FrameLogError` for a file that is no frame log,
+    It ends at the first difference, or after frame ``until``, with the database as it is then. ``on_frame`` is called
+    with the number of each frame. Raises `FrameLogError` for a file that is not a frame log,
     `LogIncomplete`, `ReplayStuck`, `StoreError` and OSError.
     """
-    return _Replay(store, look_ahead(paths) if outlook is None else outlook).run(paths, until, on_frame)
+    return _Replay(store, look_ahead(paths) if index is None else index).run(paths, until, on_frame)
 
 
 class _Replay:
-    def __init__(self, store: ReplayStore, outlook: Outlook) -> None:
+    def __init__(self, store: ReplayStore, index: LogIndex) -> None:
         self._store = store
-        self._outlook = outlook
+        self._index = index
         self._rows = Rows(store)
         self._run_ids: dict[str, str] = {}
-        self._sitting: Sitting | None = None
-        self._sitting_number = -1
+        self._supervisor: SupervisorRun | None = None
+        self._supervisor_number = -1
         self._runners: set[tuple[int, int]] = set()
-        self._passed = Passed()
+        self._skipped = SkippedFrames()
         self._frames = 0
-        self._sittings = 0
+        self._supervisors = 0
 
     def run(self, paths: Sequence[Path], until: int | None, on_frame: Callable[[int], object] | None) -> Replayed:
         last: Frame | None = None
-        for item in read_log(paths, self._passed):
+        for item in read_log(paths, self._skipped):
             if until is not None and item.number > until:
                 return self._result(None)
             if isinstance(item, Unreadable):
@@ -124,7 +132,7 @@ class _Replay:
         if last is None:
             return self._result(None)
         try:
-            self._end_sitting()
+            self._end_supervisor()
             problem = self._rows.check_totals()
             if problem is not None:
                 raise Differs(problem)
@@ -134,31 +142,31 @@ class _Replay:
 
     def _follow(self, frame: Frame) -> None:
         self._store.time = frame.record.time
-        if frame.sitting != self._sitting_number:
-            self._end_sitting()
-            self._sitting_number = frame.sitting
-            self._sittings += 1
-            self._sitting = Sitting(frame.sitting, self._store, self._rows, self._outlook, self._run_ids)
-        assert self._sitting is not None
-        self._runners.add((frame.sitting, frame.record.incarnation))
+        if frame.supervisor != self._supervisor_number:
+            self._end_supervisor()
+            self._supervisor_number = frame.supervisor
+            self._supervisors += 1
+            self._supervisor = SupervisorRun(frame.supervisor, self._store, self._rows, self._index, self._run_ids)
+        assert self._supervisor is not None
+        self._runners.add((frame.supervisor, frame.record.incarnation))
         self._frames += 1
-        self._sitting.follow(frame)
+        self._supervisor.follow(frame)
 
-    def _end_sitting(self) -> None:
-        if self._sitting is not None:
-            self._sitting.end()
-            self._sitting = None
+    def _end_supervisor(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.end()
+            self._supervisor = None
 
     def _result(self, difference: Difference | None) -> Replayed:
         return Replayed(
             frames=self._frames,
-            skipped=self._passed.skipped,
-            torn=self._passed.torn,
-            sittings=self._sittings,
+            skipped=self._skipped.skipped,
+            torn=self._skipped.torn,
+            supervisors=self._supervisors,
             runners=len(self._runners),
             rows=self._rows.stored,
             redelivered=self._rows.redelivered,
-            dead_letters=self._rows.buried,
+            dead_letters=self._rows.dead_letters,
             difference=difference,
         )
 

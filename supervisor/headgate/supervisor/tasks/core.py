@@ -147,6 +147,10 @@ class TaskCore:
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
         return min(late, self._executor.wake_at(), max(min(asks), self._retry.at))
 
+    def running(self) -> list[TryName]:
+        """Return the names of the tasks that an executor has."""
+        return [run.task.name for run in self._running.values()]
+
     def drain(self, now: float) -> bool:
         """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""
         self._is_draining = True
@@ -249,7 +253,7 @@ class TaskCore:
             event = f"{event}, which came too late: the task was cleared or marked meanwhile"
         level = "error" if "error" in end.told else "info"
         told = {name: value for name, value in end.told.items() if value}
-        self._logs.say(name_of(task), level, event, state=state, **told)
+        self._logs.say(task.name, level, event, state=state, **told)
         self._logs.flush()
 
     def _answer(self, task: TaskToRun, asked: StepQuery) -> Response:
@@ -277,9 +281,7 @@ class TaskCore:
         for token, run in self._running.items():
             if not run.is_ending and owned.get(token) is not TaskState.RUNNING:
                 run.is_ending = True
-                self._logs.say(
-                    name_of(run.task), "warning", "a user has cleared or marked the task: its worker is ended"
-                )
+                self._logs.say(run.task.name, "warning", "a user has cleared or marked the task: its worker is ended")
                 self._executor.end(token, "user", "a user has cleared or marked the task")
         self._look_at = now + self._times.look_s
 
@@ -337,7 +339,7 @@ class TaskCore:
             self._dispatch_at = now + PASSED_OVER_WAIT_S if given.passed_over else math.inf
 
     def _begin(self, task: TaskToRun, now: float) -> None:
-        self._logs.say(name_of(task), "info", "begun", method=task.next_method or "execute")
+        self._logs.say(task.name, "info", "begun", method=task.next_method or "execute")
         if task.error:
             failure = StepFailed(f"what the task is to go on with cannot be read: {task.error}", may_retry=False)
             self._inbox.append((task, StepEnded(task.token, failure)))
@@ -354,11 +356,6 @@ def _time_of(task: TaskToRun) -> float:
         return math.inf
     # What resumes to fail may do so because there is no time left. It says why, which a step that was ended would not.
     return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
-
-
-def name_of(task: TaskToRun) -> TryName:
-    """Return the name of the try that a task is in."""
-    return TryName(task.dag, task.run_id, task.task_id, task.try_number)
 
 
 def step_of(task: TaskToRun) -> Step:

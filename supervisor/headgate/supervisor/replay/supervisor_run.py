@@ -1,13 +1,13 @@
-"""One supervisor's part of a log, played again: a real core, driven by what the log shows.
+"""Replays the frames of one supervisor: a real core, driven by the log.
 
-The core is a function of what it is told. What the runner told it is in the log; what users, neighbours, signals and
-the clock did is not, but it shows in what the supervisor said next. So a runner's frame is held until an answer
-in the log shows that it was worked on, and what came from outside happens when the log shows its consequence:
-a trigger that is to be created is added and claimed, one that is cancelled is removed, a `Drain` is asked for.
-The core's clock stands still unless the log shows that time has passed.
+The core is a function of its inputs. The runner's messages are in the log; the acts of users, other supervisors,
+signals and the clock are not, but the next messages of the supervisor show them. So a runner's frame is held until an
+answer in the log shows that it was handled, and an act from outside happens when the log shows its consequence: a
+trigger that is to be created is added and claimed, one that is cancelled is removed, a `Drain` is requested. The core's
+clock stands still unless the log shows that time has passed.
 
-What nobody lived to answer when a supervisor died is in doubt: it may have been stored or not. It is
-stored as far as a later answer in the log shows it, and not beyond.
+Rounds without an answer at the death of a supervisor are in doubt: they may have been stored or not. They are stored as
+far as a later answer in the log shows them, and no further.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from headgate.supervisor.commands import DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.replay.compare import compared_form, cut_like, first_difference, replayed_run_id, translated
 from headgate.supervisor.replay.database import FENCED_FOR_GOOD_S, TRIGGER_ID_MAX, ReplayStore
-from headgate.supervisor.replay.log import EventName, Frame, Outlook
+from headgate.supervisor.replay.log import EventName, Frame, LogIndex
 from headgate.supervisor.replay.rows import Rows
 from headgate.supervisor.runner_lifecycle import RunnerState
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 from headgate.supervisor.triggers.releases import ENDED_GRACE_S
 
-# The clock stands still but for these jumps, each so long that what it is for is due, and nothing else is.
+# The clock stands still but for these jumps. Each is long enough for its purpose, and too short for anything else.
 POLL_INTERVAL_S = 1.0
 RESPAWN_WAIT_S = 0.1
 POLL_JUMP_S = 2.0  # the next poll, and the next respawn
@@ -54,14 +54,14 @@ RETRY_WAIT_S = 1e5
 RETRY_JUMP_S = 1e6  # all triggers that failed are due again
 FENCED_JUMP_S = 2 * FENCED_FOR_GOOD_S  # the next heartbeat, which finds the lease gone
 
-DRAIN_S = 30.0  # where the log shows none, nothing depends on it
+DRAIN_S = 30.0  # if the log shows none, nothing depends on it
 
 STEPS_MAX = 1_000_000  # steps of the core between two frames of a log; a round of 16 MiB takes some thousands
 RUNNERS_SILENT_MAX = 10_000  # incarnations in a row that died before they said anything
 
 
 class Differs(Exception):
-    """The replay and the log differ; ``replayed`` is what the core said, where it said anything."""
+    """The replay and the log differ; ``replayed`` is the core's message, if there was one."""
 
     def __init__(self, problem: str, replayed: FromSupervisor | None = None) -> None:
         super().__init__(problem)
@@ -70,36 +70,36 @@ class Differs(Exception):
 
 
 class ReplayStuck(Exception):
-    """The core does not come to rest, or its database cannot be used: nothing can be said about the log."""
+    """The core does not come to rest, or its database cannot be used: the replay has no result."""
 
 
-class Sitting:
+class SupervisorRun:
     """One supervisor, from its first frame in the log to its last."""
 
-    def __init__(self, number: int, store: ReplayStore, rows: Rows, outlook: Outlook, run_ids: dict[str, str]) -> None:
+    def __init__(self, number: int, store: ReplayStore, rows: Rows, index: LogIndex, run_ids: dict[str, str]) -> None:
         self._number = number
         self._store = store
         self._rows = rows
-        self._outlook = outlook
-        self._run_ids = run_ids  # of the log to those of the replay; over all sittings
-        self._core = _core(store, outlook.settings.get(number), outlook.drain_s.get(number))
+        self._index = index
+        self._run_ids = run_ids  # of the log to those of the replay, for all supervisors
+        self._core = _core(store, index.settings.get(number), index.drain_s.get(number))
         self._now = 0.0
         self._session: Session | None = None
         self._incarnation = 0  # of that session
-        self._broken = ""  # why the runner that talks has no conversation any more
+        self._broken = ""  # why the current runner's conversation is over
         self._frame = 0
-        # What the runner said and nothing in the log shows to have been worked on.
+        # Messages of the runner that, by the log so far, have not been handled.
         self._held: deque[tuple[int, StateChanges]] = deque()
         self._queries: dict[int, Request] = {}
-        # What the core said and the log has not shown yet. Creates stand with the StateSync they were part of.
+        # Messages of the core that the log has not shown yet. Each create has the StateSync it was part of.
         self._spawned: deque[int] = deque()
         self._exit: Exit | None = None
         self._said: deque[FromSupervisor] = deque()
         self._creates: dict[int, tuple[StateSync, TriggerSpec]] = {}
         self._cancels: dict[int, CancelTrigger] = {}
         self._pieces: StateSync | None = None  # of the log: a StateSync that is not complete yet
-        self._stored_here: set[int] = set()  # triggers with events that this sitting stored
-        self._is_fenced = False  # a neighbour took over: the core stores nothing more
+        self._stored_here: set[int] = set()  # triggers with events that this supervisor stored
+        self._is_fenced = False  # another supervisor took over: the core stores nothing more
         self._has_lost_lease = False  # the core has said so, and the log has not shown it yet
 
     # --- frames -----------------------------------------------------------------------------------
@@ -135,13 +135,13 @@ class Sitting:
                 self._expect_drain(message)
 
     def end(self) -> None:
-        """The supervisor is gone; so far as the log shows what became of its last rounds, so it is done here."""
+        """End the supervisor: store its last rounds as far as the rest of the log shows them to be stored."""
         self._end_runner()
         shown = [
             event
             for _, changes in self._held
             for event in changes.events
-            if self._outlook.shown.get((event.trigger_run_id, event.sequence_index), 0) > self._frame
+            if self._index.shown.get((event.trigger_run_id, event.sequence_index), 0) > self._frame
         ]
         if shown:
             self._work_off(until=(shown[-1].trigger_run_id, shown[-1].sequence_index))
@@ -166,15 +166,15 @@ class Sitting:
         if incarnation - self._core.runner.incarnation > RUNNERS_SILENT_MAX:
             raise Differs(f"incarnation {incarnation} comes right after incarnation {self._core.runner.incarnation}")
         self._end_runner()
-        created = self._outlook.first_created.get((self._number, incarnation))
+        created = self._index.first_created.get((self._number, incarnation))
         if created is not None:
-            # Triggers are only started when all that earlier runners reported is stored.
+            # Triggers are started only after all reports of earlier runners are stored.
             self._work_off()
             self._make_claimable(created)
             starting = {spec.trigger_id for spec in created}
             for trigger_id in [*self._store.made]:
                 if trigger_id in self._core.assignments and trigger_id not in starting:
-                    self._store.remove(trigger_id)  # a handover leaves out nothing but what a user removed
+                    self._store.remove(trigger_id)  # a handover leaves out only triggers that a user removed
         while self._core.runner.incarnation < incarnation:
             if self._core.runner.state is RunnerState.STARTING:
                 self._core.runner_ended(self._core.runner.incarnation, "it left no frames", self._now)
@@ -206,7 +206,7 @@ class Sitting:
                 raise Differs(f"no trigger has the id {spec.trigger_id}")
         self._store.allow([spec for spec in specs if spec.trigger_id not in self._core.assignments])
 
-    # --- what the supervisor said -----------------------------------------------------------------
+    # --- messages of the supervisor ---------------------------------------------------------------
 
     def _expect_sync(self, message: StateSync) -> None:
         before, self._pieces = self._pieces, None
@@ -239,7 +239,7 @@ class Sitting:
         self._check_rows()
 
     def _unasked_sync(self, message: StateSync) -> StateSync | None:
-        """Let happen what made the supervisor speak unasked; return what the core says, as far as the log shows it."""
+        """Cause a `StateSync` that answers no round; return the core's, as far as the log shows it."""
         if message.to_create:
             self._let_start(message.to_create)
         if message.to_cancel or message.lease_lost:
@@ -293,7 +293,7 @@ class Sitting:
                     self._store.remove(cancel.trigger_id)
             self._now += POLL_JUMP_S
             if any(cancel.reason == "timeout" for cancel in cancels):
-                self._settle()  # it hears of them, and gives them a moment
+                self._settle()  # the core learns of them, and gives them a moment to end by themselves
                 self._now += ENDED_GRACE_S
         self._settle(is_cancelled)
 
@@ -312,12 +312,12 @@ class Sitting:
         self._compare(message, self._wait_for(type(message)))
 
     def _let_be_stored(self, trigger_id: int, answer: StoredEvent) -> None:
-        """See to it that an event is stored that the answer shows to have been, if anything can have stored it."""
+        """Store an event that the answer shows, if it can have been stored."""
         name = (answer.trigger_run_id, answer.sequence_index)
         if any(_holds(changes, name) for _, changes in self._held):
             self._work_off(until=name)
-        elif answer.trigger_run_id not in self._outlook.runs and trigger_id not in self._stored_here:
-            # It was stored before the log begins, or by a neighbour: it is taken as given.
+        elif answer.trigger_run_id not in self._index.runs and trigger_id not in self._stored_here:
+            # It was stored before the log begins, or by another supervisor.
             given = FiredEvent(
                 trigger_id,
                 replayed_run_id(answer.trigger_run_id, self._run_ids),
@@ -353,7 +353,7 @@ class Sitting:
     # --- the core ---------------------------------------------------------------------------------
 
     def _work_off(self, *, until: EventName | None = None) -> None:
-        """Give the core what the runner said, all of it or up to and with one event, and have it stored."""
+        """Give the held messages to the core, all or up to and including one event, and have them stored."""
         while self._held:
             incarnation, changes = self._held.popleft()
             is_last = until is not None and _holds(changes, until)
@@ -363,7 +363,7 @@ class Sitting:
                 self._held.appendleft((incarnation, rest))
             is_current = self._session is not None and incarnation == self._incarnation
             if not is_current:
-                changes = msgspec.structs.replace(changes, stuck=())  # whoever was stuck is gone
+                changes = msgspec.structs.replace(changes, stuck=())  # the stuck triggers are gone
             changes = translated(changes, self._run_ids)
             try:
                 self._core.receive(incarnation, changes, self._now)
@@ -389,7 +389,7 @@ class Sitting:
             raise Differs(problem)
 
     def _wait_for(self, kind: type[FromSupervisor]) -> FromSupervisor | None:
-        """Return the next thing of this kind the core says, or has said; None where it says none."""
+        """Return the next message of this kind that the core sends, or has sent; None if there is none."""
 
         def find() -> FromSupervisor | None:
             return next((said for said in self._said if isinstance(said, kind)), None)
@@ -401,7 +401,7 @@ class Sitting:
         return found
 
     def _settle(self, is_done: Callable[[], bool] = lambda: False) -> None:
-        """Step until it is done, or nothing is due any more."""
+        """Step the core until ``is_done``, or until nothing is due."""
         for _ in range(STEPS_MAX):
             commands = self._core.step(self._now)
             for command in commands:
@@ -446,7 +446,7 @@ def _core(store: ReplayStore, settings: RunnerSettings | None, drain_s: float | 
             retry_wait_max_s=RETRY_WAIT_S,
             drain_s=DRAIN_S if drain_s is None else drain_s,
         ),
-        is_gone=lambda row: True,  # the supervisors of earlier sittings
+        is_gone=lambda row: True,  # the supervisors before it
         answers=store.recorded,
     )
 
@@ -456,7 +456,7 @@ def _holds(changes: StateChanges, name: EventName) -> bool:
 
 
 def _cut_behind(changes: StateChanges, name: EventName) -> tuple[StateChanges, StateChanges]:
-    """Cut a frame of a round in two, behind the event of this name."""
+    """Cut a frame of a round in two, after the event of this name."""
     names = [(event.trigger_run_id, event.sequence_index) for event in changes.events]
     end = names.index(name) + 1
     return (
