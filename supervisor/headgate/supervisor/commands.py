@@ -1,4 +1,4 @@
-"""What the supervisor's core tells its surroundings to do: the core decides, the arbiter acts."""
+"""Commands of the supervisor's core: the core decides, the arbiter carries them out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class DumpStacks(msgspec.Struct, frozen=True):
-    """Have the runner write the stacks of its threads to its standard error; it may be stuck."""
+    """Have the runner, which may be stuck, write the stacks of its threads to its standard error."""
 
 
 class Kill(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 Command = Spawn | Send | DumpStacks | Kill | Exit
 
-EXIT_DRAINED = 0  # asked to stop; everything that was fired is stored, and every task that ran has ended
+EXIT_DRAINED = 0  # asked to stop; all fired events are stored, and every task that ran has ended
 EXIT_KILLED = 1  # asked to stop twice, or the drain was cut short
 EXIT_LEASE_LOST = 3  # another supervisor has taken this one's triggers
 EXIT_INCOMPATIBLE = 4  # the runner speaks another version of the protocol

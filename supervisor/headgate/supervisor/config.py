@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _why("Keys that encrypt triggers' kwargs, comma separated, the first encrypts; by default a key file in home."),
     ] = None
-    capacity: Annotated[_Count, _why("Triggers one supervisor runs at most; others take what is beyond it.")] = 1000
+    capacity: Annotated[_Count, _why("Triggers one supervisor runs at most; the others take the rest.")] = 1000
     queues: Annotated[
         tuple[_Name, ...],
         msgspec.Meta(min_length=1),
@@ -120,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
     poll_interval_s: Annotated[
         _Seconds,
-        _why("How often the database is asked for new and removed triggers where nobody seems to have written to it."),
+        _why("How often the database is asked for new and removed triggers if no change has been noticed."),
     ] = 5.0
 
     # --- the runner ---
@@ -128,13 +128,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runner_silence_max_s: Annotated[
         _Seconds, _why("A runner silent for longer than this is dumped, killed and respawned.")
     ] = 30.0
-    frame_bytes_max: Annotated[_Bytes, _why("One frame of the link; what either side may hold at once.")] = (
+    frame_bytes_max: Annotated[_Bytes, _why("The longest frame of the link: how much one message may hold.")] = (
         FRAME_BYTES_MAX
     )
     event_bytes_max: Annotated[_Bytes, _why("One encoded payload; a longer one is refused in the runner.")] = (
         EVENT_BYTES_MAX
     )
-    round_events_max: Annotated[_Count, _why("Events of one round; bounds what waits for one answer.")] = 5000
+    round_events_max: Annotated[_Count, _why("Events of one round, which is answered as a whole.")] = 5000
     outbox_events_max: Annotated[_Count, _why("Events waiting for a round; beyond it triggers wait.")] = 10_000
     subscriber_queue_max: Annotated[
         _Count, _why("Raw events a subscriber of a shared stream may have waiting before the stream waits for it.")
@@ -162,7 +162,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dag_parse_timeout_s: Annotated[_Seconds, _why("How long a DAG file may take to be parsed.")] = 30.0
     workers: Annotated[_Workers, _why("Worker processes, each of which runs one step of a task at a time.")] = 4
     worker_memory_max_mib: Annotated[
-        _Count | None, _why("A worker that uses more, with what it has started, is ended; no limit by default.")
+        _Count | None,
+        _why("A worker that uses more, with its processes, is ended; no limit by default."),
     ] = None
     worker_grace_s: Annotated[_Seconds, _why("How long a worker told to end its step may take until it is killed.")] = (
         10.0
@@ -179,11 +180,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- the work ---
     slice_events_max: Annotated[
-        _Count, _why("Events stored in one transaction at most; fewer, where they take longer than 0.15 s.")
+        _Count, _why("Events stored in one transaction at most; fewer if they take longer than 0.15 s.")
     ] = 5000
     drain_s: Annotated[
         _Seconds,
-        _why("How long a supervisor asked to stop may take to store what was fired; running tasks may end meanwhile."),
+        _why("How long a supervisor asked to stop may take to store fired events; running tasks may end meanwhile."),
     ] = 30.0
     capture: Annotated[Path | None, _why("A folder to record every frame of the link in; none by default.")] = None
     capture_file_bytes_max: Annotated[

@@ -1,4 +1,4 @@
-"""Put together a supervisor from its settings, and run it."""
+"""Assembly of a supervisor from its settings."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ log = structlog.get_logger(__name__)
 def machine_identity() -> str:
     """Name the set of processes among which a pid is unique: this boot of this machine, this pid namespace.
 
-    Two containers with one host name are told apart by it, and so are two boots.
+    It differs between two containers with one host name, and between two boots.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
         if os.readlink("/proc/self") == str(os.getpid()):
             return f"{boot} {namespace}"
-        # /proc is that of another namespace (the host's, in a container): what it says of a pid is of another process.
+        # /proc belongs to another namespace (for example the host's): its pids are those of other processes.
     except OSError:
         pass
-    # Unknown: a name nobody shares, so that no neighbour is ever thought to be gone for its pid.
+    # Unknown: a unique name, so that no other supervisor is ever thought to be gone because of its pid.
     return f"{platform.node()}-{os.getpid()}-{random.getrandbits(64):x}"
 
 
 def start_of_process(pid: int | Literal["self"]) -> float:
     """Return when a process was started, in clock ticks since the boot: no step of the wall clock changes it.
 
-    Raises `FileNotFoundError` where /proc shows no such process, which may hide it from us, and `ProcessLookupError`
+    Raises `FileNotFoundError` if /proc shows no such process, which may hide it from us, and `ProcessLookupError`
     where only that is left of it which its parent has not yet collected.
     """
     # proc(5): the command's name stands in parentheses and may hold anything; the third field follows it.
@@ -79,7 +79,7 @@ def this_process() -> Identity:
 
 
 def is_gone(row: TriggererRow, here: Identity) -> bool:
-    """Whether the process of another supervisor certainly exists no more; False where this cannot be known."""
+    """Whether the process of another supervisor has certainly ended; False if this cannot be known."""
     if row.machine != here.machine:
         return False
     try:
@@ -93,7 +93,7 @@ def is_gone(row: TriggererRow, here: Identity) -> bool:
 
 
 def _may_exist(pid: int) -> bool:
-    """Ask the kernel: with hidepid=2, or systemd's ProtectProc=invisible, /proc does not show what other users run."""
+    """Ask the kernel: with hidepid=2, or systemd's ProtectProc=invisible, /proc hides the processes of other users."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

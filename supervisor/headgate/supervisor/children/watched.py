@@ -1,4 +1,4 @@
-"""A child process on the selector of the supervisor's loop; its owner receives what it says, and how it ended."""
+"""A child process on the selector of the supervisor's loop; its owner receives its messages, its output and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Received_contra = TypeVar("Received_contra", contravariant=True)
 
 
 class ChildOwner(Protocol[Received_contra]):
-    """Decides what a child is for; called by `WatchedChild`, in the supervisor's loop."""
+    """Handles the messages, the output and the end of children; called in the supervisor's loop."""
 
     def child_said(self, pid: int, message: Received_contra) -> None:
         """Handle a message. `RemoteProtocolError` says that the child must not have sent it."""
@@ -67,7 +67,7 @@ class WatchedChild(Generic[Sent, Received]):
         selector.register(process.records, selectors.EVENT_READ, self._on_records)
         selector.register(process.pidfd, selectors.EVENT_READ, self._on_end)
 
-    # --- what its owner does with it --------------------------------------------------------------
+    # --- called by its owner ----------------------------------------------------------------------
 
     def send(self, message: Sent) -> None:
         """Send a message. Raises `LocalProtocolError` if it cannot be sent."""
@@ -92,7 +92,7 @@ class WatchedChild(Generic[Sent, Received]):
             self.process.kill("the supervisor leaves")
             self._reap()
 
-    # --- what the selector calls ------------------------------------------------------------------
+    # --- called by the selector -------------------------------------------------------------------
 
     def _on_frames(self) -> None:
         if self.link.is_ended:
@@ -126,7 +126,7 @@ class WatchedChild(Generic[Sent, Received]):
             self._unregister_ended(self.process.records)
 
     def _on_end(self) -> None:
-        """The process is gone: handle the rest of what it said, then tell its owner."""
+        """The process is gone: handle the rest of its messages and output, then tell its owner."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -138,7 +138,7 @@ class WatchedChild(Generic[Sent, Received]):
         self._unregister()
         self._owner.child_ended(self.pid, self._reap())
 
-    # --- what a subclass may add to ---------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------
 
     def _handle_message(self, message: Received) -> None:
         self._owner.child_said(self.pid, message)

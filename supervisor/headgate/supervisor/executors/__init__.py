@@ -1,1 +1,1 @@
-"""Where steps of tasks run: `base` is what the supervisor expects of any executor, `local` is a pool of processes."""
+"""Executors of steps of tasks: `base` is the interface of any executor, `local` a pool of processes."""

@@ -1,8 +1,8 @@
-"""What the supervisor expects of an executor: whatever takes steps of tasks and brings back their outcomes.
+"""The interface of an executor, which takes steps of tasks and returns their outcomes.
 
 The supervisor has one thread, and calls all of these in it; none may block. An executor decides nothing about tasks: it
-runs what it is given, and reports each step exactly once, by `StepEnded` or `StepLost`. What becomes of the task, the
-store decides: an outcome that comes too late, because the task was cleared meanwhile, changes nothing there.
+runs the steps it is given, and reports each exactly once, by `StepEnded` or `StepLost`. The store decides about the
+task: an outcome that is too late, because the task was cleared meanwhile, changes nothing there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EndReason = Literal["user", "timeout", "lost"]
 
 
 class StepLost(msgspec.Struct, frozen=True):
-    """A step that will have no outcome: its worker is gone. ``reason`` says how: a signal, an exit code, a limit."""
+    """A step without an outcome: its worker is gone. ``reason`` says how, for example a signal or an exit code."""
 
     token: str
     reason: str
@@ -61,7 +61,7 @@ class Executor(Protocol):
         ...
 
     def wake_at(self) -> float:
-        """Return when `events` has something to do even if nothing happens: a limit to be looked at."""
+        """Return when `events` has something to do even if nothing happens, for example when a limit is reached."""
         ...
 
     def drain(self, now: float) -> bool:

@@ -65,7 +65,7 @@ class FileParser:
         self._left_out = 0  # lines and records of this file
         self._events: list[FileParsed] = []
 
-    # --- what the supervisor calls ----------------------------------------------------------------
+    # --- called by the supervisor -----------------------------------------------------------------
 
     def room(self) -> int:
         """Return how many files may be given to `parse` now: one or none."""
@@ -107,7 +107,7 @@ class FileParser:
             self._worker.destroy()
             self._worker = None
 
-    # --- what the worker says (`WorkerOwner`) -----------------------------------------------------
+    # --- called by the worker (`WorkerOwner`) -----------------------------------------------------
 
     def worker_ready(self, pid: int) -> None:
         """The worker has started."""

@@ -96,7 +96,7 @@ class LocalExecutor:
         self._is_draining = False
         self._start_workers()  # the first one, so that the first step finds it warm
 
-    # --- what the supervisor calls ----------------------------------------------------------------
+    # --- called by the supervisor -----------------------------------------------------------------
 
     def room(self) -> int:
         """Return how many steps may be submitted now and would begin at once, or as soon as a worker has started."""
@@ -186,7 +186,7 @@ class LocalExecutor:
         """Return the pids of the workers."""
         return [member.worker.pid for member in self._members.values()]
 
-    # --- what the workers say (`WorkerOwner`) -----------------------------------------------------
+    # --- called by the workers (`WorkerOwner`) ----------------------------------------------------
 
     def worker_ready(self, pid: int) -> None:
         """A worker has started: it can be given a step."""

@@ -1,4 +1,4 @@
-"""What the kernel says of worker processes: their memory, whether they are stopped, and whether it has killed one."""
+"""Facts about worker processes from the kernel: memory, whether they are stopped, kills for want of memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import psutil
 
 
 class SessionUse(msgspec.Struct, frozen=True):
-    """What the processes of one session use: resident memory in bytes; whether its leader is stopped (SIGSTOP)."""
+    """Use of resources by one session: resident memory in bytes, and whether its leader is stopped (SIGSTOP)."""
 
     rss_bytes: int
     is_stopped: bool
 
 
 def uses(leaders: Collection[int]) -> dict[int, SessionUse]:
-    """Return what each worker and all that it has started use, by the worker's pid, in one look at all processes.
+    """Return the use of each worker and all that it has started, by the worker's pid, from one look at all processes.
 
-    Memory that several of them share is counted for each: a limit is met too early rather than never.
+    Shared memory is counted for each process: a limit is reached too early rather than never.
     """
     rss: dict[int, int] = {}
     stopped: set[int] = set()

@@ -76,7 +76,7 @@ class LogWriter(Generic[Key, Line]):
             return self._written >= queued
 
     def close(self) -> bool:
-        """Write what is queued, for at most `CLOSE_WAIT_S` seconds; return whether all of it was written."""
+        """Write the queued lines, for at most `CLOSE_WAIT_S` seconds; return whether all of it was written."""
         with self._wake:
             self._is_closing = True
             self._wake.notify_all()

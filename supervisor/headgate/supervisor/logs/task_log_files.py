@@ -1,17 +1,17 @@
-"""The logs of tasks as files: where they are, and how they are read.
+"""The files of the tasks' logs: their place, their format, reading and deleting them.
 
 ::
 
     <log_folder>/<dag_id>/<run_id>/<task_id>/<try_number>/<epoch>.jsonl
                                                           <epoch>.end-<number>.jsonl
 
-One folder for each try, one file in it for each supervisor that had to do with the try: its epoch is its own, so no
-two processes ever write one file, and the folder may be shared by many machines. A file that has reached its limit is
-followed by others, of which only the last two are kept: they hold the end of the log.
+There is one folder for each try, and in it one file for each supervisor that handled the try. Each supervisor has an
+epoch of its own, so no two processes ever write one file, and many machines may share the folder. A file that has
+reached its limit is followed by others, of which only the last two are kept: they hold the end of the log.
 
 Each line is a JSON object: ``timestamp`` (UTC, ISO 8601), ``level``, ``event``, ``logger``, ``source`` (``task``,
-``trigger``, ``output`` or ``supervisor``), and whatever else the record has. An event too long for one record comes in
-several: all but the last have ``more: true``, and ``part`` counts them.
+``trigger``, ``output`` or ``supervisor``), and the other fields of the record. An event too long for one record is
+split: all parts but the last have ``more: true``, and ``part`` counts them.
 
 Readers merge the files of a try by time. The order within a file is never changed: it is that of arrival.
 """
@@ -42,16 +42,16 @@ Record = dict[str, Any]
 
 FILE_NAME_BYTES_MAX: Final = 255  # of every file system that we know of
 KEPT_BYTES_MAX: Final = 160  # of a name too long for a file, before the hash that stands for the rest
-_READABLE: Final = ":+=@, "  # what run ids have, and no file system of Linux minds
+_READABLE: Final = ":+=@, "  # characters of run ids that every file system of Linux takes
 
 _FILE_NAME: Final = re.compile(r"([0-9]+)(?:\.end-([0-9]+))?\.jsonl", re.ASCII)
 BEFORE_FIELD: Final = "records_before"  # of the first line of a file of an end: records since the limit was reached
 
 
 def file_name_of(name: str) -> str:
-    """Return a file name for any text, different for different texts, and the text itself where that is possible.
+    """Return a file name for any text, different for different texts, and the text itself if that is possible.
 
-    What is no harmless character is percent-encoded. What is too long then is cut, and ends in ``%-`` and a hash.
+    Other characters are percent-encoded. A name that is too long then is cut, and ends in ``%-`` and a hash.
     """
     encoded = quote(name, safe=_READABLE, errors="surrogatepass")
     if encoded.startswith("."):
@@ -64,22 +64,22 @@ def file_name_of(name: str) -> str:
 
 
 def folder_of_run(folder: Path, dag_id: str, run_id: str) -> Path:
-    """Return where the logs of a run are, a folder for each task in it."""
+    """Return the folder of the logs of a run, with a folder for each task."""
     return folder.joinpath(*map(file_name_of, (dag_id, run_id)))
 
 
 def folder_of_task(folder: Path, dag_id: str, run_id: str, task_id: str) -> Path:
-    """Return where the logs of a task are, a folder for each try in it."""
+    """Return the folder of the logs of a task, with a folder for each try."""
     return folder_of_run(folder, dag_id, run_id) / file_name_of(task_id)
 
 
 def folder_of_try(folder: Path, name: TryName) -> Path:
-    """Return where the log of a try is."""
+    """Return the folder of the log of a try."""
     return folder_of_task(folder, name.dag_id, name.run_id, name.task_id) / str(name.try_number)
 
 
 def tries(folder: Path, dag_id: str, run_id: str, task_id: str) -> list[int]:
-    """Return the tries of a task of which there is a log."""
+    """Return the tries of a task that have a log."""
     return sorted(_numbers_in(folder_of_task(folder, dag_id, run_id, task_id)))
 
 
@@ -124,10 +124,10 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def read(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int | None = None) -> Iterator[Record]:
-    """Yield the records of one try, merged by time; of all tries, one after the other, where none is given.
+    """Yield the records of one try, merged by time; if none is given, those of all tries, one after the other.
 
-    Each record says its ``try_number``. A line that is no record, such as one that a full disk or a kill has torn, is
-    yielded as far as it is there, with ``damaged: true``. Raises `OSError` where there is a log that cannot be read.
+    Each record has its ``try_number``. A line that is not a record, for example one that was torn by a full disk, is
+    yielded as far as it is there, with ``damaged: true``. Raises `OSError` for a log that cannot be read.
     """
     for number in tries(folder, dag_id, run_id, task_id) if try_number is None else [try_number]:
         parts = parts_in(folder_of_try(folder, TryName(dag_id, run_id, task_id, number)))
@@ -136,7 +136,7 @@ def read(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int |
 
 
 def _records_of_epoch(paths: Iterable[Path]) -> Iterator[Record]:
-    # All are open before the first is read: a part of an end is given up at any time.
+    # All are open before the first is read, because a part of an end may be deleted at any time.
     with contextlib.ExitStack() as stack:
         files = []
         for path in paths:
@@ -154,7 +154,7 @@ def _records_of_epoch(paths: Iterable[Path]) -> Iterator[Record]:
 
 
 def record_of(line: bytes) -> Record:
-    """Return the record of a line. What is no record becomes one, with ``damaged: true``."""
+    """Return the record of a line; a line that is not one becomes a record with ``damaged: true``."""
     try:
         return _decode(line)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, as is bad UTF-8
@@ -191,7 +191,7 @@ def _sortable(timestamp: object) -> str:
 
 # --- following -----------------------------------------------------------------------------------
 
-# How long a follower waits at most before it looks again: changes on another machine notify nobody here.
+# The longest wait of a follower: changes made on another machine do not wake it.
 LOOK_INTERVAL_S: Final = 1.0
 FOLLOW_READ_BYTES_MAX: Final = 4 * 1024 * 1024  # of one file in one look
 _CHANGES = inotify_simple.flags.CREATE | inotify_simple.flags.MODIFY | inotify_simple.flags.MOVED_TO
@@ -206,10 +206,11 @@ def follow(
     *,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Record]:
-    """Yield what `read` does, and then what comes, as it comes, until ``is_over`` returns true; it need not exist yet.
+    """Yield the records that `read` yields, and then new ones, until ``is_over`` returns true.
 
-    ``is_over`` is asked whenever there is nothing new, at least once in `LOOK_INTERVAL_S`. After it has said so, all
-    that was written until then is still yielded. A last line that is incomplete is waited for.
+    The log need not exist yet. ``is_over`` is called whenever there is nothing new, at least once in
+    `LOOK_INTERVAL_S`. After it has returned true, all that was written until then is still yielded. If the last line is
+    incomplete, its end is waited for.
     """
     task = folder_of_task(folder, dag_id, run_id, task_id)
     read_files: dict[Path, _Followed] = {}
@@ -240,11 +241,11 @@ class _Followed:
         self._offset = 0
 
     def read(self, path: Path) -> list[bytes]:
-        """Return the lines that are new; none where the file is gone."""
+        """Return the new lines; none if the file is gone."""
         try:
             with path.open("rb", buffering=0) as file:
                 data = os.pread(file.fileno(), FOLLOW_READ_BYTES_MAX, self._offset)
-        except FileNotFoundError:  # a part of an end that was given up
+        except FileNotFoundError:  # a part of an end that was deleted
             return []
         complete, end, _ = data.rpartition(b"\n")
         if not end and len(data) == FOLLOW_READ_BYTES_MAX:
@@ -262,7 +263,7 @@ def _new_records(folder: Path, read_files: dict[Path, _Followed]) -> list[Iterat
 
 
 class _Watch:
-    """Waits until something happens in the folders of a task, which may yet have to be made."""
+    """Waits for changes in the folders of a task, which need not exist yet."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -270,7 +271,7 @@ class _Watch:
         self._inotify: inotify_simple.INotify | None = None
 
     def __enter__(self) -> _Watch:
-        with contextlib.suppress(OSError):  # too many are in use: then it is looked at in intervals
+        with contextlib.suppress(OSError):  # too many are in use: then the follower looks in intervals
             self._inotify = inotify_simple.INotify()
         return self
 
@@ -279,8 +280,8 @@ class _Watch:
             self._inotify.close()
 
     def watch(self, folder: Path) -> None:
-        """Watch a folder, and as long as it is not there, those above it, down from the root."""
-        # From above: what is made after its parent is watched wakes us, and what is made before is there to be watched.
+        """Watch a folder, and all above it, from the root down."""
+        # A folder made after its parent is watched wakes us; one made before exists when its turn comes.
         above = [each for each in folder.parents if each.is_relative_to(self._root)]
         for each in (*reversed(above), folder):
             if self._inotify is None or each in self._watched:

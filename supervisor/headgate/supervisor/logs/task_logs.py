@@ -31,13 +31,13 @@ from headgate.supervisor.logs.task_log_files import BEFORE_FIELD, file_of, folde
 log = structlog.get_logger(__name__)
 
 END_BYTES_MAX: Final = 1024 * 1024  # of each of the files that hold the end
-ENDS_KEPT: Final = 2  # of these files: a new one begins empty, and the one before it is full
-WRITE_BYTES_MAX: Final = 1024 * 1024  # in one call: what may have to be taken back, and is read at once by followers
+ENDS_KEPT: Final = 2  # of these files: the last one may be nearly empty, and the one before it is full
+WRITE_BYTES_MAX: Final = 1024 * 1024  # in one call, which may have to be taken back
 RECORDS_WAITING_MAX: Final = 200_000  # records that wait for the thread: one task's flood of 100,000 lines fits
-BYTES_WAITING_MAX: Final = 64 * 1024 * 1024  # of these records: what logs may cost in memory
-HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of what the disk refused, of all tries together
+BYTES_WAITING_MAX: Final = 64 * 1024 * 1024  # of these records
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of lines that the disk refused, of all tries together
 OPEN_FILES_MAX: Final = 128  # descriptors; the one that was not written for the longest time is closed for another
-LOSSES_MAX: Final = 1000  # tries of which it is counted apart what they lost
+LOSSES_MAX: Final = 1000  # tries with refused lines; of others only the number of lost records is known
 RETRY_WAIT_S: Final = 5.0  # before a disk that refused is tried again
 FLUSH_WAIT_S: Final = 0.05  # how long the end of a step waits for its log: a healthy disk takes a thousandth of this
 
@@ -120,7 +120,7 @@ def now_text() -> str:
 def _line_of(record: Mapping[str, Any]) -> bytes:
     try:
         return _encode(record) + b"\n"
-    except Exception:  # a lone surrogate, a number beyond 64 bits, a key that is no text, a repr that raises
+    except Exception:  # a lone surrogate, a number beyond 64 bits, a key that is not text, a repr that raises
         return _encode({str(key): _as_text(value) for key, value in record.items()}) + b"\n"
 
 

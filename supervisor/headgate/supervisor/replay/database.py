@@ -34,7 +34,7 @@ from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.leases import ClaimedTrigger, Poll
 from headgate.supervisor.queries import QueryRefused
 
-TRIGGER_ID_MAX = 2**63 - 1  # what the column holds
+TRIGGER_ID_MAX = 2**63 - 1  # of the column
 FENCED_FOR_GOOD_S = 1e9  # longer than the silence of any triggerer of a replay
 CLAIM_LIMIT = 1000  # triggers claimed in one transaction
 
@@ -150,7 +150,7 @@ class ReplayStore(Store):
         """Have the next `last_event` fail with this text."""
         self._fault_told = text
 
-    # --- what the core asks -----------------------------------------------------------------------
+    # --- verbs that the core calls ----------------------------------------------------------------
 
     def poll(self, epoch: Epoch, queues: Sequence[str]) -> Poll:
         """Return that triggers can be claimed only if the log shows some next."""
@@ -202,13 +202,13 @@ class ReplayStore(Store):
             raise
 
     def is_dead_letter(self, trigger_run_id: str, sequence_index: int) -> bool:
-        """Whether this event is dead_letters. One whose coordinates had to be changed to bury it is not found."""
+        """Whether this event is a dead letter. One that is stored with other coordinates than its own is not found."""
         which = (dead_letter.c.trigger_run_id == trigger_run_id, dead_letter.c.sequence_index == sequence_index)
         with self.database.reading() as tx:
             return tx.connection.execute(select(dead_letter.c.id).where(*which)).first() is not None
 
     def require_fresh(self) -> None:
-        """Raise `DatabaseNotFresh` where anything has been stored here before."""
+        """Raise `DatabaseNotFresh` if the database holds rows already."""
         with self.database.reading() as tx:
             for table in (triggerer, trigger, trigger_event, dead_letter):
                 if tx.connection.execute(select(exists(select(table.c.id)))).scalar_one():
@@ -225,7 +225,7 @@ def masked_bytes(kwargs: bytes) -> int:
 def kwargs_like(recorded: bytes) -> bytes:
     """Return encoded kwargs of the size that is all a capture tells of them.
 
-    No kwargs have 3 to 5 bytes: where a log says so, the size differs in the replay as well.
+    No kwargs have 3 to 5 bytes: if a log says so, the size differs in the replay as well.
     """
     bytes_wanted = min(masked_bytes(recorded), _KWARGS_BYTES_MAX)
     empty = encode_value({"": ""}, where="kwargs")
@@ -255,5 +255,6 @@ def open_replay_store(url: str | None) -> Generator[ReplayStore]:
 
 
 def _do_not_sync(connection: sqlite3.Connection, record: Any) -> None:
-    # What is thrown away at the end need not survive a power cut, and a replay is a thousand commits a second.
+    # A database that is deleted at the end need not survive a power cut, and a replay commits a thousand times a
+    # second.
     connection.execute("PRAGMA synchronous = OFF")

@@ -1,4 +1,4 @@
-"""Put together the part for tasks: a pool of workers, a parser of DAG files, the scheduler, and what ties them."""
+"""Assembly of the part for tasks: a pool of workers, a parser of DAG files, the scheduler and their callbacks."""
 
 from __future__ import annotations
 
