@@ -12,7 +12,7 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
-from headgate.scheduling.names import TryName
+from headgate.store.ids import TryName
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit, Kill, Spawn
 from headgate.supervisor.core import SupervisorCore

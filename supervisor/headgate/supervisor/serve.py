@@ -7,6 +7,7 @@ import platform
 import random
 import selectors
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -141,22 +142,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     identity = this_process()
     answers = StoreQueries(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
     task_logs = TaskLogs(settings.log_folder, bytes_max=settings.task_log_bytes_max)
-    recorder = None
-    if capture is not None:
-        writer = FrameLogWriter(
-            capture, file_bytes_max=settings.capture_file_bytes_max, files_max=settings.capture_files_max
-        )
-        recorder = Capture(writer)
-
-    def link_of(sock: socket.socket, incarnation: int) -> RunnerLink:
-        connection = Connection(
-            RunnerDialect(incarnation),
-            Role.SUPERVISOR,
-            frame_bytes_max=settings.frame_bytes_max,
-            observer=None if recorder is None else recorder.of(incarnation),
-        )
-        return RunnerLink(sock, connection, "runner")
-
+    recorder = None if capture is None else _open_recorder(settings, capture)
     environment = scrub(
         os.environ,
         passed=settings.pass_env,
@@ -191,7 +177,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
             return Arbiter(
                 core,
                 lambda incarnation: start_runner(incarnation, environment=environment, hide=hide),
-                link_of,
+                partial(_link_of, settings, recorder),
                 task_logs=task_logs,
                 selector=selector,
             ).run()
@@ -203,3 +189,19 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         engine.dispose()
         if recorder is not None:
             recorder.close()
+
+
+def _open_recorder(settings: Settings, capture: Path) -> Capture:
+    return Capture(
+        FrameLogWriter(capture, file_bytes_max=settings.capture_file_bytes_max, files_max=settings.capture_files_max)
+    )
+
+
+def _link_of(settings: Settings, recorder: Capture | None, sock: socket.socket, incarnation: int) -> RunnerLink:
+    connection = Connection(
+        RunnerDialect(incarnation),
+        Role.SUPERVISOR,
+        frame_bytes_max=settings.frame_bytes_max,
+        observer=None if recorder is None else recorder.of(incarnation),
+    )
+    return RunnerLink(sock, connection, "runner")

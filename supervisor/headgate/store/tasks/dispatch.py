@@ -17,14 +17,13 @@ from sqlalchemy import Integer, bindparam, delete, false, func, or_, select
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
 from headgate.scheduling import states
-from headgate.scheduling.names import TryName
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
 from headgate.store.db.verbs import leased, writing
 from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
-from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId
+from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId, TryName
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
 from headgate.store.tasks import deferral, task_rows, values
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
