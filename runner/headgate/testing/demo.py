@@ -250,7 +250,7 @@ class Result:
     rows_per_s: float
 
     def faults(self) -> list[str]:
-        """Return what is wrong, in words; nothing is if the list is empty."""
+        """Return the faults, in words; the demo has proven its promise if there are none."""
         found = {
             f"{self.checked.count('lost'):,} events are lost": self.checked.count("lost"),
             f"{self.checked.count('stored twice'):,} events are stored twice": self.checked.count("stored twice"),

@@ -1,8 +1,8 @@
 """Tables and records for people: ids that can be copied, ages instead of timestamps, states in colours.
 
-A cell is printed whole, with two exceptions: on a terminal an error, a payload or a description is cut at the
-terminal's edge, and anywhere after `CELL_CHARS_MAX` characters. Columns that are empty are left out; if all rows have
-one DAG, one run or one queue, that stands once above the table. With ``wide`` nothing is left out, and times are exact.
+An id is always printed whole. Errors, payloads and descriptions are cut so that the table fits the terminal, and then
+columns such as ages are left out, if need be. Columns that are empty are left out as well, and a DAG, a run or a queue
+that all rows have is printed once, above the table. With ``wide`` nothing is left out, and times are exact.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from headgate.cli.output import json_line, readable
 
 ROWS_SHOWN_MAX = 1000  # rows of a table: people read no more, and a table is laid out in memory
 CELL_CHARS_MAX = 200  # of one cell of a table; JSON lines have everything
-CUT_CHARS_MIN = 10  # of a column that is cut at the terminal's edge
+# Columns are cut to so many characters before others are left out for them, and afterwards to so many.
+CUT_CHARS, CUT_CHARS_MIN = 30, 10
 
 # Of these a beginning is enough to tell rows apart; the command `show` of each list has the whole.
 _CUT = frozenset({"last_error", "reason", "payload", "payload_head", "description", "headline", "next", "tasks"})
 # Columns that are left out, the first one first, if a table is wider than the terminal.
-_LEFT_OUT_FIRST = ("took", "try", "started_at", "created_date")
+_LEFT_OUT_FIRST = ("took", "try", "started_at", "created_date", "triggerer_id")
 # These are often the same in all rows.
 _HOISTED = frozenset({"dag", "run_id", "watcher", "queue", "queues", "pool", "operator", "hostname", "run_type"})
 _HEADINGS = {"is_paused": "paused", "triggerer_id": "supervisor", "last_error": "error", "created_date": "created"}
@@ -41,7 +42,7 @@ _COLOURS = {
     **dict.fromkeys(("skipped", "none"), _DIM),
 }
 
-# The name of a field, or a heading and what makes a value of a row.
+# The name of a field, or a heading and the function that returns the value for a row.
 Column = str | tuple[str, Callable[[Any], Any]]
 
 
@@ -55,7 +56,7 @@ def print_table(rows: Iterable[Any], columns: Sequence[Column], *, wide: bool = 
     values = {_heading(column): [_value(row, column) for row in shown_rows] for column in columns}
     names = {_heading(column): column if isinstance(column, str) else column[0] for column in columns}
     if not wide:
-        values = {heading: cells for heading, cells in values.items() if any(map(_is_told, cells))}
+        values = {heading: cells for heading, cells in values.items() if any(map(_is_filled, cells))}
         hoisted = _hoist(values, names) if len(shown_rows) > 1 else {}
         if hoisted:
             print("  ".join(f"{heading}: {cell(cells[0])}" for heading, cells in hoisted.items()))
@@ -67,9 +68,9 @@ def print_table(rows: Iterable[Any], columns: Sequence[Column], *, wide: bool = 
 
 def print_fields(record: Mapping[str, Any]) -> None:
     """Print one thing, a line for each field; those that are empty are left out."""
-    told = {name: value for name, value in record.items() if _is_told(value)}
-    width = max(map(len, told), default=0)
-    for name, value in told.items():
+    filled = {name: value for name, value in record.items() if _is_filled(value)}
+    width = max(map(len, filled), default=0)
+    for name, value in filled.items():
         text = cell(value, cut_to=None)
         if isinstance(value, datetime):
             text = f"{text} ({age(value)})"
@@ -155,7 +156,7 @@ def exact(moment: datetime) -> str:
 
 
 def cell(value: Any, *, cut_to: int | None = CELL_CHARS_MAX) -> str:
-    """Return a value as it stands in a table."""
+    """Return the text of a value in a table."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, datetime):
@@ -187,7 +188,7 @@ def _value(row: Any, column: Column) -> Any:
     return row[column] if isinstance(row, Mapping) else getattr(row, column)
 
 
-def _is_told(value: Any) -> bool:
+def _is_filled(value: Any) -> bool:
     return value is not None and value is not False and value not in ("", [], (), {})
 
 
@@ -233,8 +234,9 @@ def _fit(widths: dict[str, int], names: Mapping[str, str]) -> None:
     cut = [heading for heading in widths if names[heading] in _CUT]
     left_out = [heading for name in _LEFT_OUT_FIRST for heading in widths if names[heading] == name]
     while sum(widths.values()) + 2 * (len(widths) - 1) > columns:
-        widest = max(cut, key=lambda heading: widths[heading], default=None)
-        if widest is not None and widths[widest] > max(CUT_CHARS_MIN, len(widest)):
+        widest = max(cut, key=lambda heading: widths[heading], default="")
+        least = max(CUT_CHARS if left_out else CUT_CHARS_MIN, len(widest))
+        if widest and widths[widest] > least:
             widths[widest] -= 1
         elif left_out:
             del widths[left_out.pop(0)]

@@ -40,10 +40,14 @@ class Group(TyperGroup):
         return sorted(super().list_commands(ctx), key=lambda name: order.get(str(panels[name]), 0))
 
 
+def _no_type(ctx: Any) -> str:
+    return ""
+
+
 def _without_types(params: Any) -> Any:
     for param in params:
         if getattr(param, "metavar", None) is None or param.param_type_name == "argument":
-            param.display_type_rich = lambda *_, **__: ""
+            param.display_type_rich = _no_type
     return params
 
 

@@ -65,7 +65,7 @@ def list_dags(
 
 
 def _print_broken(files: dict[str, str], *, whole: bool) -> None:
-    """Print what is wrong with files: a traceback each if there are few, otherwise a line each."""
+    """Print the errors of files: a traceback each if there are few files, otherwise a line each."""
     if whole or len(files) <= TRACEBACKS_SHOWN_MAX:
         for file, error in sorted(files.items()):
             print(f"\ncannot be parsed: {shown(place(file))}")

@@ -79,7 +79,7 @@ def _run(arguments: list[str], url: str | None) -> int:
     try:
         process = subprocess.Popen([sys.executable, "-P", "-m", MODULE, *arguments], env=environment)
         for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.signal(number, lambda *_: process.terminate())
+            handler = signal.signal(number, lambda _number, _frame: process.terminate())
             before.setdefault(number, handler)
         return process.wait()
     finally:

@@ -166,13 +166,13 @@ def _value(text: str) -> bytes:
     return data
 
 
-def _stored(verbs: ValueVerbs, name: str, what: str) -> str:
+def _stored(verbs: ValueVerbs, name: str, kind: str) -> str:
     from headgate.store.errors import BadKey
 
     try:
         value = verbs.get(name)
     except BadKey:
-        problem = f"the {what} {name!r} was encrypted with a key that is not among the keys used here"
+        problem = f"the {kind} {name!r} was encrypted with a key that is not among the keys used here"
         raise CommandError(
             f"{problem}: see fernet_keys in `headgate config show`, or fernet.key in HEADGATE_HOME"
         ) from None
@@ -180,7 +180,7 @@ def _stored(verbs: ValueVerbs, name: str, what: str) -> str:
         from headgate.store.errors import NoSuchRow
 
         names = [one.name for one in verbs.listed()]
-        raise NoSuchRow(what, name, near=_near(name, names))
+        raise NoSuchRow(kind, name, near=_near(name, names))
     return value.decode("utf-8", "backslashreplace")
 
 

@@ -75,8 +75,8 @@ def _explain_run(store: Store, dag: str, run: str, silence_max_s: float, *, as_j
     for task in tasks[:TASKS_EXPLAINED_MAX]:
         found = store.inspect.find_task(dag, line.run_id, task.task_id)
         answer = store.inspect.why_task(found, silence_max_s=silence_max_s)
-        told = (task.task_id, task.state.value, answer.reason, answer.headline, answer.next)
-        rows.append(dict(zip(_RUN_COLUMNS, told, strict=True)))
+        values = (task.task_id, task.state.value, answer.reason, answer.headline, answer.next)
+        rows.append(dict(zip(_RUN_COLUMNS, values, strict=True)))
     if not as_json:
         print(f"run {line.run_id} of {dag} is {line.state}" + ("" if rows else "; none of its tasks is waiting"))
     if as_json:
