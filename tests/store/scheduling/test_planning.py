@@ -1,4 +1,4 @@
-"""The look at runs: which tasks begin, when a run ends, and that nothing that happens is overlooked."""
+"""The evaluation of runs: which tasks begin, when a run ends, and that no change is missed."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_every_trigger_rule_is_evaluated(store: Store, query: Query, outcome: st
     assert run.run_state() == ("failed" if "upstream_failed" in states.values() else "success")
 
 
-# --- what a look may not do ----------------------------------------------------------------------
+# --- limits of an evaluation ---------------------------------------------------------------------
 
 
 def test_a_task_that_is_cleared_in_the_middle_runs_again_and_so_does_what_is_not_done(

@@ -1,4 +1,4 @@
-"""Schedulers at the same moment, and whoever ends a task while one looks at its run: nothing is lost, nobody deadlocks.
+"""Schedulers at the same moment, and ends of tasks while their run is evaluated: no change is missed, no deadlock.
 
 On PostgreSQL, with real connections; one is held open where it has done everything but commit.
 """
@@ -45,7 +45,7 @@ class Planning(Race):
         return True
 
     def mark_run(self) -> None:
-        """Have the run looked at once more, though nothing has happened."""
+        """Have the run evaluated once more, though nothing has happened."""
         self.one.tasks.set_paused("chain", is_paused=False)
 
     def states(self) -> dict[str, str]:

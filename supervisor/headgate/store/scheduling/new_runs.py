@@ -141,12 +141,12 @@ def _create_event_runs(tx: LeasedTx, graphs: Graphs, ready: Sequence[Backlogged]
     return new
 
 
-def _create_from_events(tx: Tx, dag_id: DagRowId, spec: DagSpec, run: AssetRun) -> str:
+def _create_from_events(tx: Tx, dag_row: DagRowId, spec: DagSpec, run: AssetRun) -> str:
     names = _names_for(run.run_id)
     run_id = next(names)
-    while (created := dags.insert_run(tx, dag_id, spec.tasks, NewRun(run_id, "asset"))) is None:
+    while (created := dags.insert_run(tx, dag_row, spec.tasks, NewRun(run_id, "asset"))) is None:
         run_id = next(names)
-    assets.take(tx, dag_id, created, run)
+    assets.take(tx, dag_row, created, run)
     return run_id
 
 

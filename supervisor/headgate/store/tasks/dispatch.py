@@ -144,11 +144,9 @@ class DispatchVerbs(GraphVerbs):
         No dispatch that was begun before can add to them: one that is still being committed is waited for.
         """
         wait_for_inflight(tx.connection, epoch)
-        found = []
-        for instance, token, stored in _RUNNING.run(tx.connection, epoch=epoch).fetchall():
-            deadline = None if stored is None else read(tx.connection, stored)
-            found.append(_to_run(tx, instance, token, deadline, _read_task(tx, instance)))
-        return found
+        of_epoch = select(_C.id, _C.token, _C.deadline).where(_C.triggerer_id == epoch)
+        running = tx.connection.execute(of_epoch.where(task_rows.is_in(TaskState.RUNNING)).order_by(_C.id)).all()
+        return [_to_run(tx, row.id, row.token, row.deadline, _read_task(tx, row.id)) for row in running]
 
     @writing
     def set_pool(self, tx: Tx, name: str, slots: int) -> None:
@@ -321,13 +319,6 @@ def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
     if row.deadline is not None:
         return read(tx.connection, row.deadline)
     return None if row.execution_timeout_s is None else tx.now + timedelta(seconds=row.execution_timeout_s)
-
-
-_RUNNING = Prepared(
-    select(_C.id, _C.token, _C.deadline)
-    .where(_C.triggerer_id == bindparam("epoch"), task_rows.is_in(TaskState.RUNNING))
-    .order_by(_C.id)
-)
 
 
 def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | None, row: _ToRun) -> TaskToRun:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Table, bindparam, delete, select
+from sqlalchemy import Table, delete, select
 
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX
 from headgate.store.db.bulk import insert_into
-from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.db.verbs import Verbs, reading, writing
 from headgate.store.errors import BadName, NoSuchRow, ValueRefused
@@ -84,12 +83,9 @@ def push_xcoms(tx: Tx, instance: TaskInstanceId, values: Mapping[str, bytes]) ->
         )
 
 
-_DELETE_XCOMS = Prepared(delete(xcom).where(xcom.c.task_instance_id == bindparam("of_id")))
-
-
 def delete_xcoms(tx: Tx, instance: TaskInstanceId) -> None:
     """Delete the XComs of a task, because a new try of it begins."""
-    _DELETE_XCOMS.run(tx.connection, of_id=instance)
+    tx.connection.execute(delete(xcom).where(xcom.c.task_instance_id == instance))
 
 
 # --- variables and connections -------------------------------------------------------------------
