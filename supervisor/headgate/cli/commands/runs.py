@@ -68,7 +68,7 @@ def list_runs(
     as_json: JsonOption = False,
 ) -> None:
     """List runs, the newest first."""
-    from headgate.store.inspect.dags import RunLine
+    from headgate.store.inspect.runs import RunLine
 
     with invocation(ctx).store() as store:
         states = [one.value for one in state or ()]

@@ -15,7 +15,7 @@ from headgate.cli.output import json_line
 from headgate.cli.tables import shown, without_own_frames
 
 if TYPE_CHECKING:
-    from headgate.store.inspect.dags import TaskRef
+    from headgate.store.inspect.runs import TaskRef
     from headgate.store.store import Store
 
 # These have a place of their own in a line, or say nothing new to a reader who has named the task.

@@ -48,7 +48,7 @@ def list_tasks(
     as_json: JsonOption = False,
 ) -> None:
     """List tasks, of the newest runs first, and of one run in the order of its DAG."""
-    from headgate.store.inspect.dags import TaskLine
+    from headgate.store.inspect.runs import TaskLine
 
     with invocation(ctx).store() as store:
         begin = since(since_text, store.inspect.now)

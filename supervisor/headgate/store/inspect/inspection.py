@@ -13,13 +13,14 @@ from headgate.scheduling.why import Answer
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
 from headgate.store.inspect import why_facts
-from headgate.store.inspect.dags import DagInspection, TaskRef
+from headgate.store.inspect.dags import DagInspection
 from headgate.store.inspect.event_log import EventInspection
+from headgate.store.inspect.runs import RunInspection, TaskRef
 from headgate.store.inspect.triggers import TriggerInspection
 from headgate.store.triggers.leases import SILENCE_MAX_S
 
 
-class Inspection(DagInspection, TriggerInspection, EventInspection):
+class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspection):
     """All verbs that look, with those that explain."""
 
     @reading

@@ -16,8 +16,9 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.why import Pool, RunStands, StoredEvent, Supervisor, SupervisorStands, TaskFacts, TriggerFacts
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
-from headgate.store.inspect import dags
-from headgate.store.inspect.dags import TaskRef
+from headgate.store.inspect import runs
+from headgate.store.inspect.dags import RUN_STATE
+from headgate.store.inspect.runs import TaskRef
 from headgate.store.tables import (
     asset_watcher,
     dag,
@@ -143,7 +144,7 @@ def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
         select(
             task_instance,
             *(dag.c.id.label("dag_id"), dag.c.spec, dag.c.is_paused, dag.c.max_active_runs, dag.c.removed_at),
-            *(import_error.c.error.label("import_error"), dags.RUN_STATE.label("run_state")),
+            *(import_error.c.error.label("import_error"), RUN_STATE.label("run_state")),
         )
         .select_from(task_instance.join(dag_run).join(dag).outerjoin(import_error, import_error.c.file == dag.c.file))
         .where(_C.id == task.id)
@@ -151,11 +152,11 @@ def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
     state = TaskState(row.state)
     spec, unreadable = None, None
     try:
-        spec = dags.task_spec(task.dag, row.spec, task.task_id)
+        spec = runs.task_spec(task.dag, row.spec, task.task_id)
     except SpecUnreadable as error:
         unreadable = str(error)
     upstream = () if spec is None else spec.upstream
-    states = dags.states_of(tx, task.dag_run_id, upstream)
+    states = runs.states_of(tx, task.dag_run_id, upstream)
     waits_for = None
     if row.trigger_id is not None:
         waits_for = trigger_facts(tx, row.trigger_id, silence_max_s=silence_max_s)

@@ -1,14 +1,51 @@
-"""Who may run which trigger: epochs, fencing, and claims (I10).
+"""Leases of supervisors, and the claims on triggers that rest on them (I10).
 
-A supervisor that registers gets an epoch. Every transaction that writes on its behalf begins with `hold`,
-which finds the epoch alive *and keeps it so until the transaction ends*: fencing needs the very row that
-`hold` has locked. So a fenced epoch never commits anything any more, and a fencing never happens in the middle
-of a transaction.
+**Epochs.** A supervisor registers and gets an epoch: the id of a row of ``triggerer``, which no other ever had or
+will have. The row is its lease. A supervisor owns triggers by writing its epoch into their ``triggerer_id``, and
+everything it writes later, it writes under that epoch. A supervisor that lost its lease registers again, under a new
+epoch.
 
-No supervisor waits for another here. `fence` passes over a triggerer whose row is locked (it is writing this very
-moment: ask again later), so a supervisor that was stopped in the middle of a transaction holds up no other,
-and two that suspect each other cannot deadlock. `claim` passes over triggers that another is claiming. On
-SQLite there is one writer at a time, and none of this can happen.
+**Fencing.** Another supervisor may take a lease away if its heartbeat is older than `SILENCE_MAX_S`, or if its
+process is known to be gone. It sets ``fenced_at``, and the epoch is over for good. A process that was only suspended
+may wake up later, in the middle of anything, and must not write one row more. A check before the transaction would
+not ensure that, because the fencing can come between the check and the commit. So the check is a lock, held until the
+commit::
+
+    writing:  SELECT ... FROM triggerer WHERE id = 7 AND alive FOR SHARE    (`lock_lease`, first statement)
+              ... INSERT, UPDATE ...
+              COMMIT                                                        releases it
+
+    fencing:  SELECT ... WHERE silent FOR NO KEY UPDATE SKIP LOCKED         passes over 7 while it writes
+              UPDATE triggerer SET fenced_at = ...                          from its commit on, `lock_lease` finds
+              COMMIT                                                        no row, and raises `LeaseLost`
+
+The two locks exclude each other, so a transaction under an epoch is either committed before the epoch is fenced, or
+refused. There is nothing in between. A heartbeat is a single UPDATE with the same condition, and needs no lock
+before.
+
+**Which locks.** FOR SHARE, since it conflicts with the UPDATE of a fencing, but not with itself: several transactions
+of one epoch may run at once. FOR KEY SHARE, which foreign keys take, would not conflict with that UPDATE. FOR NO KEY
+UPDATE in the fencing, since FOR UPDATE would wait for foreign keys too. SQLite has one writer at a time, and needs
+none of them.
+
+**No supervisor waits for another.** A fencing passes over rows that are locked: that supervisor is alive, or its
+transaction is ended by the server within `IDLE_IN_TRANSACTION_MAX_S`, and the next look finds it. So a supervisor
+that is stopped in the middle of a transaction holds up no other, and two that suspect each other cannot deadlock.
+Claims pass over triggers that another supervisor is claiming. Two waits are deliberate: `fence_silent`, for a user,
+waits until such a transaction is over, and `wait_for_inflight` waits for transactions of its own epoch. After an
+ambiguous COMMIT it takes the stronger lock on its own row, and has it when no transaction is left whose rows could
+still appear.
+
+**Take-over.** A trigger can be claimed if it has no owner, or if its owner is fenced or has ended. Its rows need no
+change when that happens::
+
+    free --claim--> owned by 7 --fenced or ended--> free --claim--> owned by 9
+                       |
+                       +--release, or its run returned--> free, or finished
+
+**Clocks.** Only the database's clock counts, for heartbeats, silence and every stored time, because the clocks of two
+machines differ. The supervisor's own monotonic clock decides when it *stops* relying on its lease (see
+`headgate.supervisor.triggers.leases`), which it does well before others may fence it.
 """
 
 from __future__ import annotations

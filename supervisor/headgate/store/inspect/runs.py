@@ -1,0 +1,305 @@
+"""Runs and tasks as people look at them. Nothing here writes, and every list has a limit.
+
+Lists are newest first, a page at a time: the next page begins at the id of the last row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Label, and_, func, null, select
+
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.store.db.bulk import chunks
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs, reading
+from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX, RUN_STATE, dag_id_of, near_names
+from headgate.store.tables import asset, dag, dag_run, dag_run_event, task_instance, xcom
+from headgate.store.tasks import task_rows
+from headgate.store.tasks.graphs import read_spec
+
+RUN_EVENTS_MAX = 1000  # shown of those a run was made for
+LATEST = "latest"  # in place of a run_id: the newest run of the DAG
+
+_C = task_instance.c
+
+
+class RunLine(msgspec.Struct, frozen=True):
+    """One run, ``queued`` until it may start. ``tasks`` says how many of its tasks are in each state that any is in."""
+
+    id: DagRunId
+    dag: str
+    run_id: str
+    run_type: str
+    state: str
+    logical_date: datetime | None
+    created_date: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    tasks: dict[str, int]
+
+
+class RunDetail(msgspec.Struct, frozen=True):
+    """All that is known of a run. ``conf`` is encoded; ``events`` are what it was made for: id, asset, superseded."""
+
+    line: RunLine
+    conf: bytes | None
+    data_interval_start: datetime | None
+    data_interval_end: datetime | None
+    needs_look: bool
+    events: tuple[tuple[int, str, bool], ...]
+
+
+class TaskLine(msgspec.Struct, frozen=True):
+    """One task of one run. ``triggerer_id`` is the epoch of the supervisor whose worker has it."""
+
+    id: int
+    dag: str
+    run_id: str
+    task_id: str
+    state: TaskState
+    try_number: int
+    tries_max: int
+    queue: str
+    pool: str
+    triggerer_id: int | None
+    trigger_id: int | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    retry_at: datetime | None
+    trigger_timeout: datetime | None
+    last_error: str | None
+
+
+class TaskDetail(msgspec.Struct, frozen=True):
+    """All that is known of a task. ``upstream`` and ``trigger_rule`` are its DAG's, None where that has it no more."""
+
+    line: TaskLine
+    operator: str | None
+    upstream: dict[str, str | None] | None
+    trigger_rule: str | None
+    priority_weight: int
+    pool_slots: int
+    retries: int
+    next_method: str | None
+    created_date: datetime
+    scheduled_at: datetime | None
+    deadline: datetime | None
+    xcoms: dict[str, bytes]
+
+
+class TaskRef(msgspec.Struct, frozen=True):
+    """A task that was looked up by its names."""
+
+    id: TaskInstanceId
+    dag_run_id: DagRunId
+    dag: str
+    run_id: str
+    task_id: str
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+_RUNS = dag_run.join(dag)
+_RUN_COLUMNS = (
+    *(dag_run.c.id, dag.c.name.label("dag"), dag_run.c.run_id, dag_run.c.run_type, RUN_STATE),
+    *(dag_run.c.logical_date, dag_run.c.created_date, dag_run.c.started_at, dag_run.c.ended_at),
+)
+
+
+def run_id_of(tx: Tx, dag_name: str, run_id: str) -> DagRunId:
+    """Return the id of the row of a run; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
+    dag_id = dag_id_of(tx, dag_name)
+    of_dag = select(dag_run.c.id).where(dag_run.c.dag_id == dag_id)
+    found = tx.connection.execute(of_dag.where(dag_run.c.run_id == run_id)).scalar_one_or_none()
+    if found is None and run_id == LATEST:
+        found = tx.connection.execute(of_dag.order_by(dag_run.c.id.desc()).limit(1)).scalar_one_or_none()
+        if found is None:
+            raise NoSuchRow("run", LATEST, of=f"the DAG {dag_name}, which has no runs yet")
+    if found is None:
+        names = select(dag_run.c.run_id).where(dag_run.c.dag_id == dag_id).order_by(dag_run.c.id.desc())
+        raise NoSuchRow("run", run_id, of=f"the DAG {dag_name}", near=near_names(tx, run_id, names))
+    return DagRunId(found)
+
+
+def _state_counts(tx: Tx, ids: Sequence[int]) -> dict[int, dict[str, int]]:
+    order = list(TaskState)
+    counts: dict[int, dict[str, int]] = {}
+    for part in chunks(ids):
+        statement = (
+            select(_C.dag_run_id, _C.state, func.count())
+            .where(_C.dag_run_id.in_(part))
+            .group_by(_C.dag_run_id, _C.state)
+        )
+        rows = sorted(tx.connection.execute(statement), key=lambda row: order.index(TaskState(row[1])))
+        for dag_run_id, state, count in rows:
+            counts.setdefault(dag_run_id, {})[state] = count
+    return counts
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+_TASKS = task_instance.join(dag_run).join(dag)
+_TASK_COLUMNS: tuple[Label[Any], ...] = tuple(
+    {"dag": dag.c.name, "run_id": dag_run.c.run_id}.get(name, _C.get(name, null())).label(name)
+    for name in TaskLine.__struct_fields__
+)
+
+
+def _task_line_of(fields: dict[str, Any]) -> TaskLine:
+    """Return a line of these fields, taken out of ``fields``."""
+    told = {name: fields.pop(name) for name in TaskLine.__struct_fields__}
+    told["state"] = TaskState(told["state"])
+    return TaskLine(**told)
+
+
+def task_spec(name: str, data: bytes, task_id: str) -> TaskSpec | None:
+    """Return what a DAG as it is stored says of a task; None where it has it no more. Raises `SpecUnreadable`."""
+    return next((task for task in read_spec(name, data).tasks if task.task_id == task_id), None)
+
+
+def states_of(tx: Tx, dag_run_id: int, task_ids: Sequence[str]) -> dict[str, TaskState]:
+    """Return the states of these tasks of a run."""
+    found: dict[str, TaskState] = {}
+    for part in chunks(task_ids):
+        statement = select(_C.task_id, _C.state).where(_C.dag_run_id == dag_run_id, _C.task_id.in_(part))
+        found |= {name: TaskState(state) for name, state in tx.connection.execute(statement)}
+    return found
+
+
+# --- the verbs -----------------------------------------------------------------------------------
+
+
+class RunInspection(Verbs):
+    """The verbs that look at runs and tasks."""
+
+    @reading
+    def runs(
+        self,
+        tx: Tx,
+        *,
+        dag: str | None = None,
+        states: Sequence[str] = (),
+        since: datetime | None = None,
+        beyond_id: int | None = None,
+        limit: int = ROWS_PER_PAGE_MAX,
+    ) -> list[RunLine]:
+        """Return runs beyond an id, newest first. ``since``: created no earlier. Raises `NoSuchRow` for the DAG."""
+        where: list[ColumnElement[bool]] = []
+        if dag is not None:
+            where.append(dag_run.c.dag_id == dag_id_of(tx, dag))
+        if states:
+            where.append(RUN_STATE.element.in_(states))
+        if since is not None:
+            where.append(dag_run.c.created_date >= since)
+        if beyond_id is not None:
+            where.append(dag_run.c.id < beyond_id)
+        statement = select(*_RUN_COLUMNS).select_from(_RUNS).where(and_(True, *where))
+        rows = tx.connection.execute(statement.order_by(dag_run.c.id.desc()).limit(limit)).all()
+        counts = _state_counts(tx, [row.id for row in rows])
+        return [RunLine(**dict(row._mapping), tasks=counts.get(row.id, {})) for row in rows]
+
+    @reading
+    def run(self, tx: Tx, dag: str, run_id: str) -> RunDetail:
+        """Return all that is known of a run; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
+        dag_run_id = run_id_of(tx, dag, run_id)
+        columns = (dag_run.c.conf, dag_run.c.data_interval_start, dag_run.c.data_interval_end, dag_run.c.needs_look)
+        statement = select(*_RUN_COLUMNS, *columns).select_from(_RUNS).where(dag_run.c.id == dag_run_id)
+        fields = dict(tx.connection.execute(statement).one()._mapping)
+        conf, start, end, needs_look = (fields.pop(column.name) for column in columns)
+        line = RunLine(**fields, tasks=_state_counts(tx, [dag_run_id]).get(dag_run_id, {}))
+        events = tx.connection.execute(
+            select(dag_run_event.c.trigger_event_id, asset.c.name, dag_run_event.c.is_superseded)
+            .select_from(dag_run_event.join(asset))
+            .where(dag_run_event.c.dag_run_id == dag_run_id)
+            .order_by(dag_run_event.c.trigger_event_id)
+            .limit(RUN_EVENTS_MAX)
+        )
+        made_for = tuple((id_, name, bool(is_superseded)) for id_, name, is_superseded in events)
+        return RunDetail(line, None if conf is None else bytes(conf), start, end, bool(needs_look), made_for)
+
+    @reading
+    def tasks(
+        self,
+        tx: Tx,
+        *,
+        dag: str | None = None,
+        run_id: str | None = None,
+        states: Iterable[TaskState] = (),
+        since: datetime | None = None,
+        beyond_id: int | None = None,
+        limit: int = ROWS_PER_PAGE_MAX,
+    ) -> list[TaskLine]:
+        """Return tasks, newest first; those of one run in its order. Raises `NoSuchRow` for DAG or run.
+
+        ``since``: of runs created no earlier. ``beyond_id``: those that come after it.
+        """
+        is_of_run = run_id is not None
+        where: list[ColumnElement[bool]] = []
+        if dag is not None and run_id is not None:
+            where.append(_C.dag_run_id == run_id_of(tx, dag, run_id))
+        elif dag is not None:
+            where.append(dag_run.c.dag_id == dag_id_of(tx, dag))
+        some_states = [*states]
+        if some_states:
+            where.append(task_rows.is_in(*some_states))
+        if since is not None:
+            where.append(dag_run.c.created_date >= since)
+        if beyond_id is not None:
+            where.append(_C.id > beyond_id if is_of_run else _C.id < beyond_id)
+        order = _C.id if is_of_run else _C.id.desc()
+        statement = select(*_TASK_COLUMNS).select_from(_TASKS).where(and_(True, *where)).order_by(order).limit(limit)
+        return [_task_line_of(dict(row._mapping)) for row in tx.connection.execute(statement)]
+
+    @reading
+    def find_task(self, tx: Tx, dag: str, run_id: str, task_id: str) -> TaskRef:
+        """Return the task of these names; ``latest`` is the newest run.
+
+        Raises `NoSuchRow`, which says which of the names is wrong and what may be meant.
+        """
+        dag_run_id = run_id_of(tx, dag, run_id)
+        row = tx.connection.execute(
+            select(_C.id, dag_run.c.run_id)
+            .select_from(task_instance.join(dag_run))
+            .where(_C.dag_run_id == dag_run_id, _C.task_id == task_id)
+        ).first()
+        if row is None:
+            names = select(_C.task_id).where(_C.dag_run_id == dag_run_id).order_by(_C.id)
+            raise NoSuchRow("task", task_id, of=f"the run {run_id} of {dag}", near=near_names(tx, task_id, names))
+        return TaskRef(row.id, dag_run_id, dag, row.run_id, task_id)
+
+    @reading
+    def task(self, tx: Tx, task: TaskRef) -> TaskDetail:
+        """Return all that is known of a task."""
+        row = tx.connection.execute(
+            select(
+                *_TASK_COLUMNS,
+                *(_C.priority_weight, _C.pool_slots, _C.retries, _C.next_method, _C.created_date),
+                *(_C.scheduled_at, _C.deadline, dag.c.spec),
+            )
+            .select_from(_TASKS)
+            .where(_C.id == task.id)
+        ).one()
+        fields = dict(row._mapping)
+        line = _task_line_of(fields)
+        data, spec = fields.pop("spec"), None
+        with contextlib.suppress(SpecUnreadable):
+            spec = task_spec(task.dag, data, task.task_id)
+        states = {} if spec is None else states_of(tx, task.dag_run_id, spec.upstream)
+        values = tx.connection.execute(
+            select(xcom.c.key, xcom.c.value).where(xcom.c.task_instance_id == task.id).order_by(xcom.c.key)
+        )
+        return TaskDetail(
+            line=line,
+            operator=None if spec is None else spec.operator,
+            upstream=None if spec is None else {name: states.get(name) for name in spec.upstream},
+            trigger_rule=None if spec is None else spec.trigger_rule,
+            xcoms={key: bytes(value) for key, value in values},
+            **fields,
+        )
