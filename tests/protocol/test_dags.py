@@ -25,6 +25,7 @@ from headgate.protocol.messages.dags import (
     encode_dag,
     find_cycle,
 )
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 
 START = StartTrigger("shop.OrderTrigger", encode_value({"id": 1}, where="kwargs"), "resumed", b"{}", 60.0)
@@ -76,12 +77,12 @@ def test_equal_dags_have_equal_bytes_and_a_changed_one_has_others() -> None:
 
 @given(spec=strategy_of(DagSpec))
 def test_any_spec_either_comes_back_or_is_refused_with_its_name(spec: DagSpec) -> None:
+    refused: str | None = None
     try:
         back = decode_dag(encode_dag(spec))
     except DagMalformed as error:
         refused = error.dag_id
     else:
-        refused = None
         check_dag(spec)
         assert back == spec
     assert refused in (None, spec.dag_id)
@@ -107,7 +108,7 @@ def test_text_that_has_no_form_on_the_wire_is_refused_when_it_is_encoded() -> No
 
 
 def test_a_dag_longer_than_the_limit_is_refused_on_both_sides() -> None:
-    start = msgspec.structs.replace(START, kwargs=bytes(dags.KWARGS_BYTES_MAX))
+    start = msgspec.structs.replace(START, kwargs=bytes(KWARGS_BYTES_MAX))
     tasks = tuple(TaskSpec(f"task-{index}", "EmptyOperator", start_trigger=start) for index in range(5))
     spec = DagSpec("huge", tasks=tasks)
     with pytest.raises(DagTooLong, match="DAG 'huge' needs 5,"):

@@ -219,7 +219,7 @@ def test_a_direction_that_is_none_is_damage(tmp_path: Path) -> None:
     bad = bytes(header) + crc32(header).to_bytes(4, "big") + b"x"
     path.write_bytes(path.read_bytes() + bad + crc32(bad).to_bytes(4, "big") + good)
     damaged, record_ = read_frames(path)
-    assert damaged == Damaged(FILE_HEADER_BYTES, "3 is no direction", True)
+    assert damaged == Damaged(FILE_HEADER_BYTES, "3 is not a direction", True)
     assert isinstance(record_, Record)
 
 

@@ -333,7 +333,7 @@ class Money:
 
 register(Money, "test.money", lambda money: money.cents, lambda cents: Money(cents))
 """
-    modules = [{"__name__": "shop"}, {"__name__": "shop"}]
+    modules: list[dict[str, Any]] = [{"__name__": "shop"}, {"__name__": "shop"}]
     for module in modules:
         exec(source, module)
     old, new = (module["Money"] for module in modules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import typing
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -60,7 +60,9 @@ from headgate.protocol.messages.worker import (
     WorkerWelcome,
 )
 
-WORKER, SUPERVISOR = ROLES = Role.WORKER, Role.SUPERVISOR
+WORKER: Final = Role.WORKER
+SUPERVISOR: Final = Role.SUPERVISOR
+ROLES: Final = (WORKER, SUPERVISOR)
 ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in WORKER_WIRE.types.items()}
 QUERY = GetVariable("v")
 
@@ -215,10 +217,11 @@ def test_an_answer_that_crosses_the_end_of_its_step_is_taken_and_cannot_be_sent_
 
 def test_a_file_is_parsed_when_its_last_piece_has_come() -> None:
     session = session_after(PATHS[State.PARSING], SUPERVISOR)
-    session.move(WORKER, FileParsed("/dag.py", more=True))
-    assert session.state is State.PARSING
-    session.move(WORKER, FileParsed("/dag.py"))
-    assert session.state is State.IDLE
+    states = []
+    for more in (True, True, False):
+        session.move(WORKER, FileParsed("/dag.py", more=more))
+        states.append(session.state)
+    assert states == [State.PARSING, State.PARSING, State.IDLE]
 
 
 @pytest.mark.parametrize("role", ROLES)

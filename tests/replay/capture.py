@@ -1,10 +1,10 @@
-"""Makes the golden captures anew: real pairs, real kills, every frame recorded.
+"""Records the golden captures: real pairs, real kills, every frame recorded.
 
     python tests/replay/capture.py [NAME ...]
 
-This is done deliberately, when the wire was changed on purpose: what stands in ``captured/`` afterwards is what every
-later headgate must be able to replay. Without names all of them are made. A capture that is not worth having (a
-kill that hit nothing, too many frames) is refused, and the old one stays.
+Run it only if the wire was changed on purpose: every later headgate must be able to replay what is in ``captured/``
+afterwards. Without names all captures are recorded. A capture that is useless (a kill that hit nothing, too many
+frames) is refused, and the old one stays.
 """
 
 from __future__ import annotations

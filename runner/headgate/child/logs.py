@@ -1,9 +1,9 @@
 """Logs of users' code: JSON lines on a socket of their own, so that a flood of them delays no acknowledgement.
 
 The runner's go through a `LogChannel`; a worker has a channel of its own kind (`headgate.worker.output`). In the
-runner, whoever logs, be it a trigger, the watchdog's thread or a library that uses `logging`, only appends to a
-bounded queue. One thread writes it to the socket. When the supervisor does not keep up, the newest records are dropped
-and counted; the next record that gets through is preceded by how many are missing, and whose.
+runner, a log call (of a trigger, the watchdog's thread or a library that uses `logging`) only appends to a bounded
+queue. One thread writes the queue to the socket. If the supervisor does not keep up, the newest records are dropped and
+counted; before the next record that is sent, another one says how many are missing, and of which triggers.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from headgate.protocol.messages.runner import TriggerSpec
 
 RECORDS_WAITING_MAX = 50_000  # records waiting for the socket; beside the next limit, it bounds the small ones
 DROPPED_OWNERS_MAX = 1000  # triggers whose dropped records are counted apart; those of others are counted together
-RECORDS_BYTES_MAX = 16 * 1024 * 1024  # bytes of these records: what a supervisor that does not read may cost
-RECORD_BYTES_MAX = 60_000  # a longer record is split or cut, so that the reader's line limit is never met
+RECORDS_BYTES_MAX = 16 * 1024 * 1024  # bytes of these records, if the supervisor does not read
+RECORD_BYTES_MAX = 60_000  # a longer record is split or cut, so that it stays below the reader's line limit
 EVENT_CHARS_MAX = 4000  # of the event in each part of a record that is split: 48,000 bytes of JSON at most
 FIELD_CHARS_MAX = 2000  # of each field of a record that is cut; both ends are kept
-# Of each field when that was not enough and only the known ones are kept: JSON may need 12 bytes a character.
+# Of each field, if that was not enough and only the known ones are kept: JSON may need 12 bytes a character.
 KNOWN_FIELD_CHARS_MAX = 500
-# What says what a record is, when and whose. Those of the protocol's names are short as they are (`ID_CHARS_MAX`).
+# The fields that identify a record. Those with names of the protocol are short enough (`ID_CHARS_MAX`).
 STEP_FIELDS = ("dag_id", "run_id", "task_id", "try_number", "task_instance_id")
 KNOWN_FIELDS = ("event", "level", "logger", "timestamp", "trigger_id", "source", *STEP_FIELDS)
 KNOWN_NUMBERS = ("part", "more")
-WALK_DEPTH_MAX = 8  # how deep secrets are looked for in the lists and dicts of a record; what is deeper becomes text
-CLOSE_WAIT_S = 2.0  # how long the last records may take to leave
+WALK_DEPTH_MAX = 8  # how deep secrets are masked in lists and dicts of a record; deeper values become text
+CLOSE_WAIT_S = 2.0  # how long the last records may take to be written
 
 # The trigger that the current task works for. Not one of structlog's context variables, because a trigger may
 # clear those, and neither its records nor the watchdog's should lose its name by that.
 _NOBODY: Mapping[str, object] = MappingProxyType({})
 trigger_names: ContextVar[Mapping[str, object]] = ContextVar("headgate_trigger", default=_NOBODY)
 
-# What the whole process works for: a worker's step. Threads that the step starts have contexts of their own, and their
-# records belong to it as well.
+# Of each field, if that was not enough and only the known ones are kept; JSON may need 12 bytes for a character.
+# well, so this is one value for the process.
 _process_names: Mapping[str, object] = MappingProxyType({})
 
 
 class SpecNames(Mapping[str, object]):
-    """What a record says of the trigger that wrote it; smaller than the dict that it stands for."""
+    """The fields that name the trigger of a record: a mapping that takes less memory than a dict."""
 
     __slots__ = ("_spec",)
 
@@ -73,7 +73,7 @@ _SPEC_FIELDS = {"trigger_id": "trigger_id", "trigger_name": "name", "classpath":
 
 @contextmanager
 def naming_trigger(names: Mapping[str, object]) -> Generator[None]:
-    """Put ``names`` on all records logged meanwhile, and in all tasks started meanwhile, for as long as they live."""
+    """Add ``names`` to all records logged inside the block, and to all records of tasks that are started inside it."""
     token = trigger_names.set(names)
     try:
         yield
@@ -83,7 +83,7 @@ def naming_trigger(names: Mapping[str, object]) -> Generator[None]:
 
 @contextmanager
 def naming_process(names: Mapping[str, object]) -> Generator[None]:
-    """Put ``names`` on all records logged meanwhile in this process, by whatever thread."""
+    """Add ``names`` to all records that this process logs inside the block, in any thread."""
     global _process_names
     before, _process_names = _process_names, names
     try:
@@ -93,17 +93,17 @@ def naming_process(names: Mapping[str, object]) -> Generator[None]:
 
 
 def names_with(names: Mapping[str, object]) -> dict[str, object]:
-    """Return what a record of a trigger of these ``names`` is to say of whom it belongs to."""
+    """Return the identifying fields of a record of a trigger with these ``names``."""
     return {**_process_names, **names}
 
 
 def names_now() -> dict[str, object]:
-    """Return what a record written here and now is to say of whom it belongs to."""
+    """Return the identifying fields of a record that is written now."""
     return names_with(trigger_names.get())
 
 
 class Channel(Protocol):
-    """Where finished records go."""
+    """Destination of finished records."""
 
     def put(self, record: bytes) -> None:
         """Take one record, a JSON object without line end, or several with line ends between them."""
@@ -118,7 +118,7 @@ class LogChannel:
         self._records: deque[bytes] = deque()
         self._dropped: dict[int, tuple[Mapping[str, object], int]] = {}  # by the id of the names, which are held here
         self._bytes = 0
-        # Reentrant, as a signal handler may log in the midst of this.
+        # Reentrant, because a signal handler may log while it is held.
         self._wake = threading.Condition(threading.RLock())
         self._is_closing = False
         self._is_fork = False
@@ -126,7 +126,7 @@ class LogChannel:
         self._thread.start()
 
     def put(self, record: bytes) -> None:
-        """Queue one record (a JSON object, without line end), or several; drop them when the queue is full."""
+        """Queue one record (a JSON object, without line end), or several; drop them if the queue is full."""
         if self._is_fork:
             _write_all(2, record + b"\n")
             return
@@ -237,7 +237,7 @@ def render_lines(record: Mapping[str, object]) -> bytes:
 
 
 def _without_secrets(record: Mapping[str, object]) -> dict[str, object]:
-    # What says where the record belongs stays, even where somebody's variable has the same text; but only that.
+    # The fields that identify the record stay, even if a variable has the same text; all others are masked.
     ours = {**trigger_names.get(), "level": record.get("level"), "timestamp": record.get("timestamp")}
     return {
         secrets.hide(str(name)): value if _is_ours(ours.get(name), value) else _hidden(value, WALK_DEPTH_MAX)
@@ -272,7 +272,7 @@ def _object(record: Mapping[str, object]) -> str:
     try:
         return json.dumps(record, default=_repr, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        # A nan, a key that is no str, a cycle: one such field must not cost the others.
+        # A NaN, a key that is not a str, a cycle: one such field must not cost the others.
         return "{" + ", ".join(f"{json.dumps(str(name))}: {_member(value)}" for name, value in record.items()) + "}"
 
 
@@ -304,7 +304,7 @@ def _cut(value: object, chars_max: int) -> object:
 
 
 def configure(channel: Channel) -> None:
-    """Send structlog's and the standard library's records through the channel, with whom they belong to."""
+    """Send structlog's and the standard library's records through the channel, with their identifying fields."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         _add_names,
@@ -347,7 +347,7 @@ _positional = structlog.stdlib.PositionalArgumentsFormatter()
 
 
 def _format_positional(logger: object, method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Format ``log.info("%d events", "five")`` too: this runs inside the trigger that wrote it, which must go on."""
+    """Format ``log.info("%d events", "five")`` too: this runs inside the trigger that logs, which must not fail."""
     try:
         return _positional(logger, method, record)
     except Exception:

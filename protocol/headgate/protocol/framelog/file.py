@@ -1,9 +1,9 @@
 """The files of the frame log: their format, their writer and their reader.
 
 The frame log is the flight recorder: every frame of both directions, in files that survive a crash while
-they are written. What their content says is for `headgate.protocol.framelog.log`.
+they are written. Their content is checked and shown by `headgate.protocol.framelog.log`.
 
-A file, integers big-endian::
+A file; integers are big-endian::
 
     magic "\\x89HGF\\r\\n\\x1a\\n" | format version u16 | part u16 | CRC32 of this header u32
     record
@@ -18,9 +18,9 @@ A record::
 
 ``time`` is in seconds since 1970, ``direction`` a value of `Direction`. ``part`` is 0 in the first file of a
 writer and counts up when it rotates, so that a reader knows whether the file begins in the middle of a
-conversation. The header of a record has a CRC of its own: where it holds, the length can be trusted, so
-that damage within one body costs that record alone, and a record cut off by a crash is told apart from a
-damaged length.
+conversation. The header of a record has a CRC of its own: if it matches, the length can be trusted. So
+damage within one body costs that record alone, and a record cut off by a crash is distinguished from a damaged
+length.
 
 Trigger kwargs, variables and connections are masked before they are written (I12). Payloads are not: files are
 created 0600.
@@ -213,7 +213,7 @@ class Record:
     body: bytes
 
     def message(self) -> Message:
-        """Return the message; raises `RemoteProtocolError` where the body holds none."""
+        """Return the message; raises `RemoteProtocolError` if the body holds none."""
         message: Message = RUNNER_WIRE.decode(self.direction.sender, self.body)
         return message
 
@@ -228,7 +228,7 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A record does not hold what was written. ``goes_on`` says whether the records behind it could be found."""
+    """A record whose CRC does not match. ``goes_on``: the records after it can still be found."""
 
     offset: int
     problem: str
@@ -238,15 +238,15 @@ class Damaged:
 def read_frames(path: str | os.PathLike[str]) -> Iterator[Record | Torn | Damaged]:
     """Read a frame log record by record.
 
-    Raises `FrameLogError` at once if the file is no frame log or of another format version, and OSError
-    if it cannot be read. What is wrong further on is part of what is yielded, never raised.
+    Raises `FrameLogError` at once if the file is not a frame log or has another format version, and OSError
+    if it cannot be read. Later faults are yielded, not raised.
     """
     part = read_part(path)
     return _read_records(path) if part is not None else iter([Torn(0, os.stat(path).st_size)])
 
 
 def read_part(path: str | os.PathLike[str]) -> int | None:
-    """Return the part number of a file, None where not even its header was written completely.
+    """Return the part number of a file; None if not even its header was written completely.
 
     Raises as `read_frames` does.
     """
@@ -296,4 +296,4 @@ def _read_record(file: BinaryIO, offset: int, file_bytes: int) -> Record | Torn 
     try:
         return Record(offset, time, Direction(direction), incarnation, body)
     except ValueError:
-        return Damaged(offset, f"{direction} is no direction", True)
+        return Damaged(offset, f"{direction} is not a direction", True)

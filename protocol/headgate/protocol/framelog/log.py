@@ -1,6 +1,6 @@
-"""What a frame log says: each frame as a line, and whether the whole of it can be true.
+"""The content of a frame log: each frame as a line, and a check of the order of all frames.
 
-The files themselves are the matter of `headgate.protocol.framelog.file`, whose names are offered here too.
+The files are read and written by `headgate.protocol.framelog.file`, whose names can be imported from here, too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 SHOWN_CHARS_MAX = 60  # how much of a payload, a key or an error `describe` shows
 SHOWN_ELEMENTS_MAX = 3  # how many elements of a list `describe` shows
-FINDINGS_MAX = 1000  # findings kept of one file: who has read a thousand needs no more; the rest is counted
+FINDINGS_MAX = 1000  # findings kept of one file; the rest is only counted
 
 
 # --- verifying -------------------------------------------------------------------------------------
@@ -67,9 +67,9 @@ FINDINGS_MAX = 1000  # findings kept of one file: who has read a thousand needs 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something in a frame log that should not be; ``offset`` is that of the record it was found at.
+    """A fault in a frame log, found at the record at ``offset``.
 
-    A ``warning`` can come about without a fault of headgate: a crash while writing, a clock set back.
+    A ``warning`` has causes other than a bug of headgate, for example a crash while writing or a clock set back.
     """
 
     offset: int
@@ -79,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` found. ``started`` and ``ended`` are the times of the first and the last frame."""
+    """Result of `verify`. ``started`` and ``ended`` are the times of the first and the last frame."""
 
     path: str
     frames: int
@@ -102,8 +102,8 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     than one before it, a message that its session's state does not allow (so the handshake comes first), a
     handshake of another incarnation, rounds that do not count 1, 2, 3, ... in each incarnation, a
     `StateSync` that answers a round that was not sent, was answered before, or is not the next to be
-    answered. Warnings are: a torn last record, times that go backwards within an incarnation. Where a file
-    begins in the middle of a conversation, and after damage, what comes first is taken as given.
+    answered. Warnings are: a torn last record, times that go backwards within an incarnation. If a file
+    begins in the middle of a conversation, and after damage, the first frame is taken as given.
 
     Raises as `read_frames` does.
     """
@@ -150,7 +150,7 @@ class _Checker:
             self.findings_left_off += 1
 
     def lose_track(self) -> None:
-        """Take the next frame as given: the one before it is not known."""
+        """Take the next frame as given, because the one before it is not known."""
         self._joins_within = True
 
     def frame(self, record: Record) -> None:
@@ -183,7 +183,7 @@ class _Checker:
 
 
 class _Conversation:
-    """One incarnation's frames, as far as their order goes. None stands for what is not known."""
+    """The order of the frames of one incarnation. None means: not known."""
 
     def __init__(self, incarnation: int, *, joined_within: bool) -> None:
         self.incarnation = incarnation
@@ -194,7 +194,7 @@ class _Conversation:
         self._sync_open: int | None = None  # the round of a StateSync that had `more`
 
     def follow(self, sender: Role, message: Message) -> list[str]:
-        """Take one frame and return what is wrong with it."""
+        """Take one frame and return its faults."""
         problems = self._follow_state(sender, message)
         match message:
             case Hello() | Welcome():

@@ -7,7 +7,7 @@
     | length | body                   |
     +--------+------------------------+
 
-The length counts the body alone; it is never 0 and never more than the frame limit, which both sides hold.
+The length counts the body alone. It is never 0 and never more than the frame limit, which both sides know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import struct
 from headgate.protocol.errors import FrameTooLong, LocalProtocolError, RemoteProtocolError
 
 HEADER_BYTES = 4
-FRAME_LIMIT_MAX = 2**32 - 1  # what the length field can say: the frame limit itself cannot be set higher
+FRAME_LIMIT_MAX = 2**32 - 1  # the largest value of the length field, so the frame limit cannot be set higher
 
 _LENGTH = struct.Struct("!I")
 

@@ -10,9 +10,9 @@ from headgate.protocol.errors import FrameTooLong
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import StateChanges, StateSync
 
-# The order of the fields in the pieces. Events go before what finished, so that a trigger's end never
-# overtakes its events; what is stored goes before what is to start, and cancels before creates, so that
-# a trigger that is handed over anew is ended before it is begun.
+# The order of the fields in the pieces. Events go before ends of triggers, so that an end never overtakes its events;
+# confirmations go before starts; cancels go before creates, so that a trigger that is handed over again is ended before
+# it is started.
 _ROUND_FIELDS: Final = ("events", "refused", "finished", "stuck")
 _SYNC_FIELDS: Final = ("persisted", "refused", "to_cancel", "to_create")
 
@@ -96,7 +96,7 @@ def _cut(
 
 
 def _encoded_bytes(part: Any) -> int:
-    """Return how many bytes a part of a message takes on the wire, where it takes the same as alone."""
+    """Return the encoded size of a part of a message, which is the same inside the message as alone."""
     return len(encode_message(part))
 
 
