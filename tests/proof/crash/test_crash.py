@@ -22,6 +22,8 @@ from headgate.protocol.marks import TASK_MARKS
 from headgate.store.db.engine import open_engine
 from headgate.testing.crash import history
 
+pytestmark = pytest.mark.campaign
+
 StartCampaign = Callable[..., Campaign]
 Cells = list[tuple[str, Fault]]
 

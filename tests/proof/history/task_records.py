@@ -12,6 +12,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from headgate.testing.crash import history
+from headgate.testing.crash.history import encode as encode
+
 # How a step ends, or what a trigger fires. ``failed``: the next try follows; ``failed for good``: none does.
 StepEnd = Literal["success", "skipped", "failed", "failed for good"]
 Fires = Literal["event", "success", "skipped", "failed", "error"]
@@ -118,18 +121,9 @@ Record = Made | Began | Deferred | Ended | Waited | Fired | Fault | Row | LeftBe
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
-def encode(record: Record) -> bytes:
-    """Return a record as one JSON line."""
-    return msgspec.json.encode(record) + b"\n"
-
-
 def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
-    """Yield the records of whole lines; a last line that a kill tore off is no record. Raises `ValueError`."""
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            yield _decoder.decode(line)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{where}, line {number}: {error}") from error
+    """Yield the records of whole lines; a last line that a kill tore off is left out. Raises `ValueError`."""
+    return history.decode_records(_decoder, data, where)
 
 
 # --- what tasks leave in the database ---

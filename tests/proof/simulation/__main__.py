@@ -21,11 +21,9 @@ from tests.proof import document as proof
 from tests.proof.simulation import judging, records
 from tests.proof.simulation import proof as counts
 from tests.proof.simulation.families import FamilyName, family
-from tests.proof.simulation.mutants import MUTANTS as OF_PAIR
 from tests.proof.simulation.mutants import find
-from tests.proof.simulation.tasks.mutants import MUTANTS as OF_TASKS
 
-MUTANTS = {"pair": OF_PAIR, "tasks": OF_TASKS}
+MUTANTS = {name: section.mutants for name, section in counts.SECTIONS.items()}
 FAILURES_SHOWN_MAX = 10
 WRITTEN_EVERY = 20_000  # seeds: a long run that is broken off has proven what it has written
 
@@ -40,7 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--faults", help="keep only these of its faults, by number, or: none")
     parser.add_argument("--digest", action="store_true", help="of the one seed, a digest of its history")
     parser.add_argument("--tasks", action="store_true", help="the seeds of tasks")
-    parser.add_argument("--mutant", choices=sorted(OF_PAIR | OF_TASKS), help="break the pair on purpose")
+    parser.add_argument(
+        "--mutant",
+        choices=sorted(bug for mutants in MUTANTS.values() for bug in mutants),
+        help="break the pair on purpose",
+    )
     parser.add_argument("--proof", type=Path, nargs="?", const=proof.PATH, help="add what was counted to this document")
     chosen = parser.parse_args(arguments)
     if chosen.proof is not None and (chosen.mutant is not None or chosen.seed is not None):

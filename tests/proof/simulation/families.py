@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     from tests.proof.simulation.scenario import Scenario
 
 FamilyName = Literal["pair", "tasks"]
+FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 
 
 class Family(NamedTuple):
