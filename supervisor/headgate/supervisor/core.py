@@ -344,7 +344,7 @@ class SupervisorCore:
         if self.is_leaving:
             self._tasks.drain(now)
         if self._tasks.step(self.leases.epoch, now):
-            self.leases.look_soon()  # our own writes are not among the notices
+            self.leases.poll_soon()  # own writes cause no notice
 
     def _are_tasks_done(self, now: float) -> bool:
         """Whether leaving need not wait for tasks. What still runs when the drain is over is ended."""

@@ -35,7 +35,7 @@ class Supervisor:
 
     def look(self, now: float) -> int:
         """Look for what can be claimed; return how many triggers were."""
-        self.leases.look_soon()
+        self.leases.poll_soon()
         return self.run(now)
 
     def run(self, now: float) -> int:

@@ -1,12 +1,12 @@
-"""The supervisor's part for tasks, without loop, sockets and processes: what executors report in, what they run out.
+"""The supervisor's part for tasks, without loop, sockets and processes: reports of executors in, tasks to run out.
 
-It is one of the core's duties (`headgate.supervisor.core`): called once a turn, it stores outcomes, looks whether
-users have acted on what runs, lets the scheduler take a step, and gives workers their next tasks. Each is one short
+It is one of the core's duties (`headgate.supervisor.core`). In each step it stores outcomes, ends steps of tasks that
+users have cleared or marked, lets the scheduler take a step, and dispatches tasks to workers. Each is one short
 transaction, outcomes a few of them, so that none waits long behind another.
 
-What a worker reports stands in one queue until the database has it, in the order it came; a worker is not given more
-meanwhile, so the queue is never longer than there are workers. An outcome stored twice is stored once: its token
-matches no row the second time.
+Reports of workers are queued, in order, until they are stored. A worker gets no other task meanwhile, so the queue is
+never longer than there are workers. An outcome that is stored a second time changes nothing, because its token then
+matches no row.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from headgate.supervisor.queries import QueryHandler, QueryRefused
 from headgate.supervisor.tasks.dag_files import DagFiles
 from headgate.supervisor.tasks.scheduler import Scheduler
 
-# Outcomes stored before other duties have their turn: those of four workers, at once for one look at their runs and one
-# dispatch. Each is a transaction; where one takes 50 ms, the others wait no longer than for a slice of events.
+# Outcomes stored before other duties have their turn: those of four workers, so that one evaluation of their runs and
+# one dispatch serve all of them. Each is a transaction; if it takes 50 ms, the others wait as long as for a slice.
 OUTCOMES_A_STEP_MAX = 4
 DISPATCH_MAX = 100  # tasks of one dispatch: bounds its locks
-FAIL_STEP_S = 30.0  # for a step that is resumed to fail, whatever is left of its time: it has its file to load
+FAIL_STEP_S = 30.0  # at least, for a step that is resumed to fail: it has to load its file
 PASSED_OVER_WAIT_S = 0.05  # before asking again for pools that another supervisor was busy with
 
 
 class TaskTimes(msgspec.Struct, frozen=True):
-    """How often things are done, in seconds."""
+    """Intervals in seconds."""
 
-    look_s: float = 5.0  # how often to ask what users did to running tasks, where nobody seems to have written
+    look_s: float = 5.0  # between two checks of running tasks if none seems to have been written to
 
 
 class _Running(msgspec.Struct):
@@ -59,15 +59,15 @@ class _Running(msgspec.Struct):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """What was stored of a step; ``state`` None: nothing, since somebody was first. ``told`` is for the log."""
+    """The end of a step as it was stored; ``state`` is None if the task had been cleared or marked before."""
 
-    event: str
+    event: str  # for the log, with the fields
     state: TaskState | None
-    told: Mapping[str, object] = {}
+    fields: Mapping[str, object] = {}
 
 
 class TaskCore:
-    """Gives tasks to an executor, and stores what comes of them."""
+    """Dispatches tasks to an executor, and stores their outcomes."""
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class TaskCore:
         self._inbox: deque[tuple[TaskToRun, ExecutorEvent]] = deque()
         self._look_at = 0.0
         self._dispatch_at = 0.0  # when tasks may be waiting for workers; infinity: none are
-        self._dispatch_is_unknown = False  # the last one did not return: it may have given tasks to nobody
+        self._dispatch_in_doubt = False  # the last one did not return: it may have given tasks to nobody
         self._is_draining = False
         self._has_changed_triggers = False  # in this step
 
     # --- what happens -----------------------------------------------------------------------------
 
     def notify(self, *, has_fenced: bool = False) -> None:
-        """Somebody has written to the database, or an event has resumed a task: look. Or others lost their leases."""
+        """Note that the database was written to, or, with ``has_fenced``, that others have lost their leases."""
         self._scheduler.notify()
         if has_fenced:
             self._scheduler.notify_fenced()
@@ -115,19 +115,19 @@ class TaskCore:
         """
         for event in self._executor.events(now):
             self._receive(event)
-        self._end_what_is_late(now)
+        self._end_late_steps(now)
         if not self._retry.ready(now):
             return False
         self._has_changed_triggers = False
         try:
             self._store_some(epoch)
-            self._look_after_running(epoch, now)
+            self._check_running(epoch, now)
             if not self._is_draining:
                 if self._files.step(epoch, now):
                     self._scheduler.notify()
                 self._schedule(epoch, now)
                 self._dispatch(epoch, now)
-        except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # rows that are refused here are no one task's
+        except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows here belong to no one task
             self._retry.failed(exc, now)
         else:
             self._retry.succeeded(now)
@@ -140,7 +140,7 @@ class TaskCore:
             asks.append(0.0)
         if not self._is_draining:
             asks += [self._scheduler.wake_at(), self._files.wake_at()]
-        if self._dispatch_is_unknown:
+        if self._dispatch_in_doubt:
             asks.append(0.0)  # what it gave is looked for at once
         elif not self._is_draining and self._room():
             asks.append(self._dispatch_at)
@@ -152,18 +152,18 @@ class TaskCore:
         return [run.task.name for run in self._running.values()]
 
     def drain(self, now: float) -> bool:
-        """Give out nothing more; return whether nothing runs any more, and all outcomes are stored."""
+        """Dispatch nothing more; return whether nothing runs any more and all outcomes are stored."""
         self._is_draining = True
         return self._executor.drain(now) and not self._inbox
 
     def end_all(self, reason: str) -> None:
-        """End what still runs: its tries have failed, with this reason."""
+        """End all steps that still run: their tries fail, with this reason."""
         for token, run in self._running.items():
             run.is_ending = True
             self._executor.end(token, "lost", reason)
 
     def abandon(self) -> None:
-        """The lease is lost: others have the tasks now. End everything, and store nothing."""
+        """End all steps and store nothing: the lease is lost, and others own the tasks."""
         self._is_draining = True
         self._inbox.clear()
         self._running.clear()
@@ -189,7 +189,7 @@ class TaskCore:
             self._store_next(epoch)
 
     def _store_next(self, epoch: Epoch) -> None:
-        """Store the oldest outcome, or answer the oldest query. Whatever raises leaves it where it is."""
+        """Store the oldest outcome, or answer the oldest query. After an exception it is still the oldest."""
         task, event = self._inbox[0]
         match event:
             case StepQuery():
@@ -198,13 +198,13 @@ class TaskCore:
                 marks.reach("tasks.before_outcome")
                 end = self._store_outcome(epoch, task, event.outcome)
                 if end.state is None:
-                    # Whoever cleared the task waits to hear that this worker is done with it.
+                    # A task that was cleared begins again only once its old worker is gone.
                     self._store.lose_worker(epoch, task.id, task.token, "its outcome came too late")
                 marks.reach("tasks.outcome_stored")
-                self._tell_end(task, end)
+                self._log_end(task, end)
             case StepLost():
                 state = self._store.lose_worker(epoch, task.id, task.token, event.reason)
-                self._tell_end(task, _End("the worker was lost", state, {"error": event.reason}))
+                self._log_end(task, _End("the worker was lost", state, {"error": event.reason}))
             case _:
                 assert_never(event)
         self._inbox.popleft()
@@ -216,13 +216,13 @@ class TaskCore:
 
     def _store_outcome(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
         try:
-            return self._store_as_told(epoch, task, outcome)
+            return self._store_by_kind(epoch, task, outcome)
         except (ValueRefused, RowsRefused) as refused:
-            # What the author could not be told in the worker: the task fails with it, and keeps none of its XComs.
+            # The worker could not check this. The task fails with the error, and keeps none of its XComs.
             state = self._store.fail(epoch, task.id, task.token, str(refused))
             return _End("the outcome cannot be stored", state, {"error": str(refused)})
 
-    def _store_as_told(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
+    def _store_by_kind(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
         xcoms = _by_key(outcome.xcoms)
         match outcome:
             case StepSucceeded():
@@ -242,39 +242,39 @@ class TaskCore:
                 )
                 token = self._store.defer(epoch, task.id, task.token, wait, xcoms=xcoms)
                 self._has_changed_triggers = True
-                told = {"trigger": outcome.classpath, "goes_on_in": outcome.next_method}
-                return _End("deferred", None if token is None else TaskState.DEFERRED, told)
+                fields = {"trigger": outcome.classpath, "goes_on_in": outcome.next_method}
+                return _End("deferred", None if token is None else TaskState.DEFERRED, fields)
             case _:
                 assert_never(outcome)
 
-    def _tell_end(self, task: TaskToRun, end: _End) -> None:
+    def _log_end(self, task: TaskToRun, end: _End) -> None:
         event, state = end.event, None if end.state is None else end.state.value
         if state is None:
             event = f"{event}, which came too late: the task was cleared or marked meanwhile"
-        level = "error" if "error" in end.told else "info"
-        told = {name: value for name, value in end.told.items() if value}
-        self._logs.say(task.name, level, event, state=state, **told)
+        level = "error" if "error" in end.fields else "info"
+        fields = {name: value for name, value in end.fields.items() if value}
+        self._logs.say(task.name, level, event, state=state, **fields)
         self._logs.flush()
 
     def _answer(self, task: TaskToRun, asked: StepQuery) -> Response:
         try:
             return Response(asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id))
         except (QueryRefused, RowsRefused) as refused:
-            # A database that is away raises further: the step waits, as its outcome would.
+            # If the database is away this raises: the query waits, as an outcome would.
             return Response(asked.id, error=str(refused))
 
     # --- what runs --------------------------------------------------------------------------------
 
-    def _end_what_is_late(self, now: float) -> None:
+    def _end_late_steps(self, now: float) -> None:
         for token, run in self._running.items():
             if now >= run.ends_at and not run.is_ending:
                 run.is_ending = True
                 self._executor.end(token, "timeout", "its execution_timeout is over")
 
-    def _look_after_running(self, epoch: Epoch, now: float) -> None:
-        """End what users have cleared or marked; begin what a dispatch gave us without our hearing of it."""
-        if self._dispatch_is_unknown:
-            self._find_given(epoch, now)
+    def _check_running(self, epoch: Epoch, now: float) -> None:
+        """End steps of tasks that users have cleared or marked; begin those of a dispatch in doubt."""
+        if self._dispatch_in_doubt:
+            self._find_dispatched(epoch, now)
         elif now < self._look_at or not self._running:
             return
         owned = {task.token: task.state for task in self._store.owned(epoch)}
@@ -285,10 +285,10 @@ class TaskCore:
                 self._executor.end(token, "user", "a user has cleared or marked the task")
         self._look_at = now + self._times.look_s
 
-    def _find_given(self, epoch: Epoch, now: float) -> None:
-        """Begin what a dispatch has given us, if it did; nobody else will.
+    def _find_dispatched(self, epoch: Epoch, now: float) -> None:
+        """Begin the tasks of a dispatch that did not return, if it was committed: no other supervisor will.
 
-        Where its commit is still under way `taken` waits for it, or raises after a while, and is asked again.
+        If its commit is still under way `taken` waits for it, or raises after a while, and is asked again.
         """
         known = self._known()
         for task in self._store.owned_running(epoch):
@@ -297,10 +297,10 @@ class TaskCore:
         known = self._known()
         for owned in self._store.owned(epoch):
             if owned.state is TaskState.RESTARTING and owned.token not in known:
-                # Cleared meanwhile: it waits to hear that its worker is gone, and it never had one.
+                # Cleared meanwhile. It begins again once its worker is gone, and it never had one.
                 self._store.lose_worker(epoch, owned.id, owned.token, "it was cleared before it began")
                 self._scheduler.notify()
-        self._dispatch_is_unknown = False
+        self._dispatch_in_doubt = False
 
     def _known(self) -> set[str]:
         return self._running.keys() | {task.token for task, _ in self._inbox}
@@ -314,21 +314,21 @@ class TaskCore:
         if result.in_triggers or result.timed_out or result.removed:
             self._has_changed_triggers = True
         for task in result.adopted:
-            if task.error:  # whoever would have said so is gone
+            if task.error:  # its own supervisor cannot log it
                 self._logs.say(task.name, "error", "the worker was lost", state=task.state.value, error=task.error)
 
     def _room(self) -> int:
-        """Return how many steps may be given out. A worker whose outcome is not stored yet counts as taken."""
+        """Return how many steps may be dispatched. A worker whose outcome is not stored yet counts as busy."""
         unstored = sum(not isinstance(event, StepQuery) for _, event in self._inbox)
         return max(0, self._executor.room() - unstored)
 
     def _dispatch(self, epoch: Epoch, now: float) -> None:
         limit = min(self._room(), DISPATCH_MAX)
-        if limit == 0 or now < self._dispatch_at or self._dispatch_is_unknown:
+        if limit == 0 or now < self._dispatch_at or self._dispatch_in_doubt:
             return
-        self._dispatch_is_unknown = True
+        self._dispatch_in_doubt = True
         given = self._store.dispatch(epoch, limit=limit, queues=self._queues)
-        self._dispatch_is_unknown = False
+        self._dispatch_in_doubt = False
         if given.tasks:
             marks.reach("tasks.dispatched")
         for task in given.tasks:
@@ -341,7 +341,7 @@ class TaskCore:
     def _begin(self, task: TaskToRun, now: float) -> None:
         self._logs.say(task.name, "info", "begun", method=task.next_method or "execute")
         if task.error:
-            failure = StepFailed(f"what the task is to go on with cannot be read: {task.error}", may_retry=False)
+            failure = StepFailed(f"the arguments to resume the task with cannot be read: {task.error}", may_retry=False)
             self._inbox.append((task, StepEnded(task.token, failure)))
             return
         if not self._running:
@@ -354,12 +354,12 @@ def _time_of(task: TaskToRun) -> float:
     """Return how many seconds a step may take."""
     if task.remaining_s is None:
         return math.inf
-    # What resumes to fail may do so because there is no time left. It says why, which a step that was ended would not.
+    # A step may be resumed to fail because its time is over. It logs why, so it needs time to run.
     return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
 
 
 def step_of(task: TaskToRun) -> Step:
-    """Return what a worker is told of a task."""
+    """Return the step of a task as it is sent to a worker."""
     interval = task.data_interval
     return Step(
         token=task.token,

@@ -157,13 +157,13 @@ def _nobody_adopts() -> Sequence[Patch]:
 
 
 def _dispatch_in_doubt_is_forgotten() -> Sequence[Patch]:
-    original = TaskCore._look_after_running
+    original = TaskCore._check_running
 
     def look(self: TaskCore, epoch: Epoch, now: float) -> None:
-        self._dispatch_is_unknown = False
+        self._dispatch_in_doubt = False
         original(self, epoch, now)
 
-    return [(TaskCore, "_look_after_running", look)]
+    return [(TaskCore, "_check_running", look)]
 
 
 def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
@@ -186,7 +186,7 @@ def _execution_timeout_is_ignored() -> Sequence[Patch]:
         for run in self._running.values():
             run.ends_at = math.inf
 
-    return [(TaskCore, "_end_what_is_late", end_none)]
+    return [(TaskCore, "_end_late_steps", end_none)]
 
 
 # --- values ----------------------------------------------------------------------------------------
