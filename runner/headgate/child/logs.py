@@ -45,8 +45,8 @@ CLOSE_WAIT_S = 2.0  # how long the last records may take to be written
 _NOBODY: Mapping[str, object] = MappingProxyType({})
 trigger_names: ContextVar[Mapping[str, object]] = ContextVar("headgate_trigger", default=_NOBODY)
 
-# Of each field, if that was not enough and only the known ones are kept; JSON may need 12 bytes for a character.
-# well, so this is one value for the process.
+# The step that a worker runs: one value for the process. Threads that the step starts have contexts of their own, but
+# their records belong to it as well.
 _process_names: Mapping[str, object] = MappingProxyType({})
 
 
