@@ -1,6 +1,6 @@
-"""What stands in the documentation and is the code's to say: tables written between two comments that name them.
+"""Tables of the documentation that are generated from the code, between two comments that name them.
 
-``python -m tests.documents`` writes them anew; a test says when they are not what the code says.
+``python -m tests.documents`` writes them; a test fails if they differ from the code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.supervisor import config
 ROOT = Path(__file__).parent.parent
 DEFERRAL = ROOT / "docs" / "deferral.md"
 
-# What a limit is of, and its name in the code, where its reason stands beside it.
+# The subject of each limit, and its name in the code, which gives the reason.
 LIMITS = (
     ("the encoded kwargs of a trigger, or of a deferral", "headgate.protocol.messages.runner.KWARGS_BYTES_MAX"),
     ("one encoded payload (the setting `event_bytes_max`)", "headgate.protocol.messages.runner.EVENT_BYTES_MAX"),
@@ -53,7 +53,7 @@ LIMITS = (
     ("the time of a step that is resumed to fail, at least", "headgate.supervisor.tasks.core.FAIL_STEP_S"),
     ("triggers claimed in one transaction", "headgate.supervisor.triggers.leases.CLAIM_TRIGGERS_MAX"),
 )
-# The settings that one who runs deferrable tasks may want to know of, in this order.
+# The settings that concern deferrable tasks, in the order of the table.
 SETTINGS = (
     *("dags_folder", "dags_look_s", "dag_parse_timeout_s", "import_paths", "pass_env"),
     *("workers", "worker_memory_max_mib", "worker_grace_s"),
@@ -98,7 +98,7 @@ TABLES: dict[str, Callable[[], str]] = {"transitions": transitions, "limits": li
 
 
 def written(text: str) -> str:
-    """Return the document with its tables as the code has them. Raises ValueError where one has no place in it."""
+    """Return the document with its tables as the code has them. Raises ValueError if one has no place in it."""
     for name, table in TABLES.items():
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         body = table().replace("\\", r"\\")

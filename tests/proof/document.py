@@ -1,6 +1,6 @@
-"""``docs/proof.md``: one document, of which each command that proves something writes its own section, and nobody else.
+"""The document ``docs/proof.md``: each command that proves something writes its own section.
 
-A section stands between two comments that name it. Whoever writes one leaves the others as they are.
+A section is delimited by two comments that name it. Writing one leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PATH = ROOT / "docs" / "proof.md"
-# In the order in which they stand, each with what is there until its command has run.
+# In the order of the document, each with its text before its command has run.
 SECTIONS = {
     "crash": "## Crash tests\n\nNot run yet: `make crash`.",
     "task crash": "## Crash tests of tasks\n\nNot run yet: `make crash`.",
@@ -29,7 +29,7 @@ What was counted last, written by the commands themselves and by nobody's hand: 
 
 
 def write(section: str, lines: Iterable[str], path: Path = PATH) -> None:
-    """Replace one section of the document at ``path``; make the document where there is none."""
+    """Replace one section of the document at ``path``; create the document if there is none."""
     assert section in SECTIONS, section
     text = path.read_text() if path.exists() else ""
     bodies = {name: _body(text, name) or empty for name, empty in SECTIONS.items()}
@@ -40,7 +40,7 @@ def write(section: str, lines: Iterable[str], path: Path = PATH) -> None:
 
 
 def section_of(path: Path, section: str) -> str:
-    """Return what stands in a section of the document at ``path``; nothing where there is none."""
+    """Return the text of a section of the document at ``path``; empty if there is none."""
     return _body(path.read_text(), section) if path.exists() else ""
 
 
@@ -50,7 +50,7 @@ def _body(text: str, section: str) -> str:
 
 
 def commit() -> str:
-    """Name the commit of the tree that runs, and say so where the tree is not that commit."""
+    """Return the commit of this working tree, and whether the tree has changes on top of it."""
     revision = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     name = subprocess.run(revision, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     # The document itself is being written, and says nothing of the code.
@@ -60,5 +60,5 @@ def commit() -> str:
 
 
 def now() -> str:
-    """The date and the time, as the document tells them."""
+    """Return the date and the time in the format of the document."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

@@ -42,7 +42,7 @@ _CAUSES = ("PlannedFailure:", "AckTimeout:", "SubscriberOverflow:", "PollTermina
 
 
 class Finding(NamedTuple):
-    """One thing that must never be."""
+    """A violated promise."""
 
     kind: str
     what: str

@@ -1,4 +1,4 @@
-"""The two seed spaces: the pair of supervisor and runner, and the pair with tasks. A seed means something in each."""
+"""The two families of scenarios: the pair of supervisor and runner, and the pair with tasks. Each has its own seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 
 
 class Family(NamedTuple):
-    """How one of them is drawn, run and judged. ``option`` chooses it on the command line, before all others."""
+    """How the scenarios of a family are drawn, run and judged. ``option`` selects it on the command line."""
 
     name: FamilyName
     option: str
@@ -26,7 +26,7 @@ class Family(NamedTuple):
 
 @cache
 def family(name: FamilyName) -> Family:
-    """Return a family; what it is made of is imported when it is asked for."""
+    """Return a family; its modules are imported only now."""
     if name == "pair":
         from tests.proof.simulation import checker, directed, scenario, world
 

@@ -23,7 +23,7 @@ GC_THRESHOLDS = (200_000, 50, 100)
 
 
 class Silent:
-    """A logger that says nothing: what the pair logs about a million faults is of no use, and slow."""
+    """A logger that discards everything: a log of a million injected faults is slow and of no use."""
 
     def __init__(self, *_arguments: object, **_bound: object) -> None:
         pass
@@ -39,7 +39,7 @@ class Silent:
 
 
 def prepare_process() -> None:
-    """Have this process do nothing but simulate: no logs, and a collector that rarely looks."""
+    """Prepare this process for simulations only: no logs, and a garbage collector that rarely runs."""
     wrapper: Any = Silent
     structlog.configure(wrapper_class=wrapper, cache_logger_on_first_use=True)
     gc.freeze()
@@ -47,12 +47,12 @@ def prepare_process() -> None:
 
 
 def judge(plan: Scenario) -> list[Finding]:
-    """Run a scenario; return what is wrong. What breaks the simulation itself is a finding, too."""
+    """Run a scenario and return the findings. An error in the simulation itself is a finding, too."""
     return judge_with_history(plan)[0]
 
 
 def judge_with_history(plan: Scenario) -> tuple[list[Finding], list[Record]]:
-    """Run a scenario; return what is wrong, and the history."""
+    """Run a scenario and return the findings and the history."""
     try:
         history = family_of(plan).run(plan)
     except Exception as error:
@@ -110,7 +110,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """What to type to see it."""
+        """The command that reproduces it."""
         faults = ",".join(map(str, self.faults)) or "none"
         return f"python -m tests.proof.simulation {self.option}--seed {self.seed} --faults {faults}"
 
@@ -121,7 +121,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def judge_seed(seed: int, name: FamilyName = "pair") -> Failure | None:
-    """Judge one seed of a family; make it small where something is wrong."""
+    """Judge one seed of a family; shrink it if it fails."""
     plan = family(name).draw(seed)
     findings = judge(plan)
     if not findings:
@@ -143,6 +143,6 @@ def judge_many(seeds: range, jobs: int, name: FamilyName = "pair") -> Iterator[t
         prepare_process()
         yield from map(partial(_judge_chunk, name), chunks)
         return
-    # Started anew, not forked: a fork would inherit the parent's database.
+    # Spawned, not forked: a fork would inherit the parent's database.
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=prepare_process) as pool:
         yield from pool.imap(partial(_judge_chunk, name), chunks)
