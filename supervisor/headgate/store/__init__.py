@@ -1,19 +1,16 @@
-"""The store: everything headgate writes down, and the one place that writes it.
+"""The store: all access to the database. SQLite and PostgreSQL are treated alike.
 
-Each durable transition is one verb of `headgate.store.store.Store` and one transaction; the functions behind
-the verbs stand in one module per subject. SQLite and PostgreSQL are treated alike.
+Each durable transition is one verb and one transaction. `headgate.store.db.verbs` says how verbs are declared.
 
-========================  ==================================================================================
-`store`                   `Store`: the verbs, their transactions, the connection they use
-`engine`                  `open_engine`: a URL becomes an engine whose durability has been checked
-`schema`                  `upgrade`, `downgrade`, `current_revision`, `require_current`
-`secrets`                 `Secrets`: the keys that encrypt trigger kwargs
-`errors`                  what can go wrong, and what to do about it (imports nothing heavy)
-`leases`                  triggerers, fencing, claiming
-`events`, `dead_letters`  the event log, and what could not be written to it
-`watchers`, `reading`     what users add and remove, and what they look at
-`task_verbs`              ``store.tasks``: the verbs of tasks, from `dags`, `dispatch`, `outcomes`, `deferral`,
-                          `user_actions` and `values`; their statements are in `task_rows`
-`scheduling_verbs`        ``store.scheduling``: those of a scheduler, from `planning`, `new_runs`, `due_times`
-========================  ==================================================================================
+====================  ======================================================================================
+`store`               `Store`: the verbs of triggers; it has all others as attributes
+`task_verbs`          ``store.tasks``: the verbs of tasks, from `headgate.store.tasks`
+`scheduling_verbs`    ``store.scheduling``: the verbs of a scheduler, from `headgate.store.scheduling`
+`cleaning`            ``store.cleaning``: deletes old rows
+`inspect`             ``store.inspect``: the verbs by which people look
+`triggers`            leases, claims, the event log, dead letters, watchers, assets
+`db`                  engine, migrations, transactions, prepared and bulk statements, secrets, changes
+`tables`, `ids`       the tables, and the types of their ids
+`errors`              errors by what the caller should do about them (imports nothing heavy)
+====================  ======================================================================================
 """

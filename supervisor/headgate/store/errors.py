@@ -1,4 +1,4 @@
-"""What can go wrong in the store, sorted by what the caller should do about it."""
+"""Errors of the store, by what the caller should do about them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 class StoreError(Exception):
-    """The store cannot do what it was asked to; nothing of the transaction was written."""
+    """Base of the errors of the store: nothing of the transaction was written."""
 
 
 class DatabaseAway(StoreError):
     """The database cannot be reached or used at the moment: ask again later.
 
-    After it nobody knows whether the transaction was committed; every verb may be repeated. ``database``
+    It is unknown whether the transaction was committed; every verb may be repeated. ``database``
     is its URL without password.
     """
 
@@ -23,7 +23,7 @@ class DatabaseAway(StoreError):
 
 
 class DatabaseFault(StoreError):
-    """The database is there and says no, and neither waiting nor leaving out rows would change its mind.
+    """The database refuses, and neither waiting nor leaving out rows would help.
 
     A permission is missing, a file is damaged, a setting makes it unsafe, or a statement of ours is wrong.
     """
@@ -35,7 +35,7 @@ class DatabaseFault(StoreError):
 
 
 class UnsupportedDatabase(StoreError):
-    """The URL names no database headgate can use."""
+    """The URL does not name a database that headgate can use."""
 
 
 class SchemaOutOfDate(StoreError):
@@ -94,7 +94,7 @@ class NoSuchRow(StoreError):
 
 
 class SpecUnreadable(StoreError):
-    """What is stored of a DAG cannot be read by this version of headgate; parsing its file stores it anew."""
+    """The stored spec of a DAG cannot be read by this version of headgate; parsing its file replaces it."""
 
     def __init__(self, dag: str, reason: str) -> None:
         super().__init__(f"the DAG {dag!r} as it is stored cannot be read by this version of headgate: {reason}")

@@ -39,7 +39,7 @@ READS_ONLY = "headgate_reads_only"  # execution option of a connection whose nex
 def open_engine(url: str) -> Engine:
     """Return an engine for ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
 
-    Nothing is connected yet. Raises `UnsupportedDatabase` for other schemes, and for what is no URL.
+    Nothing is connected yet. Raises `UnsupportedDatabase` for other schemes, and for text that is not a URL.
     """
     try:
         parsed = make_url(url)
