@@ -105,9 +105,6 @@ class MemoryTrigger(_Kwargs, BaseEventTrigger):
     def shared_stream_key(self) -> Hashable:
         return "memory", self.kwargs["stream"]
 
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError("it runs on its shared stream")
-
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
         return MemoryProducer(open_board(kwargs["board"]), kwargs["events"])

@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from headgate.streams import Subscription
-from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamManager, SharedStreamProducer
 
 ACKED = AdvanceOutcome(acked=1)
@@ -61,9 +61,6 @@ class Watcher(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "tests.Watcher", {"broker": self.broker}
-
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:

@@ -108,7 +108,7 @@ def test_a_task_reads_variables() -> None:
             Variable.get("none")
         with pytest.raises(VariableMissing):
             Variable.get_json("none")
-        with pytest.raises(ValueError, match=r"^the variable 'bad' is no JSON: line 1, column 2$") as refusal:
+        with pytest.raises(ValueError, match=r"^the variable 'bad' is not JSON: line 1, column 2$") as refusal:
             Variable.get_json("bad")
         assert refusal.value.__context__ is None
 

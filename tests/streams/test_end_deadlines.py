@@ -11,7 +11,7 @@ from tests.brokers.fake_broker import Broker, subscribe
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.streams import Subscription
-from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import AckTimeout, PollTerminated, SharedStreamManager
 
 
@@ -121,9 +121,6 @@ class Fast(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "tests.Fast", {}
-
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError
 
     @classmethod
     async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[str]:

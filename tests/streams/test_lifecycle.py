@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
 from headgate.streams import Binding, Subscription
 from headgate.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S
-from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import (
     AdvanceItem,
     AdvanceOutcome,
@@ -70,9 +70,6 @@ class Watcher(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "tests.Watcher", {"factory": self.factory}
-
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:

@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.streams import Subscription
-from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import AdvanceItem, PollTerminated, SharedStreamManager, SharedStreamProducer
 
 
@@ -48,9 +48,6 @@ class Watcher(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return "tests.Watcher", {"broker": self.broker}
-
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:

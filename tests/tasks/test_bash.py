@@ -192,5 +192,5 @@ def test_a_kill_that_comes_after_the_end_does_nothing() -> None:
 
 @pytest.mark.parametrize("command", ["", "echo \0", None])
 def test_a_command_that_is_none_is_refused(command: Any) -> None:
-    with DAG("orders"), pytest.raises(DagMalformed, match="task 'bash': bash_command must be a command"):
+    with DAG("orders"), pytest.raises(DagMalformed, match="task 'bash': bash_command must be a str that is not empty"):
         bash(command)

@@ -173,12 +173,12 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"schedule": "0 25 * * *"}, r"'0 25 \* \* \*' is no cron expression: Bad hour"),
-        ({"schedule": "0 0 31 2 *"}, r"'0 0 31 2 \*' is no cron expression: Bad day-of-month"),
+        ({"schedule": "0 25 * * *"}, r"'0 25 \* \* \*' is not a cron expression: Bad hour"),
+        ({"schedule": "0 0 31 2 *"}, r"'0 0 31 2 \*' is not a cron expression: Bad day-of-month"),
         ({"schedule": "* * * * * *"}, "has 6 fields, not 5"),
         ({"schedule": "@fortnightly"}, "has 1 fields, not 5; the presets are @hourly"),
-        ({"schedule": "* * * * 1#2/3"}, "is no cron expression"),
-        ({"schedule": "0 6 * * *", "timezone": "Mars/Base"}, "timezone: 'Mars/Base' is no time zone"),
+        ({"schedule": "* * * * 1#2/3"}, "is not a cron expression"),
+        ({"schedule": "0 6 * * *", "timezone": "Mars/Base"}, "timezone: 'Mars/Base' is not a time zone"),
         ({"schedule": 3600}, "schedule must be None, a cron expression or assets, not 3600"),
         ({"schedule": ["a"]}, "schedule must be None, a cron expression or assets"),
         ({"schedule": Each("a")}, "Each must be assets, not 'a'"),
@@ -188,13 +188,13 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
         ({"schedule": Batch(Asset("a"), count=3, seconds=0)}, "the seconds of a batch must be more than 0"),
         ({"schedule": [Asset("a"), Asset("a")]}, "names an asset twice"),
         ({"schedule": []}, "is scheduled by 0 assets"),
-        ({"start_date": datetime(2026, 1, 1)}, "2026-01-01T00:00:00 is naive"),
+        ({"start_date": datetime(2026, 1, 1)}, "2026-01-01T00:00:00 has none"),
         ({"start_date": "2026-01-01"}, "start_date must be a datetime, not '2026-01-01'"),
         ({"catchup": True}, "catchup needs a start_date"),
         ({"catchup": 1}, "catchup must be a bool, not 1"),
         ({"max_active_runs": 0}, "max_active_runs must be in 1"),
         ({"max_active_runs": "3"}, "max_active_runs must be an int, not '3'"),
-        ({"tags": "shop"}, "tags must be several str, not 'shop'"),
+        ({"tags": "shop"}, "tags must be a list of str, not 'shop'"),
         ({"default_args": {"owner": "me"}}, "default_args: there is no option 'owner': there are no owners"),
         ({"default_args": {"retries": "3"}}, "default_args: retries must be int, not '3'"),
     ],
@@ -279,7 +279,7 @@ def test_a_bad_option_is_refused_where_the_task_is_made(options: dict[str, Any],
 
 
 def test_two_tasks_of_one_id_are_refused() -> None:
-    with DAG("orders"), pytest.raises(DagMalformed, match="DAG 'orders', task 'a': stands in the DAG twice"):
+    with DAG("orders"), pytest.raises(DagMalformed, match="DAG 'orders', task 'a': is in the DAG twice"):
         empty("a", "a")
 
 

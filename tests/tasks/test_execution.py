@@ -192,7 +192,7 @@ def test_a_trigger_that_cannot_be_stored_fails_the_step(said: Any, problem: str)
 @pytest.mark.parametrize(
     ("method_name", "kwargs", "problem"),
     [
-        ("gone", {}, "Waits has no method 'gone' to be resumed in"),
+        ("gone", {}, "Waits has no method 'gone' to resume in"),
         ("first", {}, "Waits.first cannot be called with (context, event=..., kwargs): missing a required argument"),
         ("first", {"count": 1, "more": 2}, "got an unexpected keyword argument 'more'"),
         ("execute", {}, "got an unexpected keyword argument 'event'"),

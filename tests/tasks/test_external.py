@@ -102,17 +102,17 @@ def test_what_is_not_there_is_waited_for_unless_its_run_has_ended() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"task_ids": "ab"}, "task_ids must be several ids, not the str 'ab'"),
+        ({"task_ids": "ab"}, "task_ids must be a list of ids, not the str 'ab'"),
         ({"task_ids": ["a b"]}, "the task_id 'a b' may have letters"),
         ({"task_ids": [1]}, "the task_id must be a str, not 1"),
-        ({"run_id": ""}, "'' is no run_id"),
+        ({"run_id": ""}, "'' is not a valid run_id"),
         ({"logical_date": datetime(2026, 1, 1)}, "logical_date must be an aware datetime"),
-        ({"allowed_states": ["done"]}, "allowed_states: 'done' is no state of a run; there are queued, running"),
-        ({"task_ids": ["a"], "failed_states": ["queue"]}, "failed_states: 'queue' is no state of a task"),
+        ({"allowed_states": ["done"]}, "allowed_states: 'done' is not a state of a run; there are queued, running"),
+        ({"task_ids": ["a"], "failed_states": ["queue"]}, "failed_states: 'queue' is not a state of a task"),
         ({"allowed_states": []}, "allowed_states is empty"),
         ({"failed_states": ["success"]}, "the state 'success' is in allowed_states and in failed_states"),
         ({"poll_interval_s": 0}, "poll_interval_s must be a positive number"),
-        ({"task_ids": [f"t{n}" for n in range(1001)]}, "1,001 tasks are to be waited for; the limit is 1,000"),
+        ({"task_ids": [f"t{n}" for n in range(1001)]}, "1,001 tasks to wait for are too many; the limit is 1,000"),
     ],
 )
 def test_a_trigger_that_could_wait_for_nothing_is_refused(options: Any, problem: str) -> None:
@@ -156,7 +156,7 @@ def test_which_run_is_waited_for(options: Any, query: GetTaskStates) -> None:
 def test_a_run_without_a_logical_date_says_what_to_do() -> None:
     outcome = step(sensor(run_id=None), Supervisor(TaskStates()))
     assert isinstance(outcome, StepFailed)
-    assert "say which run is meant with run_id" in outcome.error
+    assert "give the sensor a run_id" in outcome.error
 
 
 def test_it_defers_and_goes_on_by_what_the_trigger_found() -> None:
@@ -182,12 +182,12 @@ def test_on_the_worker_a_skip_is_a_skip() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"execution_delta": timedelta(1)}, "run_id and execution_delta say which run is waited for"),
+        ({"execution_delta": timedelta(1)}, "run_id and execution_delta all determine the run"),
         ({"external_task_id": "a", "external_task_ids": ["b"]}, "give external_task_id or external_task_ids"),
-        ({"external_task_ids": "ab"}, "must be several ids"),
+        ({"external_task_ids": "ab"}, "must be a list of ids"),
         ({"external_task_ids": []}, "external_task_ids is empty"),
         ({"run_id": None, "execution_delta": 5}, "execution_delta must be a timedelta"),
-        ({"allowed_states": ["skipped"]}, "'skipped' is no state of a run"),
+        ({"allowed_states": ["skipped"]}, "'skipped' is not a state of a run"),
         ({"external_dag_id": "no good"}, "the dag_id 'no good' may have"),
     ],
 )
@@ -271,12 +271,12 @@ def test_waiting_for_the_run_it_began() -> None:
     [
         ({"trigger_dag_id": "no good"}, "the trigger_dag_id 'no good' may have"),
         ({"trigger_dag_id": 5}, "trigger_dag_id must be a str, not 5"),
-        ({"run_id": "a\nb"}, "is no run_id"),
+        ({"run_id": "a\nb"}, "is not a valid run_id"),
         ({"conf": {"f": print}}, r"conf\['f'\] is a"),
         ({"logical_date": datetime(2026, 1, 1)}, "logical_date must be an aware datetime"),
         ({"poke_interval": timedelta(0)}, "poke_interval must be a timedelta of more than 0"),
         ({"timeout": 5}, "timeout must be a timedelta"),
-        ({"allowed_states": ["done"]}, "'done' is no state of a run"),
+        ({"allowed_states": ["done"]}, "'done' is not a state of a run"),
     ],
 )
 def test_an_operator_is_refused_where_it_is_written(options: Any, problem: str) -> None:

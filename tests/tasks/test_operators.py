@@ -54,9 +54,9 @@ def test_a_branch_skips_what_it_does_not_choose_but_not_what_is_below_its_choice
 @pytest.mark.parametrize(
     ("choice", "problem"),
     [
-        ("end", "ValueError: the branch chose end; the tasks right below are: both, left, right"),
+        ("end", "ValueError: the branch chose end; the directly downstream tasks are: both, left, right"),
         (["left", "wrong"], "ValueError: the branch chose wrong; "),
-        (7, "TypeError: a branch must return a task_id, several, or None, not 7"),
+        (7, "TypeError: a branch must return a task_id, a list of them, or None, not 7"),
         ([7], "TypeError: a branch must return a task_id"),
         ({"left": 1}, "TypeError: a branch must return a task_id"),
     ],

@@ -51,9 +51,6 @@ class _Words(BaseEventTrigger):
                 case _:
                     yield TriggerEvent(word)
 
-    def run(self) -> AsyncIterator[TriggerEvent]:
-        raise NotImplementedError
-
 
 class Obedient(_Words):
     """Shares a stream that has a producer."""

@@ -392,8 +392,7 @@ class FileLogTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return this very class, so that a subclass is restored as what it is."""
-        cls = type(self)
-        return f"{cls.__module__}.{cls.__qualname__}", {
+        return self._classpath(), {
             "path": self.path,
             "group": self.group,
             "line_bytes_max": self.line_bytes_max,

@@ -1,4 +1,4 @@
-"""What DAG authors write against: DAGs, operators, sensors, and deferral."""
+"""The API of DAG authors: DAGs, operators, sensors, and deferral."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         TriggerSensor,
     )
 
-# Loaded when asked for: a file without sensors is parsed without an event loop and an HTTP client.
+# Imported lazily: a file without sensors is parsed without importing an event loop and an HTTP client.
 _HOMES = {
     "BaseSensorOperator": "sensors",
     "BashOperator": "bash",

@@ -25,7 +25,7 @@ __all__ = ["BashFailed", "BashOperator"]
 LINE_BYTES_MAX: Final = 32 * 1024  # a longer line is logged in pieces
 LAST_LINE_CHARS_MAX: Final = 8000  # of the last line: an XCom takes 48 KiB, and a character six bytes of it at most
 READ_BYTES_MAX: Final = 64 * 1024  # what a pipe holds
-KILL_GRACE_S: Final = 5.0  # between asking the group to end and ending it
+KILL_GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL
 SKIP_EXIT_CODE: Final = 99
 
 
@@ -42,12 +42,12 @@ class BashFailed(Exception):
 class BashOperator(BaseOperator):
     """Runs ``bash_command`` with bash, logs its output line by line, and returns the last line.
 
-    stderr is part of the output. Bytes that are not UTF-8 are escaped in the log, and replaced in what is returned.
-    ``env`` is the whole environment, or what is added to the worker's with ``append_env``. The exit code
+    stderr is part of the output. Bytes that are not UTF-8 are escaped in the log, and replaced in the returned line.
+    ``env`` is the whole environment, or is added to the worker's with ``append_env``. The exit code
     ``skip_on_exit_code`` skips the task.
 
-    The command leads a process group. When it ends, on its own or because the task is killed, the rest of the group
-    ends too: what is left in the background would outlive the task, unseen. Raises `BashFailed`.
+    The command leads a process group. When it ends, by itself or because the task is killed, the rest of the group is
+    killed too: processes left in the background would outlive the task unnoticed. Raises `BashFailed`.
     """
 
     template_fields = ("bash_command", "env", "cwd")
@@ -66,7 +66,7 @@ class BashOperator(BaseOperator):
     ) -> None:
         super().__init__(task_id=task_id, dag=dag, **options)
         if not isinstance(bash_command, str) or not bash_command or "\0" in bash_command:
-            raise self._malformed(f"bash_command must be a command, not {bash_command!r:.100}")
+            raise self._malformed(f"bash_command must be a str that is not empty, not {bash_command!r:.100}")
         self.bash_command = bash_command
         self.env = None if env is None else dict(env)
         self.append_env = append_env
@@ -74,13 +74,13 @@ class BashOperator(BaseOperator):
         self.skip_on_exit_code = skip_on_exit_code
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
-        self._lock = threading.RLock()  # held where the process is waited for, and where it is signalled
+        self._lock = threading.RLock()  # held while the process is waited for, and while it is signalled
 
     def execute(self, context: Context) -> Any:
         """Run the command to its end."""
         last_line, returncode = "", 0
         try:
-            # A kill from another thread waits for the start; one from a signal handler in the midst of it is seen here.
+            # A kill from another thread waits for the start; one from a signal handler during it is seen here.
             with self._lock:
                 self._process = process = self._start()
                 if self._is_killed:
@@ -89,7 +89,7 @@ class BashOperator(BaseOperator):
         finally:
             with self._lock:
                 if self._process is not None:
-                    # Not waited for yet, the leader is still there: its number names no group but its own.
+                    # The leader is not reaped yet, so its pid cannot name another group.
                     _signal_group(self._process, signal.SIGKILL)
                     with self._process:
                         returncode = self._process.wait()
@@ -101,9 +101,10 @@ class BashOperator(BaseOperator):
         raise BashFailed(returncode, last_line)
 
     def on_kill(self) -> None:
-        """Ask the command's group to end, and end it if it has not after a grace. One not yet started ends at once.
+        """Send SIGTERM to the command's group, and SIGKILL if it has not ended after ``KILL_GRACE_S``.
 
-        May be called from another thread than the step's, or from a signal handler in the midst of it.
+        A command that has not started yet is killed at once. May be called from another thread than the step's, or
+        from a signal handler.
         """
         with self._lock:
             self._is_killed = True
@@ -131,15 +132,15 @@ class BashOperator(BaseOperator):
             stderr=subprocess.STDOUT,
             env=env,
             cwd=self.cwd,
-            # A group of its own, so that it can be ended as a whole; within the worker's session, so that whoever
-            # ends a worker that is stuck finds it.
+            # A group of its own, so that it can be killed as a whole; in the worker's session, so that it is found
+            # when a worker that is stuck is killed.
             process_group=0,
         )
 
     def _read_output(self, process: subprocess.Popen[bytes]) -> str:
         """Log the output until the command has ended, and return its last line.
 
-        The end of the output is not waited for: a process in the background may keep it open for ever.
+        Do not wait for the end of the output: a process in the background may keep it open for ever.
         """
         assert process.stdout is not None
         output = process.stdout.fileno()
@@ -153,7 +154,7 @@ class BashOperator(BaseOperator):
                     waiting.unregister(output)
         finally:
             os.close(ended)
-        # All the command wrote is in the pipe by now. What others go on writing into it is not waited for.
+        # All output of the command is in the pipe by now. Output that other processes write later is not waited for.
         left = fcntl.fcntl(output, fcntl.F_GETPIPE_SZ)
         while left > 0 and (taken := lines.read(output)):
             left -= taken
@@ -169,32 +170,32 @@ class _Lines:
         self._last = ""
 
     def read(self, output: int) -> int:
-        """Take what is there to be read, once; return the number of bytes, 0 at the end or where nothing is."""
+        """Read once without blocking; return the number of bytes, 0 at the end or if there is nothing."""
         try:
             data = os.read(output, READ_BYTES_MAX)
         except BlockingIOError:
             return 0
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._tell(line)
+            self._log_line(line)
         while len(self._rest) > LINE_BYTES_MAX:
-            self._tell(self._rest[:LINE_BYTES_MAX])
+            self._log_line(self._rest[:LINE_BYTES_MAX])
             self._rest = self._rest[LINE_BYTES_MAX:]
         return len(data)
 
     def close(self) -> str:
-        """Log what no line feed ended, and return the last line, cut to what an XCom holds."""
+        """Log an unfinished line, and return the last line, cut to the size of an XCom."""
         if self._rest:
-            self._tell(self._rest)
+            self._log_line(self._rest)
         return self._last[:LAST_LINE_CHARS_MAX]
 
-    def _tell(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         self._last = line.decode(errors="replace").rstrip("\r")
         self._log.info("%s", line.decode(errors="backslashreplace").rstrip("\r"))
 
 
 def _watching(*fds: int) -> select.poll:
-    # Not select(): it takes no numbers beyond 1023, and a worker may have as many files open.
+    # Not select(): it is limited to descriptors below 1024, and a worker may have more.
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -202,7 +203,7 @@ def _watching(*fds: int) -> select.poll:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal the process's group, unless it was waited for: its number may be another's by then."""
+    """Signal the process's group, unless the process was reaped: its pid may belong to another by then."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""What a task is told about the run it belongs to, and how it leaves and reads values."""
+"""The context of a task: its run, and the XComs it pushes and pulls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from headgate.triggers.airflow_names import CONTEXT
 if TYPE_CHECKING:
     from headgate.tasks.operator import BaseOperator
 
-RETURN_VALUE: Final = "return_value"  # the key of what a task's method returned
+RETURN_VALUE: Final = "return_value"  # the key of the value that a task returned
 
 
 class XComReader(Protocol):
-    """Gives the encoded XCom a task of this run has left under a key; None if there is none."""
+    """Return the encoded XCom that a task of this run has pushed under a key; None if there is none."""
 
     def __call__(self, task_id: str, key: str) -> bytes | None: ...
 
 
 class TaskInstance:
-    """This task in this run: who it is, and its XComs.
+    """This task in this run: its ids, and its XComs.
 
-    ``try_number`` counts from 1 and stays the same over deferrals. ``read_xcom`` looks up what other tasks have left.
+    ``try_number`` counts from 1 and stays the same over deferrals. ``read_xcom`` reads the XComs of other tasks.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class TaskInstance:
         self._pushed: dict[str, bytes] = {}
 
     def xcom_push(self, key: str, value: Any) -> None:
-        """Leave ``value`` for other tasks under ``key``; a second push of the same key replaces the first.
+        """Store ``value`` for other tasks under ``key``; a second push of the same key replaces the first.
 
         It is stored with the outcome of this step. Raises `ValueNotSerializable`, `ValueTooLong` beyond
-        ``XCOM_BYTES_MAX`` bytes, and ValueError for a key that is none or one key too many.
+        ``XCOM_BYTES_MAX`` bytes, and ValueError for an invalid key or one key too many.
         """
         if (problem := _name_problem(key)) is not None:
             raise ValueError(f"the key of an XCom {problem}")
@@ -64,23 +64,23 @@ class TaskInstance:
             raise
 
     def xcom_pull(self, task_ids: str, key: str = RETURN_VALUE, *, default: Any = None) -> Any:
-        """Return what the task ``task_ids`` of this run has left under ``key``; ``default`` if that is nothing.
+        """Return the XCom that the task ``task_ids`` of this run pushed under ``key``, or ``default`` if there is none.
 
-        Raises RuntimeError where the task runs without anybody to ask.
+        Raises RuntimeError if the task does not run in a DAG run, as in some tests.
         """
         if self._read_xcom is None:
-            raise RuntimeError(f"xcom_pull({task_ids!r}) needs a running DAG: nobody here knows other tasks' XComs")
+            raise RuntimeError(f"xcom_pull({task_ids!r}) needs a running DAG: there are no XComs of other tasks here")
         data = self._read_xcom(task_ids, key)
         return default if data is None else decode_value(data)
 
     def take_pushed(self) -> tuple[XCom, ...]:
-        """Return what was pushed, and forget it."""
+        """Return the pushed XComs, and clear them."""
         pushed, self._pushed = self._pushed, {}
         return tuple(XCom(key, value) for key, value in pushed.items())
 
 
 class RunAsset(NamedTuple):
-    """One event of an asset that the run was made for; ``payload`` is what the event carried."""
+    """One event of an asset that the run was created for, with its ``payload``."""
 
     asset: str
     payload: Any
@@ -94,9 +94,9 @@ class _CheckedContext(dict[str, Any]):
 
 
 class Context(TypedDict):
-    """What a task's methods get as ``context``. Moments are aware; ``params`` are those of the run.
+    """The ``context`` that a task's methods get. Datetimes are aware; ``params`` are the run's conf.
 
-    ``asset_events`` are what the run was made for, oldest first; empty where it was made by a schedule or by hand.
+    ``asset_events`` are the events that the run was created for, oldest first; empty for a cron schedule or by hand.
     """
 
     ti: TaskInstance

@@ -24,7 +24,7 @@ class _NamesOfAirflow:
 
 
 class TaskFunction(_NamesOfAirflow, Generic[P, R]):
-    """A function that, called in a DAG, becomes a task of it; ``function`` is the function itself, to be tested."""
+    """A function that adds a task when it is called in a DAG; ``function`` is the undecorated function, for tests."""
 
     def __init__(
         self, function: Callable[P, R], kind: type[PythonOperator], task_id: str | None, options: TaskOptions
@@ -37,13 +37,13 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
         self.__name__ = getattr(function, "__name__", kind.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> XComArg:
-        """Add a task to the open DAG, which will call the function with these arguments; return what it will return.
+        """Add a task to the open DAG that calls the function with these arguments; return its output.
 
-        The second task made of the same function in a DAG gets the id of the first with ``__1``, and so on.
+        The second task of the same function in a DAG gets the id of the first with the suffix ``__1``, and so on.
         """
         dag = open_dag()
         if dag is None:
-            raise RuntimeError(f"{self.__name__} is a task: call it in the with block of a DAG, or its .function")
+            raise RuntimeError(f"{self.__name__} is a task: call it in the with block of a DAG, or call its .function")
         operator = self._kind(
             python_callable=self.function,
             op_args=args,
@@ -84,7 +84,7 @@ class _TaskDecorator(_NamesOfAirflow):
     def __call__(
         self, function: Callable[..., Any] | None = None, /, *, task_id: str | None = None, **options: Any
     ) -> Any:
-        """Make a task of ``function``, or return what does so with these options."""
+        """Decorate ``function``, or return a decorator with these options."""
 
         def decorate(function: Callable[P, R]) -> TaskFunction[P, R]:
             return TaskFunction(function, self._kind, task_id, cast(TaskOptions, options))

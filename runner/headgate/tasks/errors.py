@@ -1,4 +1,4 @@
-"""What a task raises to say how it ended, and what is raised at its author."""
+"""Exceptions that a task raises to end in a certain way, and those that headgate raises in a task."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from headgate.triggers.base import BaseTrigger
 
-# What resumes a task that is not to go on: its trigger failed, or was not done in time (seed 004).
+# The method that a task is resumed in if its trigger failed, or had not fired in time.
 FAIL_METHOD: Final = "__fail__"
 REASON_TIMEOUT: Final = "trigger_timeout"
 REASON_FAILURE: Final = "trigger_failure"
 
 
 class TaskDeferred(BaseException):
-    """Raised to give up the worker until ``trigger`` fires; `BaseOperator.defer` raises it, and so may anybody.
+    """Raised to release the worker until ``trigger`` fires; by `BaseOperator.defer`, or by any code of the task.
 
-    The task goes on in ``method_name(context, event=..., **kwargs)`` of a new instance of its operator. It fails if
+    The task resumes in ``method_name(context, event=..., **kwargs)`` of a new instance of its operator. It fails if
     the trigger has not fired ``timeout`` after the deferral was stored.
 
-    It is no `Exception`: a deferral is no error, and an ``except Exception`` between the author's code and headgate
-    must not take it for one. It may be raised from any depth.
-    Raises TypeError or ValueError for arguments that no deferral can have.
+    It does not derive from `Exception`, because a deferral is not an error, and an ``except Exception`` in the task
+    must not catch it. It may be raised at any depth. Raises TypeError or ValueError for invalid arguments.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class TaskDeferred(BaseException):
         kwargs: dict[str, Any] | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        super().__init__(f"deferred to {type(trigger).__name__}, to go on in {method_name!r:.100}")
+        super().__init__(f"deferred to {type(trigger).__name__}, to resume in {method_name!r:.100}")
         if not isinstance(method_name, str) or not method_name.isidentifier() or method_name == FAIL_METHOD:
             raise ValueError(f"method_name must be the name of a method, not {method_name!r:.100}")
         if kwargs is not None and not isinstance(kwargs, dict):
@@ -51,21 +50,21 @@ class TaskDeferred(BaseException):
 
 
 class TaskSkipped(Exception):
-    """Raised to end the task as skipped: there was nothing to do."""
+    """Raised to end the task as skipped."""
 
 
 class TaskFailed(Exception):
-    """Raised to end the task as failed without another try: the next one would fail as well."""
+    """Raised to end the task as failed without another try, because the next try would fail as well."""
 
 
 class SensorTimeout(TaskFailed):
-    """What a sensor waits for has not come in time; there is no other try, as the wait would begin anew."""
+    """A sensor's timeout is over; there is no other try, because it would wait for the whole timeout again."""
 
 
 class TaskDeferralError(Exception):
-    """The trigger the task waited for has failed, or ``execution_timeout`` was over while it waited.
+    """The trigger that the task waited for has failed, or ``execution_timeout`` was over during the wait.
 
-    ``trigger_traceback`` is where the trigger failed, as text.
+    ``trigger_traceback`` is the trigger's traceback as text.
     """
 
     def __init__(self, error: str, trigger_traceback: str = "") -> None:
@@ -75,8 +74,8 @@ class TaskDeferralError(Exception):
 
 
 class TriggerTimeout(TaskDeferralError):
-    """The trigger the task waited for had not fired when the deferral's timeout was over."""
+    """The trigger that the task waited for had not fired when the deferral's timeout was over."""
 
 
 class XComMissing(Exception):
-    """A task wants a value of another one, which has left none."""
+    """An argument of a task is an XCom that the other task has not pushed."""

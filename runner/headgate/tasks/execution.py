@@ -1,7 +1,6 @@
-"""One step of one task: call the operator's method, and say what it came to. No process, no I/O of headgate's own.
+"""One step of one task: call the operator's method, and return its outcome. headgate itself does no I/O here.
 
-A step never raises for what the author's code does, but for `KeyboardInterrupt`: that is how whoever runs a step stops
-it, and it is not the task's failure.
+No exception of the author's code leaves a step, except `KeyboardInterrupt`, by which the caller stops the step.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSki
 from headgate.tasks.operator import BaseOperator
 from headgate.triggers.encoding import encode_trigger
 
-NO_EVENT = b"null"  # the encoding of None: what `__fail__` is resumed with
+NO_EVENT = b"null"  # the encoding of None, the event of `__fail__`
 
 
 class Resumption(msgspec.Struct, frozen=True):
-    """Where a deferred task goes on: the method, its encoded kwargs, and the encoded payload of the event.
+    """How a deferred task resumes: the method, its encoded kwargs, and the encoded payload of the event.
 
-    For ``__fail__`` the kwargs are ``error`` and ``traceback`` (both str), and ``reason``, one of `errors`' reasons.
+    For ``__fail__`` the kwargs are ``error`` and ``traceback`` (both str), and ``reason``, a ``REASON_`` of `errors`.
     """
 
     next_method: str
@@ -34,13 +33,13 @@ class Resumption(msgspec.Struct, frozen=True):
 
 
 class Unresumable(Exception):
-    """A task cannot go on as it said it would: its operator has changed since, or what was stored is damaged."""
+    """A task cannot resume as it was to: its operator has changed since, or the stored deferral is damaged."""
 
 
 def run_step(operator: BaseOperator, context: Context, resumption: Resumption | None = None) -> StepOutcome:
-    """Call ``execute``, or the method of ``resumption``, of an operator that no step was run with before.
+    """Call ``execute``, or the method of ``resumption``, of a new operator.
 
-    Whatever is returned, raised or pushed is in the outcome, with no reference to the author's objects.
+    The outcome holds the returned value, the error and the XComs, without references to the author's objects.
     """
     instance = context["ti"]
     outcome: StepOutcome
@@ -48,8 +47,8 @@ def run_step(operator: BaseOperator, context: Context, resumption: Resumption | 
         value = operator.execute(context) if resumption is None else _resume(operator, context, resumption)
         if operator._deferral is not None:
             raise RuntimeError(
-                f"the deferral in {operator.task_id!r} was caught by an except clause of the task's own, and the task "
-                f"went on: nothing may catch TaskDeferred but to raise it again"
+                f"the deferral in {operator.task_id!r} was caught by an except clause of the task, which then "
+                f"continued: TaskDeferred may only be caught to be raised again"
             )
         if value is not None:
             instance.xcom_push(RETURN_VALUE, value)
@@ -78,7 +77,7 @@ def _resume(operator: BaseOperator, context: Context, resumption: Resumption) ->
 
 
 def _deferred(operator: BaseOperator, deferral: TaskDeferred) -> StepOutcome:
-    """Turn a deferral into what is stored of it; one that cannot be stored or resumed fails here and now."""
+    """Encode a deferral; one that cannot be stored or resumed fails the step."""
     try:
         if (problem := operator.method_problem(deferral.method_name, deferral.kwargs)) is not None:
             raise Unresumable(problem)
@@ -95,7 +94,7 @@ def _deferred(operator: BaseOperator, deferral: TaskDeferred) -> StepOutcome:
 def _failed(operator: BaseOperator, error: BaseException) -> StepFailed:
     text, trace = describe_error(error)
     if isinstance(error, ProtocolError | Unresumable):
-        # Raised by headgate, of a value: which task it is of is not in the sentence yet.
+        # Raised by headgate about a value; the message does not name the task yet.
         dag = "" if operator.dag is None else f"DAG {operator.dag.dag_id!r}, "
         text = f"{dag}task {operator.task_id!r}: {text}"[:ERROR_CHARS_MAX]
     return StepFailed(error=text, traceback=trace, may_retry=not isinstance(error, TaskFailed))
@@ -104,5 +103,5 @@ def _failed(operator: BaseOperator, error: BaseException) -> StepFailed:
 def _text_of(error: Exception) -> str:
     try:
         return str(error)[:ERROR_CHARS_MAX]
-    except Exception as exc:  # an author's exception may fail at anything
+    except Exception as exc:  # an author's exception may raise in any method
         return f"{type(error).__name__}, whose text cannot be shown: its __str__ raised {type(exc).__name__}"

@@ -1,4 +1,4 @@
-"""Tasks that wait for runs of other DAGs, and that begin them."""
+"""Tasks that wait for runs of other DAGs, or create them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ XCOM_RUN_ID: Final = "trigger_run_id"  # the XCom of TriggerDagRunOperator
 
 
 class ExternalFailed(Exception):
-    """What a task waited for in another DAG has failed, or will never be. Another try may find it otherwise."""
+    """The run or task of another DAG has failed, or does not exist. It may have succeeded by the next try."""
 
 
 class ExternalTaskSensor(TriggerSensor):
     """Waits for a run of the DAG ``external_dag_id``, or for one or several of its tasks in it. Returns the run_id.
 
-    Which run: the one with ``run_id``; else the one with the logical date that this task's own run has, less
-    ``execution_delta``, or that ``execution_date_fn`` makes of it. What is waited for need not exist yet, unless
-    ``check_existence``. The states of a task, or of a run without task ids, are looked up in ``allowed_states``
-    (success), ``failed_states`` (by default failed, upstream_failed and removed) and ``skipped_states`` (skipped). The
-    task then succeeds, fails with `ExternalFailed` (with ``soft_fail``: is skipped), or is skipped.
+    The run is the one with ``run_id``, if given. Otherwise it is the one with the logical date of this task's own run,
+    minus ``execution_delta`` or passed through ``execution_date_fn``. It need not exist yet, unless
+    ``check_existence``. The states of the tasks, or of the run if there are no task ids, are looked up in
+    ``allowed_states`` (success), ``failed_states`` (by default failed, upstream_failed and removed) and
+    ``skipped_states`` (skipped). The task then succeeds, fails with `ExternalFailed` (is skipped with ``soft_fail``),
+    or is skipped.
     """
 
     poke_interval_default = timedelta(seconds=POLL_INTERVAL_S)
@@ -63,13 +64,13 @@ class ExternalTaskSensor(TriggerSensor):
         **options: Unpack[SensorOptions],
     ) -> None:
         super().__init__(**options)
-        given = {"run_id": run_id, "execution_delta": execution_delta, "execution_date_fn": execution_date_fn}
-        if len(several := [name for name, value in given.items() if value is not None]) > 1:
-            raise self._malformed(f"{' and '.join(several)} say which run is waited for: give one of them")
+        selectors = {"run_id": run_id, "execution_delta": execution_delta, "execution_date_fn": execution_date_fn}
+        if len(several := [name for name, value in selectors.items() if value is not None]) > 1:
+            raise self._malformed(f"{' and '.join(several)} all determine the run to wait for: give only one of them")
         if external_task_id is not None and external_task_ids is not None:
             raise self._malformed("give external_task_id or external_task_ids, not both")
         if isinstance(external_task_ids, str):
-            raise self._malformed(f"external_task_ids must be several ids, not the str {external_task_ids!r:.100}")
+            raise self._malformed(f"external_task_ids must be a list of ids, not the str {external_task_ids!r:.100}")
         if external_task_ids is not None and not external_task_ids:
             raise self._malformed("external_task_ids is empty; leave it out to wait for the whole run")
         if execution_delta is not None and not isinstance(execution_delta, timedelta):
@@ -89,21 +90,21 @@ class ExternalTaskSensor(TriggerSensor):
             raise self._malformed(str(error)) from None
 
     def make_trigger(self, context: Context) -> BaseTrigger:
-        """Return an `ExternalTaskTrigger` for the run that belongs to this task's own."""
+        """Return an `ExternalTaskTrigger` for the run that corresponds to this task's own."""
         if self.run_id is not None:
             return self._trigger(self.run_id, None)
         own = context["logical_date"]
         if own is None:
             raise ValueError(
-                f"the sensor {self.task_id!r} waits for the run of its own logical date, and this run has none: say "
-                f"which run is meant with run_id, or give this one a logical date"
+                f"the sensor {self.task_id!r} waits for the run with its own logical date, and this run has none: give "
+                f"the sensor a run_id, or this run a logical date"
             )
         if self.execution_date_fn is not None:
             return self._trigger(None, self.execution_date_fn(own))
         return self._trigger(None, own - (self.execution_delta or timedelta(0)))
 
     def execute_complete(self, context: Context, event: Any = None) -> str:
-        """Judge what the trigger found."""
+        """Return the run_id, or raise according to the trigger's outcome."""
         try:
             return _judged(self.external_dag_id, event)
         except ExternalFailed as failure:
@@ -126,15 +127,15 @@ class ExternalTaskSensor(TriggerSensor):
 
 
 class TriggerDagRunOperator(BaseOperator):
-    """Begins a run of the DAG ``trigger_dag_id``, and waits for its end with ``wait_for_completion``.
+    """Creates a run of the DAG ``trigger_dag_id``, and waits for its end with ``wait_for_completion``.
 
-    ``run_id`` is by default made of this task, its run and its try: whatever happens to the worker, one try begins one
-    run, and the next try another. A ``run_id`` of one's own names one run for all of them. ``conf`` become the run's
-    ``params``; outputs of other tasks among them become their values, and those tasks upstream of this one. The run_id
-    is left as the XCom ``trigger_run_id``, and returned.
+    The default ``run_id`` is derived from this task, its run and its try: even if the worker dies, each try creates one
+    run. With a ``run_id`` of your own all tries share one run. ``conf`` becomes the run's ``params``; outputs of other
+    tasks in it are replaced by their values, and those tasks become upstream of this one. The run_id is pushed as the
+    XCom ``trigger_run_id``, and returned.
 
-    Waiting, the task gives up its worker (``deferrable``), looks every ``poke_interval``, for ``timeout`` at most, and
-    fails with `ExternalFailed` when the run is in one of ``failed_states``.
+    While it waits, the task releases its worker (``deferrable``). It looks every ``poke_interval``, for at most
+    ``timeout``, and fails with `ExternalFailed` if the run is in one of ``failed_states``.
     """
 
     template_fields = ("run_id", "conf")
@@ -162,7 +163,7 @@ class TriggerDagRunOperator(BaseOperator):
         if (problem := id_problem(trigger_dag_id)) is not None:
             raise self._malformed(f"the trigger_dag_id {problem}")
         if run_id is not None and (not isinstance(run_id, str) or name_problem(run_id) is not None):
-            raise self._malformed(f"{run_id!r:.100} is no run_id")
+            raise self._malformed(f"{run_id!r:.100} is not a valid run_id")
         if logical_date is not None and (not isinstance(logical_date, datetime) or logical_date.utcoffset() is None):
             raise self._malformed(f"logical_date must be an aware datetime, not {logical_date!r:.100}")
         if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
@@ -190,13 +191,13 @@ class TriggerDagRunOperator(BaseOperator):
             self.set_upstream(argument)
 
     def execute(self, context: Context) -> str:
-        """Begin the run, and wait for it if that is wanted."""
+        """Create the run, and wait for it with ``wait_for_completion``."""
         run_id = self.run_id or _run_id_of(context)
         conf = encode_value(resolved(self.conf, context), where="conf", bytes_max=KWARGS_BYTES_MAX)
         logical_date_s = None if self.logical_date is None else self.logical_date.timestamp()
         created = queries.send_query(CreateRun(self.trigger_dag_id, run_id, conf, logical_date_s))
         is_new = isinstance(created, RunCreated) and created.is_new
-        how = "began the run %s of DAG %s" if is_new else "the run %s of DAG %s had been begun before"
+        how = "created the run %s of DAG %s" if is_new else "the run %s of DAG %s exists already"
         self.log.info(how, run_id, self.trigger_dag_id)
         context["ti"].xcom_push(XCOM_RUN_ID, run_id)
         if not self.wait_for_completion:
@@ -213,7 +214,7 @@ class TriggerDagRunOperator(BaseOperator):
         return self.execute_complete(context, event=fired.payload)
 
     def execute_complete(self, context: Context, event: Any = None) -> str:
-        """Judge how the run ended."""
+        """Return the run_id, or raise if the run has failed."""
         return _judged(self.trigger_dag_id, event)
 
     def _trigger(self, run_id: str) -> ExternalTaskTrigger:
@@ -227,12 +228,12 @@ class TriggerDagRunOperator(BaseOperator):
 
 
 def _run_id_of(context: Context) -> str:
-    """Return the name of the run that this try of this task begins, and no other."""
+    """Return a run_id that is unique to this try of this task."""
     own = (context["dag_id"], context["run_id"], context["task_id"], str(context["try_number"]))
     readable = f"triggered__{own[0]}__{own[2]}__{own[1]}__try{own[3]}"
     if len(readable) <= NAME_CHARS_MAX and not any("__" in f"_{own[part]}_" for part in (0, 2)):
         return readable
-    # Too long, or such that another task's name could read the same.
+    # Too long, or ambiguous: another task could have the same.
     digest = hashlib.sha256("\0".join(own).encode()).hexdigest()[:32]
     return f"triggered__{own[0][:60]}__{own[2][:60]}__{digest}__try{own[3]}"
 
@@ -243,7 +244,7 @@ def _judged(dag_id: str, event: Any) -> str:
     if event["outcome"] == "success":
         return run_id
     states = ", ".join(f"{task_id or 'the run'} is {state}" for task_id, state in event["states"].items())
-    told = f"DAG {dag_id!r}, run {run_id!r}: {event['problem'] or states}"
+    text = f"DAG {dag_id!r}, run {run_id!r}: {event['problem'] or states}"
     if event["outcome"] == "skipped":
-        raise TaskSkipped(told)
-    raise ExternalFailed(told)
+        raise TaskSkipped(text)
+    raise ExternalFailed(text)

@@ -1,4 +1,4 @@
-"""`DAG`: tasks, what comes before what, and when all that runs."""
+"""`DAG`: tasks, their order, and their schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headgate.triggers.airflow_names import NoOptions
 if TYPE_CHECKING:
     from headgate.tasks.operator import BaseOperator
 
-# The DAGs whose `with` blocks are open, the innermost last; and, while a file is loaded, those it has made.
+# The DAGs whose `with` blocks are open, the innermost last; and the DAGs that the file being loaded has made so far.
 _open: ContextVar[tuple[DAG, ...]] = ContextVar("headgate open DAGs", default=())
 _made: ContextVar[list[DAG] | None] = ContextVar("headgate DAGs of a file", default=None)
 
@@ -29,14 +29,14 @@ _made: ContextVar[list[DAG] | None] = ContextVar("headgate DAGs of a file", defa
 class DAG:
     """Tasks that run together, in the order of their arrows.
 
-    ``schedule`` is None (runs when asked to), a cron expression of five fields or a preset such as ``@daily``, read in
-    ``timezone`` (by default that of ``start_date`` if it is a `ZoneInfo`, else UTC), or one or several `Asset`:
-    then it runs when each of them has had an event; `Each`, `Batch` and `Latest` say otherwise.
-    ``start_date`` is aware; ``catchup`` makes the runs between it and now, and needs it. ``default_args`` are options
-    for all tasks that do not say otherwise.
+    ``schedule`` is None (runs are created by hand), a cron expression of five fields or a preset such as ``@daily``,
+    read in ``timezone`` (by default that of ``start_date`` if it is a `ZoneInfo`, else UTC), or one or several `Asset`:
+    there is a run when each of them has had an event, unless they are in an `Each`, `Batch` or `Latest`.
+    ``start_date`` is aware; ``catchup`` creates the runs between it and now, and requires it. ``default_args`` are the
+    tasks' default options.
 
-    Used as a context manager, it takes the tasks made in its block. Raises `DagMalformed`, which names the DAG, the
-    task and the value, here or when tasks are made and joined.
+    Tasks created in its ``with`` block belong to it. Raises `DagMalformed`, which names the DAG, the task and the
+    value, here or when tasks are created and joined.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class DAG:
         if not isinstance(max_active_runs, int) or isinstance(max_active_runs, bool):
             raise DagMalformed(dag_id, None, f"max_active_runs must be an int, not {max_active_runs!r:.100}")
         if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
-            raise DagMalformed(dag_id, None, f"tags must be several str, not {tags!r:.100}")
+            raise DagMalformed(dag_id, None, f"tags must be a list of str, not {tags!r:.100}")
         if (problem := options_problem(default_args or {})) is not None:
             raise DagMalformed(dag_id, None, f"default_args: {problem}")
         if catchup and start_date is None:
-            raise DagMalformed(dag_id, None, "catchup needs a start_date to catch up from")
+            raise DagMalformed(dag_id, None, "catchup needs a start_date, from which runs are created")
         self.start_date = _aware(dag_id, start_date)
         self.timezone = _zone_of(dag_id, timezone, start_date)
         self.catchup = catchup
@@ -85,7 +85,7 @@ class DAG:
             self.schedule = read_schedule(schedule, self.timezone)
         except ValueError as error:
             raise DagMalformed(dag_id, None, str(error)) from None
-        self.to_spec()  # says at once, at the author's line, what the protocol's limits say
+        self.to_spec()  # checks the protocol's limits at the author's line
         made = _made.get()
         if made is not None:
             made.append(self)
@@ -102,17 +102,17 @@ class DAG:
     ) -> None:
         _open.set(_open.get()[:-1])
         if kind is None:
-            self.to_spec()  # a cycle is told here, where its author looks for it
+            self.to_spec()  # a cycle is reported at the author's line
 
     @property
     def tasks(self) -> Mapping[str, BaseOperator]:
-        """The tasks by their ids, in the order they were made."""
+        """The tasks by id, in the order of their creation."""
         return MappingProxyType(self._tasks)
 
     def add(self, task: BaseOperator) -> None:
-        """Take a task in; done by the task itself when it is made. Raises `DagMalformed` for a second one of its id."""
+        """Add a task; called by the task itself. Raises `DagMalformed` for a second task with the same id."""
         if task.task_id in self._tasks:
-            raise DagMalformed(self.dag_id, task.task_id, "stands in the DAG twice: each task needs an id of its own")
+            raise DagMalformed(self.dag_id, task.task_id, "is in the DAG twice: each task needs its own task_id")
         self._tasks[task.task_id] = task
 
     def descendants(self, task_id: str) -> set[str]:
@@ -126,7 +126,7 @@ class DAG:
         return found
 
     def to_spec(self) -> DagSpec:
-        """Return what the supervisor schedules from. Raises `DagMalformed`."""
+        """Return the spec that the supervisor schedules from. Raises `DagMalformed`."""
         spec = DagSpec(
             dag_id=self.dag_id,
             schedule=self.schedule,
@@ -186,14 +186,14 @@ def dag(dag_id: Any = None, **options: Any) -> Any:
 
 
 def open_dag() -> DAG | None:
-    """Return the DAG in whose ``with`` block this is called, None outside of all."""
+    """Return the DAG in whose ``with`` block this is called, None outside of any."""
     dags = _open.get()
     return dags[-1] if dags else None
 
 
 @contextmanager
 def collecting() -> Generator[list[DAG]]:
-    """Give the list that every DAG made in the block is added to; no ``with`` block outside of it is seen within."""
+    """Yield a list that every DAG created in the block is added to; `open_dag` ignores DAGs opened outside."""
     made: list[DAG] = []
     made_token, open_token = _made.set(made), _open.set(())
     try:
@@ -209,7 +209,7 @@ def _aware(dag_id: str, start_date: datetime | None) -> datetime | None:
     if not isinstance(start_date, datetime):
         raise DagMalformed(dag_id, None, f"start_date must be a datetime, not {start_date!r:.100}")
     if start_date.utcoffset() is None:
-        problem = f"start_date must be aware of its time zone; {start_date.isoformat()} is naive"
+        problem = f"start_date must have a time zone; {start_date.isoformat()} has none"
         raise DagMalformed(dag_id, None, problem)
     return start_date
 

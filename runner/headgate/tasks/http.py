@@ -1,4 +1,4 @@
-"""`HttpSensor`: apart from the other sensors, for the time its client takes to be imported."""
+"""`HttpSensor`, in its own module because its client takes long to import."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["HttpSensor"]
 class HttpSensor(TriggerSensor):
     """Waits until ``url`` is answered with ``expected_status``; see `HttpTrigger`, whose payload it returns.
 
-    ``poke_interval`` is the wait between two requests, ``request_timeout`` that for one, ``tries_max`` the number of
-    failed ones after one another that fails the try.
+    ``poke_interval`` is the wait between two requests, ``request_timeout`` the limit for one, and ``tries_max`` the
+    number of consecutive failed requests that fails the try.
     """
 
     poke_interval_default = timedelta(seconds=POLL_INTERVAL_S)
@@ -41,16 +41,10 @@ class HttpSensor(TriggerSensor):
         self.expected_status = expected_status
         self.request_timeout = request_timeout
         self.tries_max = tries_max
-        try:
-            self._trigger()
-        except (TypeError, ValueError) as error:
-            raise self._malformed(str(error)) from None
+        self._check_trigger()
 
     def make_trigger(self, context: Context) -> BaseTrigger:
         """Return an `HttpTrigger` for the request."""
-        return self._trigger()
-
-    def _trigger(self) -> HttpTrigger:
         return HttpTrigger(
             self.url,
             method=self.method,

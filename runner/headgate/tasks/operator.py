@@ -1,4 +1,4 @@
-"""`BaseOperator`: what every task is made of; and how tasks are joined."""
+"""`BaseOperator`, the base of all tasks, and how tasks are joined."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ Joined = TypeVar("Joined", bound="Joinable")
 
 
 class Arrows:
-    """What can stand on either side of ``>>`` and ``<<``."""
+    """Base of the operands of ``>>`` and ``<<``."""
 
     def _operator(self) -> BaseOperator:
         raise NotImplementedError
 
     def set_downstream(self, other: Joinable) -> None:
-        """Let ``other`` run after this. Raises `DagMalformed` for a task of another DAG, or of none."""
+        """Run ``other`` after this. Raises `DagMalformed` for a task of another DAG, or of none."""
         for task in operators_of(other):
             _join(self._operator(), task)
 
     def set_upstream(self, other: Joinable) -> None:
-        """Let this run after ``other``. Raises as `set_downstream` does."""
+        """Run this after ``other``. Raises as `set_downstream` does."""
         for task in operators_of(other):
             _join(task, self._operator())
 
@@ -62,7 +62,7 @@ class Arrows:
         self.set_upstream(other)
         return other
 
-    # For a list on the left: a list has no arrows of its own.
+    # For a list on the left.
     def __rrshift__(self, other: Sequence[Arrows]) -> Arrows:
         self.set_upstream(other)
         return self
@@ -114,7 +114,7 @@ class BaseOperator(Arrows):
         self.dag = open_dag() if dag is None else dag
         self.upstream_task_ids: set[str] = set()
         self.downstream_task_ids: set[str] = set()
-        self.skips: set[str] = set()  # set by a step that succeeds: what of the tasks below shall not run
+        self.skips: set[str] = set()  # set by a step that succeeds: downstream tasks that are not to run
         self._deferral: TaskDeferred | None = None
         dag_args = TaskOptions() if self.dag is None else self.dag.default_args
         if not isinstance(task_id, str):
@@ -134,7 +134,7 @@ class BaseOperator(Arrows):
         self.trigger_rule: TriggerRule = given["trigger_rule"]
         self.start_trigger_args = given.get("start_trigger_args", self.start_trigger_args)
         self.start_from_trigger = given.get("start_from_trigger", self.start_from_trigger)
-        # Said here, at the author's line; the trigger to start with is looked at when the subclass is done with it.
+        # Checked at the author's line; the start trigger is checked later, after the subclass's constructor.
         if (problem := task_problem(self._spec(None))) is not None:
             raise self._malformed(problem)
         if self.dag is not None:
@@ -143,14 +143,14 @@ class BaseOperator(Arrows):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.task_id!r}>"
 
-    # --- what authors override ---
+    # --- for authors to override ---
 
     def execute(self, context: Context) -> Any:
-        """Do the task's work. What is returned, if not None, is left as the XCom ``return_value``."""
+        """Do the task's work. The returned value becomes the XCom ``return_value``."""
         raise NotImplementedError(f"{type(self).__name__} does not override execute")
 
     def on_kill(self) -> None:
-        """Stop what the task has started elsewhere. Called only when a user acts on the running task (I14)."""
+        """Stop work that the task started elsewhere. Called only if a user clears, marks or cancels the task (I14)."""
 
     # --- deferral ---
 
@@ -162,12 +162,12 @@ class BaseOperator(Arrows):
         kwargs: dict[str, Any] | None = None,
         timeout: timedelta | None = None,
     ) -> NoReturn:
-        """Give up the worker until ``trigger`` fires; raises `TaskDeferred`, whose arguments these are."""
+        """Release the worker until ``trigger`` fires: raise `TaskDeferred` with these arguments."""
         self._deferral = TaskDeferred(trigger=trigger, method_name=method_name, kwargs=kwargs, timeout=timeout)
         raise self._deferral
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
-        """Go on after a deferral: call ``next_method(context, event=event, **next_kwargs)``.
+        """Resume after a deferral: call ``next_method(context, event=event, **next_kwargs)``.
 
         For ``__fail__`` raises `TriggerTimeout` or `TaskDeferralError`, with the trigger's error and traceback.
         """
@@ -177,15 +177,15 @@ class BaseOperator(Arrows):
         raise kind(str(next_kwargs.get("error", "the trigger failed")), str(next_kwargs.get("traceback", "")))
 
     def method_problem(self, name: str, kwargs: dict[str, Any]) -> str | None:
-        """Return why this task cannot be resumed in the method ``name`` with these kwargs, None if it can."""
+        """Return the reason why the task cannot resume in the method ``name`` with these kwargs, None if it can."""
         method = getattr(self, name, None)
         if not callable(method):
-            return f"{type(self).__name__} has no method {name!r:.100} to be resumed in"
+            return f"{type(self).__name__} has no method {name!r:.100} to resume in"
         try:
             inspect.signature(method).bind(None, event=None, **kwargs)
         except TypeError as error:
             return f"{type(self).__name__}.{name} cannot be called with (context, event=..., kwargs): {error}"
-        except ValueError:  # written in C, it has no signature to be had
+        except ValueError:  # written in C, it has no signature
             return None
         return None
 
@@ -198,11 +198,11 @@ class BaseOperator(Arrows):
 
     @property
     def output(self) -> XComArg:
-        """What this task returns, to be passed to a task that takes values of others."""
+        """The value this task will return, as an argument for other tasks."""
         return XComArg(self)
 
     def to_spec(self) -> TaskSpec:
-        """Return what the supervisor knows of the task. Raises `DagMalformed`, also for a template of Airflow's."""
+        """Return the spec of the task for the supervisor. Raises `DagMalformed`, also for a template of Airflow's."""
         for name in self.template_fields:
             if (template := _template_in(getattr(self, name, None))) is not None:
                 raise self._malformed(
@@ -261,7 +261,7 @@ class BaseOperator(Arrows):
 
 
 class XComArg(Arrows):
-    """What a task will have returned when the tasks below it run; a placeholder in a DAG file."""
+    """A placeholder for an XCom of a task, in the arguments of tasks downstream."""
 
     def __init__(self, operator: BaseOperator, key: str = RETURN_VALUE) -> None:
         self.operator = operator
@@ -299,7 +299,7 @@ def chain(*links: Joinable) -> None:
 
 
 def operators_of(joinable: Joinable) -> Iterator[BaseOperator]:
-    """Give the operators that stand on one side of an arrow. Raises TypeError for what is none."""
+    """Yield the operators on one side of an arrow. Raises TypeError for anything else."""
     for part in joinable if isinstance(joinable, Sequence) and not isinstance(joinable, str) else [joinable]:
         if not isinstance(part, Arrows):
             raise TypeError(f"tasks are joined to tasks, not to {part!r:.100}")
@@ -308,7 +308,7 @@ def operators_of(joinable: Joinable) -> Iterator[BaseOperator]:
 
 def _join(above: BaseOperator, below: BaseOperator) -> None:
     if above.dag is None or above.dag is not below.dag:
-        problem = f"cannot be joined to {below.task_id!r}: each must be in a DAG, and both in the same"
+        problem = f"cannot be joined to {below.task_id!r}: both must be in the same DAG"
         raise above._malformed(problem)
     above.downstream_task_ids.add(below.task_id)
     below.upstream_task_ids.add(above.task_id)

@@ -1,4 +1,4 @@
-"""Operators that come ready-made."""
+"""Operators that call Python functions, and `EmptyOperator`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ __all__ = ["BranchPythonOperator", "EmptyOperator", "PythonOperator", "ShortCirc
 
 
 class EmptyOperator(BaseOperator):
-    """Does nothing: a place for arrows to meet."""
+    """Does nothing; joins other tasks."""
 
     def execute(self, context: Context) -> None:
         """Return at once."""
 
 
 class PythonOperator(BaseOperator):
-    """Calls a function, and leaves what it returns as the XCom ``return_value``.
+    """Calls a function, whose result becomes the XCom ``return_value``.
 
-    ``op_args`` and ``op_kwargs`` are passed on; the outputs of other tasks among them (`BaseOperator.output`, also
-    within lists, tuples and dicts) become their values, and those tasks upstream of this one. Of the context the
-    function gets what it has a parameter for (``ti``, ``run_id``, ...), all of it for ``**kwargs``.
+    The function gets ``op_args`` and ``op_kwargs``. Outputs of other tasks among them (`BaseOperator.output`, also
+    within lists, tuples and dicts) are replaced by their values, and those tasks become upstream of this one. The
+    function also gets the keys of the context that it has parameters for (``ti``, ``run_id``, ...), or all of them if
+    it has ``**kwargs``.
 
-    The function may raise `TaskDeferred` with ``method_name="execute"``: it is called again from its start, and gets
-    the ``event`` and the deferral's kwargs as it gets the context. ``event`` is None the first time.
+    The function may raise `TaskDeferred` with ``method_name="execute"``: it is then called again from its start, with
+    ``event`` and the deferral's kwargs if it has parameters for them. ``event`` is None in the first call.
     """
 
     template_fields = ("op_args", "op_kwargs")
@@ -49,7 +50,7 @@ class PythonOperator(BaseOperator):
         if not callable(python_callable):
             raise self._malformed(f"python_callable must be a function, not {python_callable!r:.100}")
         if inspect.iscoroutinefunction(python_callable) or inspect.isasyncgenfunction(python_callable):
-            raise self._malformed("python_callable must not be async: tasks are synchronous, triggers are not")
+            raise self._malformed("python_callable must not be async: tasks are synchronous, and triggers are async")
         if isinstance(op_args, str):
             raise self._malformed(f"op_args must be a sequence of arguments, not the str {op_args!r:.100}")
         self.python_callable = python_callable
@@ -84,10 +85,10 @@ class PythonOperator(BaseOperator):
             raise self._malformed(problem + (has if missing in signature.parameters else "")) from None
 
     def _wanted(self, offered: Mapping[str, Any], positional: int) -> dict[str, Any]:
-        """Return what of ``offered`` the function has a parameter for that no positional argument takes."""
+        """Return the part of ``offered`` that the function has parameters for, except those that ``op_args`` take."""
         try:
             parameters = list(inspect.signature(self.python_callable).parameters.values())
-        except ValueError:  # written in C, it has no signature to be had
+        except ValueError:  # written in C, it has no signature
             return {}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             taken = {p.name for p in parameters[:positional] if p.kind is not p.VAR_KEYWORD}
@@ -98,21 +99,21 @@ class PythonOperator(BaseOperator):
 
 
 class BranchPythonOperator(PythonOperator):
-    """Calls a function that says which of the tasks right below go on: a task id, several, or None for none.
+    """Calls a function that returns which directly downstream tasks run: a task_id, several, or None for none.
 
-    Those it does not name are skipped, but for a task that stands below one it names as well. What it returned is left
-    as the XCom ``return_value``. Naming a task that is not right below is an error.
+    The others are skipped, except for tasks that are downstream of a chosen one as well. The function's result becomes
+    the XCom ``return_value``. To return a task that is not directly downstream is an error.
     """
 
     def execute(self, context: Context, event: Any = None, **resumed_with: Any) -> Any:
-        """Call the function and mark what it leaves out."""
+        """Call the function, and skip the tasks that it does not choose."""
         chosen = super().execute(context, event, **resumed_with)
         names: Collection[Any] = [] if chosen is None else [chosen] if isinstance(chosen, str) else chosen
         if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"a branch must return a task_id, several, or None, not {chosen!r:.100}")
+            raise TypeError(f"a branch must return a task_id, a list of them, or None, not {chosen!r:.100}")
         if strangers := sorted(set(names) - self.downstream_task_ids):
             below = ", ".join(sorted(self.downstream_task_ids)) or "none"
-            raise ValueError(f"the branch chose {', '.join(strangers)}; the tasks right below are: {below}")
+            raise ValueError(f"the branch chose {', '.join(strangers)}; the directly downstream tasks are: {below}")
         kept = set(names)
         if self.dag is not None:
             kept.update(*(self.dag.descendants(name) for name in names))
@@ -121,9 +122,10 @@ class BranchPythonOperator(PythonOperator):
 
 
 class ShortCircuitOperator(PythonOperator):
-    """Calls a function; unless it returns something true, the tasks below are skipped, whatever their trigger rules.
+    """Calls a function; unless it returns a true value, all downstream tasks are skipped, whatever their trigger rules.
 
-    With ``ignore_downstream_trigger_rules=False`` only those right below are, and the rules of the others decide.
+    With ``ignore_downstream_trigger_rules=False`` only the directly downstream tasks are skipped, and the trigger rules
+    of the others decide.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class ShortCircuitOperator(PythonOperator):
         self.ignore_downstream_trigger_rules = ignore_downstream_trigger_rules
 
     def execute(self, context: Context, event: Any = None, **resumed_with: Any) -> Any:
-        """Call the function and mark what it cuts off."""
+        """Call the function, and skip the downstream tasks if its result is false."""
         condition = super().execute(context, event, **resumed_with)
         if not condition:
             self.skips = set(self.downstream_task_ids)
@@ -156,7 +158,7 @@ def outputs_in(value: Any) -> list[XComArg]:
     """Return the outputs of other tasks in ``value``, however deep in lists, tuples and dicts."""
     if isinstance(value, XComArg):
         return [value]
-    # Exactly these, as in `resolved`: what is told to be upstream is what will be looked up.
+    # Exactly these types, as in `resolved`: every output found here is replaced there.
     if type(value) is dict:
         value = list(value.values())
     if type(value) in (list, tuple):
@@ -165,7 +167,7 @@ def outputs_in(value: Any) -> list[XComArg]:
 
 
 def resolved(value: Any, context: Context) -> Any:
-    """Return ``value`` with the values of other tasks in the places of their outputs."""
+    """Return ``value`` with outputs of other tasks replaced by their values."""
     if isinstance(value, XComArg):
         return value.resolve(context)
     if type(value) is dict:

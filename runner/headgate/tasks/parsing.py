@@ -1,7 +1,7 @@
-"""From a DAG file to its DAGs: the file is run, and every DAG made meanwhile is one of its DAGs.
+"""Load the DAGs of a DAG file: the file is run, and every DAG that it creates is one of its DAGs.
 
-The file is run as a module of a name of its own, so that two files of the same name do not meet, and from its source
-alone: a cached compilation would be taken for a file that was changed twice within a second.
+The file is run as a module with a unique name, so that two files with the same name do not conflict, and always from
+source: cached bytecode is considered current for a file that changed twice within a second.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from headgate.protocol.messages.dags import DagSpec, encode_dag
 from headgate.tasks.graph import DAG, collecting
 from headgate.triggers.encoding import DAG_MODULES
 
-FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # what is longer is data, and belongs in a file beside
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # a longer file holds data, which belongs in another file
 DAGS_PER_FILE_MAX: Final = 1000
 
 
 class DagFileRefused(Exception):
-    """A DAG file is not run, or what it made is not taken."""
+    """A DAG file is too long, or makes too many DAGs."""
 
 
 class ParsedFile(msgspec.Struct, frozen=True):
-    """What came of one file: its DAGs, or the error and its traceback, each ``ERROR_CHARS_MAX`` characters at most."""
+    """Result of `parse_file`: the DAGs, or the error and its traceback, each at most ``ERROR_CHARS_MAX`` characters."""
 
     dags: tuple[DagSpec, ...] = ()
     error: str = ""
@@ -39,9 +39,9 @@ class ParsedFile(msgspec.Struct, frozen=True):
 
 
 def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
-    """Run the file and return the specs of its DAGs, or why there are none.
+    """Run the file and return the specs of its DAGs, or the error.
 
-    A file is taken as a whole: where one of its DAGs is at fault, it has none. Raises nothing but `KeyboardInterrupt`.
+    If one DAG of the file is malformed, the file has none. Raises nothing but `KeyboardInterrupt`.
     """
     try:
         specs = tuple(dag.to_spec() for dag in load_dags(path).values())
@@ -50,14 +50,14 @@ def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: the author's file is run as it is
-        linecache.checkcache()  # the traceback shows the lines that ran, not those of an earlier version
+        linecache.checkcache()  # so that the traceback shows the lines that ran, not those of an earlier version
         text, trace = describe_error(error)
         return ParsedFile(error=text, traceback=trace)
     return ParsedFile(dags=specs)
 
 
 def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
-    """Run the file and return its DAGs by their ids, in the order they were made.
+    """Run the file and return its DAGs by id, in the order of their creation.
 
     Raises whatever the file raises, `DagFileRefused` for one that is too long or makes too many, `DagMalformed` for two
     DAGs of one id.
@@ -70,7 +70,7 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
     module = ModuleType(module_name(path))
     module.__file__ = path
     code = compile(source, path, "exec", dont_inherit=True)
-    # It stays there: dataclasses, pickle and the like look a class's module up by its name, also when tasks run.
+    # It stays there, because dataclasses, pickle and others look up a class's module by name, also while tasks run.
     previous = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     try:
@@ -88,7 +88,7 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
     dags: dict[str, DAG] = {}
     for dag in made:
         if dag.dag_id in dags:
-            raise DagMalformed(dag.dag_id, None, "is made twice by this file: each DAG needs an id of its own")
+            raise DagMalformed(dag.dag_id, None, "is made twice by this file: each DAG needs its own dag_id")
         dags[dag.dag_id] = dag
     return dags
 
@@ -107,6 +107,6 @@ def _add_hint(error: ModuleNotFoundError, path: str) -> None:
 
 
 def module_name(path: str) -> str:
-    """Return the name the file at this absolute path is run as; no other path gives the same one."""
+    """Return the module name for the file at this absolute path, which is unique to the path."""
     stem = re.sub(r"\W", "_", os.path.splitext(os.path.basename(path))[0])[:60]
     return f"{DAG_MODULES}.{stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"

@@ -1,6 +1,6 @@
-"""When a DAG runs: from what its author wrote to what the scheduler reads.
+"""The schedules of DAGs, as authors write them, and their form for the scheduler.
 
-Cron expressions are read by cronsim, which keeps to Debian's cron at the clock changes of a time zone.
+Cron expressions are parsed by cronsim, which does as Debian's cron does when the clocks of a time zone change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRESETS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """Something outside, named by its ``uri``, whose events can start a DAG. Raises ValueError for a bad URI."""
+    """Something outside headgate whose events can start a DAG. Raises ValueError for a bad ``uri``."""
 
     uri: str
 
@@ -56,7 +56,7 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A run for every ``count`` events of these assets; ``seconds`` after the first of them, also for fewer."""
+    """A run for every ``count`` events of these assets, or for fewer if ``seconds`` have passed since the first."""
 
     assets: Assets
     count: int
@@ -65,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """A run for the newest event of these assets; those that wait besides it are superseded, and stand with the run."""
+    """A run for the newest event of these assets; older events that wait are superseded, and recorded with the run."""
 
     assets: Assets
 
@@ -74,7 +74,7 @@ Schedule: TypeAlias = str | Asset | Sequence[Asset] | Each | Batch | Latest | No
 
 
 def read_schedule(schedule: Schedule, timezone: str) -> CronSchedule | AssetSchedule | None:
-    """Return the schedule as the scheduler reads it. Raises ValueError, which names the value, for what is none."""
+    """Return the schedule in its form for the scheduler. Raises ValueError, which names the value."""
     if schedule is None:
         return None
     if isinstance(schedule, str):
@@ -106,7 +106,7 @@ def _uris(given: object, what: str) -> tuple[str, ...]:
 
 
 def check_cron(cron: str, timezone: str) -> None:
-    """Raise ValueError unless ``cron`` is an expression of five fields that matches some moment in ``timezone``."""
+    """Raise ValueError unless ``cron`` is an expression of five fields that matches a time in ``timezone``."""
     fields = len(cron.split())
     if fields != CRON_FIELDS:
         presets = "" if not cron.startswith("@") else f"; the presets are {', '.join(PRESETS)}"
@@ -115,15 +115,15 @@ def check_cron(cron: str, timezone: str) -> None:
     try:
         next(CronSim(cron, begin))
     except StopIteration:
-        raise ValueError(f"the cron expression {cron!r} matches no moment") from None
+        raise ValueError(f"the cron expression {cron!r} never matches") from None
     except Exception as error:
-        # The library asserts here and there where it has no error of its own.
-        raise ValueError(f"{cron!r:.100} is no cron expression: {str(error) or type(error).__name__}") from None
+        # The library has assertions for some errors.
+        raise ValueError(f"{cron!r:.100} is not a cron expression: {str(error) or type(error).__name__}") from None
 
 
 def read_zone(name: str) -> ZoneInfo:
-    """Return the IANA time zone of this name. Raises ValueError if the machine has none such."""
+    """Return the IANA time zone of this name. Raises ValueError if this machine does not have it."""
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError, TypeError):
-        raise ValueError(f"{name!r:.100} is no time zone this machine knows") from None
+        raise ValueError(f"{name!r:.100} is not a time zone that this machine has") from None

@@ -1,4 +1,4 @@
-"""Sensors: tasks that wait for something. Each gives up its worker while it waits, unless it is told not to."""
+"""Sensors: tasks that wait for something, without a worker unless ``mode="poke"``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
-from typing import Any, ClassVar, Literal, NoReturn, Required, Unpack
+from typing import Any, ClassVar, Literal, NoReturn, Required, Unpack, cast
 
 import msgspec
 import trio
@@ -32,7 +32,7 @@ Mode = Literal["poke", "deferrable"]
 
 
 class SensorOptions(TaskOptions, total=False):
-    """The options of a sensor beside what it waits for; see `BaseSensorOperator`."""
+    """The options of all sensors; see `BaseSensorOperator`."""
 
     task_id: Required[str]
     dag: DAG | None
@@ -43,7 +43,7 @@ class SensorOptions(TaskOptions, total=False):
 
 
 class PokeReturnValue:
-    """What `BaseSensorOperator.poke` may return instead of a bool: ``xcom_value`` is left as ``return_value``."""
+    """A result of `BaseSensorOperator.poke` with a value: ``xcom_value`` becomes the XCom ``return_value``."""
 
     def __init__(self, is_done: bool, xcom_value: Any = None) -> None:
         self.is_done = is_done
@@ -54,11 +54,11 @@ class PokeReturnValue:
 
 
 class BaseSensorOperator(BaseOperator):
-    """Waits until `poke` returns something true, asked every ``poke_interval``.
+    """Waits until `poke`, called every ``poke_interval``, returns a true value.
 
-    ``poke_interval`` is a minute if nothing else is said. ``mode="deferrable"`` (the default) gives up the worker
-    between two pokes, ``"poke"`` holds it. What has not come ``timeout`` after the first poke of a try ends the task:
-    as failed without another try (`SensorTimeout`), or as skipped with ``soft_fail``.
+    ``poke_interval`` is a minute by default. ``mode="deferrable"`` (the default) releases the worker between two pokes,
+    ``"poke"`` keeps it. ``timeout`` after the first poke of a try (or after the start, with ``start_from_trigger``) the
+    task fails without another try (`SensorTimeout`), or is skipped with ``soft_fail``.
     """
 
     poke_interval_default: ClassVar[timedelta] = timedelta(seconds=60)
@@ -87,11 +87,11 @@ class BaseSensorOperator(BaseOperator):
         self.soft_fail = soft_fail
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Return whether what is waited for is there."""
+        """Return whether the condition is met."""
         raise NotImplementedError(f"{type(self).__name__} does not override poke")
 
     def execute(self, context: Context, event: Any = None, waiting_since: datetime | None = None) -> Any:
-        """Poke until something is there; ``waiting_since`` is of the first poke of this try, before any deferral."""
+        """Poke until the condition is met; ``waiting_since`` is the time of the first poke of this try."""
         since = waiting_since or self._now()
         while True:
             found = self.poke(context)
@@ -100,10 +100,10 @@ class BaseSensorOperator(BaseOperator):
             left = since + self.timeout - self._now()
             if left <= timedelta(0):
                 self._give_up()
-            # The last poke is at the end of the timeout, not before it.
+            # The last poke is when the timeout is over, not before.
             pause = min(self.poke_interval, left)
             if self.mode == "deferrable":
-                # The deferral has no timeout of its own: the wait is short, and the sensor looks at its own.
+                # The deferral needs no timeout: the wait is short, and the sensor checks its own timeout after it.
                 self.defer(
                     trigger=TimeDeltaTrigger(pause, clock=self._now),
                     method_name="execute",
@@ -119,13 +119,13 @@ class BaseSensorOperator(BaseOperator):
         return msgspec.structs.replace(start, timeout_s=timeout_s)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
-        """Go on as every task does, but take the deferral's timeout for the sensor's."""
+        """Resume as every task does, but treat the deferral's timeout as the sensor's."""
         try:
             return super().resume_execution(next_method, next_kwargs, event, context)
         except TriggerTimeout as error:
             self._give_up(error)
 
-    # The next two are overridden in tests, which do not wait.
+    # Overridden in tests, which do not wait.
 
     def _now(self) -> datetime:
         return utc_now()
@@ -143,20 +143,27 @@ class BaseSensorOperator(BaseOperator):
 class TriggerSensor(BaseSensorOperator):
     """A sensor that waits with a trigger: it defers once, and returns the payload of the event.
 
-    A subclass says which trigger (`make_trigger`). ``mode="poke"`` runs that very trigger on the worker. A trigger
-    that fails fails the try.
+    A subclass overrides `make_trigger`. ``mode="poke"`` runs the same trigger on the worker. If the trigger fails, the
+    try fails.
     """
 
     def make_trigger(self, context: Context) -> BaseTrigger:
         """Return the trigger to wait with."""
         raise NotImplementedError(f"{type(self).__name__} does not override make_trigger")
 
+    def _check_trigger(self, prefix: str = "") -> None:
+        """Raise `DagMalformed` if the trigger refuses its arguments; for triggers that need nothing of the context."""
+        try:
+            self.make_trigger(cast(Context, {}))
+        except (TypeError, ValueError) as error:
+            raise self._malformed(f"{prefix}{error}") from None
+
     def poke(self, context: Context) -> NoReturn:
-        """Not used here: the trigger is what looks."""
-        raise NotImplementedError(f"{type(self).__name__} waits with a trigger, and has nothing to poke")
+        """Not used: the trigger waits."""
+        raise NotImplementedError(f"{type(self).__name__} waits with a trigger, and has no poke")
 
     def execute(self, context: Context, event: Any = None, waiting_since: datetime | None = None) -> Any:
-        """Defer to the trigger, or run it here and now."""
+        """Defer to the trigger, or run it on the worker."""
         trigger = self.make_trigger(context)
         if self.mode == "deferrable":
             self.defer(trigger=trigger, method_name="execute_complete", timeout=self.timeout)
@@ -171,7 +178,7 @@ class TriggerSensor(BaseSensorOperator):
         return event
 
     def _complete_here(self, fired: TriggerEvent, context: Context) -> Any:
-        """Do with the event what the supervisor does where the task is deferred."""
+        """Handle the event as the supervisor does for a deferred task."""
         if fired.kind == "event":
             return self.execute_complete(context, event=fired.payload)
         for key, value in ((fired.payload or {}).get("xcoms") or {}).items():
@@ -200,10 +207,10 @@ class DateTimeSensor(TriggerSensor):
 
 
 class TimeSensor(TriggerSensor):
-    """Waits until the clock shows ``target_time`` on the day the try begins; not at all if that has passed.
+    """Waits until ``target_time`` on the day on which the try begins; does not wait if that has passed.
 
-    The clock is that of the time's own zone if it has one, else of the DAG's time zone. An hour that a day has twice is
-    its first, one that it lacks is the moment at which the clock has passed it. Returns the moment in UTC.
+    The time is in its own zone if it has one, else in the DAG's. Of a time that occurs twice on that day it is the
+    first; a time that does not occur is the moment at which the clock skips it. Returns the moment in UTC.
     """
 
     def __init__(self, *, target_time: time_of_day, **options: Unpack[SensorOptions]) -> None:
@@ -228,23 +235,17 @@ class FileSensor(TriggerSensor):
     def __init__(self, *, filepath: str | os.PathLike[str], **options: Unpack[SensorOptions]) -> None:
         super().__init__(**options)
         self.filepath = filepath
-        try:
-            self._trigger()
-        except (TypeError, ValueError) as error:
-            raise self._malformed(f"filepath: {error}") from None
+        self._check_trigger("filepath: ")
 
     def make_trigger(self, context: Context) -> BaseTrigger:
         """Return a `FileTrigger` for the path."""
-        return self._trigger()
-
-    def _trigger(self) -> FileTrigger:
         return FileTrigger(self.filepath, poke_interval_s=self.poke_interval.total_seconds())
 
 
 async def first_event_here(trigger: BaseTrigger, timeout_s: float) -> TriggerEvent:
-    """Run a trigger on this loop up to its first event; what it asks the supervisor, the step asks.
+    """Run a trigger on this loop until its first event; its queries are sent by the step.
 
-    Raises `trio.TooSlowError`, and what the trigger raises.
+    Raises `trio.TooSlowError`, and all exceptions of the trigger.
     """
     with queries.trigger_queries_handled_by(_send_as_step):
         events = trigger.run()

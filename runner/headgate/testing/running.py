@@ -10,7 +10,7 @@ from datetime import timedelta
 import trio
 
 from headgate.child import queries
-from headgate.protocol.messages.runner import RunnerSettings
+from headgate.protocol.messages.runner import CancelReason, RunnerSettings, TriggerSpec
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
@@ -32,7 +32,7 @@ _MISBEHAVIOUR = (
     "a trigger does not end",
     "a trigger could not leave its shared stream",
 )
-_TRIGGER_ID = 1
+TRIGGER_ID = 1
 
 
 def run_trigger(
@@ -66,34 +66,21 @@ def run_trigger(
     `Misbehaved` and `LeftBehind`, which are all assertions.
     """
     spec = check_round_trip(trigger)
-    clock = SkippingClock()
-    wanted = EVENTS_MAX if events is None else events
-
-    async def run(hosted: HostedTriggers) -> list[str]:
-        await hosted.start((spec,))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop_when, hosted, wanted, nursery.cancel_scope)
-            await clock.skip_waits(within.total_seconds(), of=hosted.main)
-            nursery.cancel_scope.cancel()
-        hosted.cancel(_TRIGGER_ID)
-        return await hosted.end()
-
-    last_events = {} if last_event is None else {_TRIGGER_ID: last_event}
     has_streams = isinstance(trigger, BaseEventTrigger) and trigger.shared_stream_key() is not None
-    stubs = Stubs(variables=variables, connections=connections, runs=runs)
-    open_state = functools.partial(
-        hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams, stubs=stubs
-    )
-    with (
-        queries.secrets.apart(),
-        skipped_wall_clock(type(trigger), clock),
-        trial(open_state, clock, blocked_after.total_seconds()) as (loop, records, told),
-    ):
-        left = loop.call(run)
-        hosted = loop.call(_itself)
-        loop.close()
+    with queries.secrets.apart():
+        hosted, records, left = run_hosted(
+            trigger,
+            spec,
+            SkippingClock(),
+            events=EVENTS_MAX if events is None else events,
+            within_s=within.total_seconds(),
+            blocked_after_s=blocked_after.total_seconds(),
+            last_events={} if last_event is None else {TRIGGER_ID: last_event},
+            has_streams=has_streams,
+            stubs=Stubs(variables=variables, connections=connections, runs=runs),
+        )
     _judge(hosted, records, trigger)
-    fired = hosted.events(_TRIGGER_ID)
+    fired = hosted.events(TRIGGER_ID)
     if events is None and len(fired) >= EVENTS_MAX:
         raise AssertionError(
             f"{spec.name} fires on and on, {EVENTS_MAX:,} events by now: say how many are wanted (events=), "
@@ -105,20 +92,59 @@ def run_trigger(
             f"trio, and for datetime.now() and time.time() in the module of the class, and for nothing else",
             fired,
         )
-    if left or told:
-        raise LeftBehind(f"{spec.name} left behind: {'; '.join([*left, *told])}")
+    check_left(spec.name, left)
     return fired[:events]
 
 
-async def _itself(hosted: HostedTriggers) -> HostedTriggers:
-    return hosted
+def run_hosted(
+    trigger: BaseTrigger,
+    spec: TriggerSpec,
+    clock: SkippingClock,
+    *,
+    events: int,
+    within_s: float,
+    blocked_after_s: float,
+    stubs: Stubs,
+    reason: CancelReason = "user",
+    last_events: dict[int, TriggerEvent] | None = None,
+    has_streams: bool = False,
+) -> tuple[HostedTriggers, Records, list[str]]:
+    """Run a trigger until it ends, has fired ``events`` events, or ``within_s`` seconds have passed, then cancel it.
+
+    Return the host, what was logged, and what the trigger left behind. The clock then shows when it was cancelled.
+    """
+
+    async def stop(hosted: HostedTriggers, scope: trio.CancelScope) -> None:
+        while len(hosted.fired[TRIGGER_ID]) < events and TRIGGER_ID not in hosted.finished:
+            await hosted.progress.park()
+        scope.cancel()
+
+    async def run(hosted: HostedTriggers) -> tuple[HostedTriggers, list[str]]:
+        until = clock.now_s + within_s
+        await hosted.start((spec,))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop, hosted, nursery.cancel_scope)
+            await clock.skip_waits(until, of=hosted.main)
+            nursery.cancel_scope.cancel()
+        cancelled_at = clock.now_s
+        hosted.cancel(TRIGGER_ID, reason)
+        left = await hosted.end()
+        clock.now_s = cancelled_at  # a task goes on meanwhile
+        return hosted, left
+
+    open_state = functools.partial(
+        hosted_triggers, clock, RunnerSettings(), last_events or {}, has_streams=has_streams, stubs=stubs
+    )
+    with skipped_wall_clock(type(trigger), clock), trial(open_state, clock, blocked_after_s) as (loop, records, told):
+        hosted, left = loop.call(run)
+        loop.close()
+    return hosted, records, [*left, *told]
 
 
-async def stop_when(hosted: HostedTriggers, wanted: int, scope: trio.CancelScope) -> None:
-    """Cancel ``scope`` once the trigger has fired as many events as wanted, or has ended."""
-    while len(hosted.fired[_TRIGGER_ID]) < wanted and _TRIGGER_ID not in hosted.finished:
-        await hosted.progress.park()
-    scope.cancel()
+def check_left(name: str, left: Sequence[str]) -> None:
+    """Raise `LeftBehind` if anything is left."""
+    if left:
+        raise LeftBehind(f"{name} left behind: {'; '.join(left)}")
 
 
 @contextmanager
@@ -140,9 +166,9 @@ def trial(
 
 def _judge(hosted: HostedTriggers, records: Records, trigger: BaseTrigger) -> None:
     """Raise what is to be said of how the trigger ended."""
-    finished, error = hosted.finished.get(_TRIGGER_ID), hosted.errors.get(_TRIGGER_ID)
+    finished, error = hosted.finished.get(TRIGGER_ID), hosted.errors.get(TRIGGER_ID)
     if finished is not None and finished.outcome == "failed":
-        raise TriggerFailed(finished.error, hosted.events(_TRIGGER_ID)) from error
+        raise TriggerFailed(finished.error, hosted.events(TRIGGER_ID)) from error
     check_log(records)
 
 

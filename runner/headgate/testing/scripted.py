@@ -16,11 +16,11 @@ import trio
 from headgate.protocol.messages.runner import RunnerSettings, TriggerSpec
 from headgate.streams import checks
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
-from headgate.testing.failures import LeftBehind, TriggerFailed
+from headgate.testing.failures import TriggerFailed
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
 from headgate.testing.loop import TrialLoop
 from headgate.testing.round_trip import check_round_trip
-from headgate.testing.running import BLOCKED_AFTER, check_log, trial
+from headgate.testing.running import BLOCKED_AFTER, check_left, check_log, trial
 from headgate.triggers.base import BaseEventTrigger, TriggerEvent
 from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
@@ -246,8 +246,7 @@ def shared_stream(
             left = stream.end()
             loop.close()
         check_log(records)
-        if left or told:
-            raise LeftBehind(f"left behind: {'; '.join([*left, *told])}")
+        check_left("the stream", [*left, *told])
 
 
 async def _start(hosted: HostedTriggers, specs: tuple[TriggerSpec, ...]) -> None:

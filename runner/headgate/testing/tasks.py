@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
-import trio
-
 from headgate.child import queries
-from headgate.protocol.messages.runner import FiredEvent, RunnerSettings, TriggerSpec
+from headgate.protocol.messages.runner import FiredEvent, TriggerSpec
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.values import decode_value, encode_value
 from headgate.tasks.context import RETURN_VALUE, Context, make_context
@@ -27,16 +25,14 @@ from headgate.tasks.errors import FAIL_METHOD, REASON_FAILURE, REASON_TIMEOUT
 from headgate.tasks.execution import Resumption, run_step
 from headgate.tasks.operator import Arrows, BaseOperator
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
-from headgate.testing.failures import LeftBehind, TaskNeverEnds, TaskNotSuccessful
-from headgate.testing.hosting import HostedTriggers, hosted_triggers
+from headgate.testing.failures import TaskNeverEnds, TaskNotSuccessful
 from headgate.testing.round_trip import check_round_trip, loaded
-from headgate.testing.running import BLOCKED_AFTER, WITHIN, check_log, stop_when, trial
+from headgate.testing.running import BLOCKED_AFTER, TRIGGER_ID, WITHIN, check_left, check_log, run_hosted
 from headgate.testing.stubs import CreatedRun, StubRun, Stubs
 from headgate.triggers import temporal
 from headgate.triggers.base import BaseTrigger
 
 DEFERRALS_MAX = 10_000  # a sensor that pokes every minute for a week
-_TRIGGER_ID = 1
 
 State: TypeAlias = Literal["success", "skipped", "failed"]
 
@@ -203,7 +199,7 @@ class _Trial:
     def _wait(self, task_id: str, deferred: StepDeferred) -> Resumption | TaskResult:
         """Run the trigger up to its first event, failure or timeout; say how the task goes on, or how it ended."""
         name = f"the trigger of {task_id!r}"
-        spec = TriggerSpec(_TRIGGER_ID, "run-1", name, deferred.classpath, deferred.kwargs)
+        spec = TriggerSpec(TRIGGER_ID, "run-1", name, deferred.classpath, deferred.kwargs)
         trigger = loaded(spec)
         check_round_trip(trigger)
         left_s = self._within_s - self._clock.now_s
@@ -242,37 +238,19 @@ class _Trial:
     def _first_event(
         self, spec: TriggerSpec, trigger: BaseTrigger, within_s: float
     ) -> tuple[FiredEvent | None, tuple[str, str, str] | None]:
-        clock = self._clock
-        until = clock.now_s + within_s
-
-        async def run(hosted: HostedTriggers) -> list[str]:
-            await hosted.start((spec,))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(stop_when, hosted, 1, nursery.cancel_scope)
-                await clock.skip_waits(until, of=hosted.main)
-                nursery.cancel_scope.cancel()
-            waited_until = clock.now_s
-            hosted.cancel(_TRIGGER_ID, "timeout")  # nothing waits for it any more, and no user acted on it
-            left = await hosted.end()
-            clock.now_s = waited_until  # the task goes on meanwhile
-            return left
-
-        async def itself(hosted: HostedTriggers) -> HostedTriggers:
-            return hosted
-
-        open_state = functools.partial(
-            hosted_triggers, clock, RunnerSettings(), {}, has_streams=False, stubs=self._stubs
+        hosted, records, left = run_hosted(
+            trigger,
+            spec,
+            self._clock,
+            events=1,
+            within_s=within_s,
+            blocked_after_s=self._blocked_after_s,
+            stubs=self._stubs,
+            reason="timeout",  # nothing waits for it any more, and no user acted on it
         )
-        with skipped_wall_clock(type(trigger), clock), trial(open_state, clock, self._blocked_after_s) as parts:
-            loop, records, told = parts
-            left = loop.call(run)
-            hosted = loop.call(itself)
-            loop.close()
         check_log(records)
-        fired = hosted.fired[_TRIGGER_ID]
-        finished = hosted.finished.get(_TRIGGER_ID)
-        if left or told:
-            raise LeftBehind(f"{spec.name} left behind: {'; '.join([*left, *told])}")
+        check_left(spec.name, left)
+        fired, finished = hosted.fired[TRIGGER_ID], hosted.finished.get(TRIGGER_ID)
         if fired:
             return fired[0], None
         if finished is not None and finished.outcome == "failed":

@@ -1,7 +1,7 @@
-"""What a trigger author writes against: the base classes and the events a trigger can fire.
+"""The API of trigger authors: base classes, and the events that a trigger can fire.
 
-The names and signatures are those of ``airflow.triggers.base`` (seeds 000 and 002); what differs is said
-where it differs. Triggers are trio code.
+The names and signatures are those of ``airflow.triggers.base``, except where a docstring says so. Triggers are trio
+code.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 
 
 class LastEventUnknown(Exception):
-    """The supervisor could not say which event of the trigger is the newest."""
+    """The supervisor did not answer which event of the trigger is the newest."""
 
 
 class TriggerEvent:
-    """Something a trigger fires when its condition is met.
+    """An event, which a trigger fires when its condition is met.
 
-    ``payload`` is any value `headgate.protocol.values` can encode. ``key`` names the thing the event is
-    about, for a trigger outside a shared stream: a second event of the same trigger with the same key is
-    counted as a redelivery and not stored again (I2). Inside a shared stream whose producer names its
-    messages (``event_key``), that name is the key, and this one is not used.
+    ``payload`` is any value that `headgate.protocol.values` can encode. ``key`` identifies the event, for a
+    trigger outside a shared stream: a second event of the same trigger with the same key is counted as a
+    redelivery and not stored again (I2). In a shared stream whose producer names its messages
+    (``event_key``), that name is the key, and this one is not used.
     """
 
     __slots__ = ("key", "payload")
@@ -68,7 +68,7 @@ class TriggerEvent:
 
 
 class _EndOfTask(TriggerEvent):
-    """Ends the waiting task from the trigger, without a worker; the trigger ends with it."""
+    """Ends the waiting task without a worker; the trigger ends too."""
 
     __slots__ = ("xcoms",)
 
@@ -100,7 +100,7 @@ class TaskSkippedEvent(_EndOfTask):
 
 @dataclass
 class StartTriggerArgs:
-    """What it takes to start a task in the trigger runner, with no worker (seed 002)."""
+    """The trigger that a task starts with, in the trigger runner and without a worker."""
 
     trigger_cls: str
     next_method: str
@@ -149,9 +149,9 @@ class BaseTrigger(abc.ABC):
         """
 
     async def last_event(self) -> TriggerEvent | None:
-        """Return the newest event of this trigger that is stored, from whichever run; None before the first.
+        """Return the newest stored event of this trigger, from this run or an earlier one; None before the first.
 
-        A poller goes on from there after a restart. Raises `RuntimeError` outside of a trigger runner, and
+        A poller continues from there after a restart. Raises `RuntimeError` outside a trigger runner, and
         `LastEventUnknown` when the database does not answer.
         """
         if self._ask_last_event is None:
@@ -160,7 +160,7 @@ class BaseTrigger(abc.ABC):
         return None if stored is None else TriggerEvent(decode_value(stored.payload), key=stored.key)
 
     async def get_variable(self, name: str, default: Any = REQUIRED) -> Any:
-        """Return the text of a variable, ``default`` where there is none; see `headgate.tasks.Variable`.
+        """Return the text of a variable, ``default`` if there is none; see `headgate.tasks.Variable`.
 
         Each call asks the supervisor again, because the value may have changed: do not keep it in an attribute. Raises
         `VariableMissing` if there is no default either, `NoQueryHandler` outside of a trigger runner, `QueryFailed`.
@@ -178,8 +178,13 @@ class BaseTrigger(abc.ABC):
         """
         return connection_of(name, await queries.send_query_from_trigger(GetConnection(name)))
 
+    @classmethod
+    def _classpath(cls) -> str:
+        """The path under which a runner imports this class, for `serialize`."""
+        return f"{cls.__module__}.{cls.__qualname__}"
+
     async def cleanup(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
-        """Release what the trigger holds. Called at every end but its process's death, within a time limit (I14)."""
+        """Release resources. Called at every end except the death of the process, within a time limit (I14)."""
 
     async def on_kill(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
         """Stop remote work. Called only when a user cancels the trigger, not on shutdown, timeout or a move (I14)."""

@@ -19,15 +19,15 @@ __all__ = ["ExternalTaskTrigger"]
 
 log = structlog.get_logger(__name__)
 
-# Each look is a query of the supervisor's, in the one thread in which it stores events as well.
+# Each look is a query in the supervisor's only thread, in which it also stores events.
 POLL_INTERVAL_S: Final = 5.0
-TASKS_MAX: Final = 1000  # waited for by one trigger
-TASKS_TOLD_MAX: Final = 50  # of those that decided, in the payload: it becomes part of an error, or is only looked at
+TASKS_MAX: Final = 1000  # that one trigger waits for
+TASKS_SHOWN_MAX: Final = 50  # in the payload, whose text becomes part of an error
 
 RUN_STATES: Final = ("queued", "running", "success", "failed")
 TASK_STATES: Final = tuple(state.value for state in TaskState)
 ALLOWED_STATES: Final = ("success",)
-# What will not become better by waiting. Whoever expects it to be cleared and run again names fewer.
+# States that do not change by waiting. Give fewer if the task may be cleared and run again.
 FAILED_TASK_STATES: Final = ("failed", "upstream_failed", "removed")
 FAILED_RUN_STATES: Final = ("failed",)
 SKIPPED_TASK_STATES: Final = ("skipped",)
@@ -38,14 +38,14 @@ Outcome: TypeAlias = Literal["success", "failed", "skipped"]
 class ExternalTaskTrigger(BaseTrigger):
     """Fires once, when a run of the DAG ``dag_id``, or each task of ``task_ids`` in it, is in one of some states.
 
-    The run is the newest one that has ``run_id`` or ``logical_date``, if they are given; it need not be there yet. The
-    outcome is ``failed`` as soon as anything waited for is in one of ``failed_states``, ``skipped`` as soon as anything
-    is in one of ``skipped_states``, ``success`` once all is in ``allowed_states``. A run that has ended without a task
-    that is waited for is ``failed`` too, and with ``must_exist`` so is whatever is not there at the first look.
+    The run is the newest one that has ``run_id`` or ``logical_date``, if they are given; it need not exist yet. The
+    outcome is ``failed`` as soon as the run or a task is in one of ``failed_states``, ``skipped`` as soon as one is in
+    one of ``skipped_states``, and ``success`` once all are in ``allowed_states``. A run that has ended without one of
+    the tasks is ``failed`` too, and with ``must_exist`` so is anything that does not exist at the first look.
 
     The payload is ``{"outcome": str, "run_id": str | None, "states": {task_id: state}, "problem": str}``; the states
-    are those of the tasks that decided, or of the run under ''. Raises TypeError and ValueError for arguments that
-    nothing can be waited for with.
+    are those of the tasks that determined the outcome, or of the run under ''. Raises TypeError and ValueError for
+    invalid arguments.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ExternalTaskTrigger(BaseTrigger):
         poll_interval_s: float = POLL_INTERVAL_S,
     ) -> None:
         if isinstance(task_ids, str):
-            raise TypeError(f"task_ids must be several ids, not the str {task_ids!r:.100}")
+            raise TypeError(f"task_ids must be a list of ids, not the str {task_ids!r:.100}")
         self.dag_id = dag_id
         self.run_id = run_id
         self.logical_date = logical_date
@@ -72,7 +72,7 @@ class ExternalTaskTrigger(BaseTrigger):
         self.allowed_states = tuple(allowed_states)
         self.failed_states = failed if failed_states is None else tuple(failed_states)
         self.skipped_states = skipped if skipped_states is None else tuple(skipped_states)
-        # What somebody allows is no failure to them.
+        # A state that is allowed does not count as failed or skipped by default.
         if failed_states is None:
             self.failed_states = tuple(state for state in failed if state not in self.allowed_states)
         if skipped_states is None:
@@ -88,9 +88,9 @@ class ExternalTaskTrigger(BaseTrigger):
             if (problem := id_problem(name)) is not None:
                 raise ValueError(f"the {what} {problem}")
         if len(self.task_ids) > TASKS_MAX:
-            raise ValueError(f"{len(self.task_ids):,} tasks are to be waited for; the limit is {TASKS_MAX:,}")
+            raise ValueError(f"{len(self.task_ids):,} tasks to wait for are too many; the limit is {TASKS_MAX:,}")
         if self.run_id is not None and (not isinstance(self.run_id, str) or name_problem(self.run_id) is not None):
-            raise ValueError(f"{self.run_id!r:.100} is no run_id")
+            raise ValueError(f"{self.run_id!r:.100} is not a valid run_id")
         if self.logical_date is not None and (
             not isinstance(self.logical_date, datetime) or self.logical_date.utcoffset() is None
         ):
@@ -101,19 +101,18 @@ class ExternalTaskTrigger(BaseTrigger):
             for state in getattr(self, name):
                 if state not in known:
                     of = "a task" if self.task_ids else "a run"
-                    raise ValueError(f"{name}: {state!r:.100} is no state of {of}; there are {', '.join(known)}")
+                    raise ValueError(f"{name}: {state!r:.100} is not a state of {of}; there are {', '.join(known)}")
                 if state in seen:
                     raise ValueError(f"the state {state!r} is in {seen[state]} and in {name}")
                 seen[state] = name
         if not self.allowed_states:
-            raise ValueError("allowed_states is empty: nothing would ever be enough")
+            raise ValueError("allowed_states is empty: the trigger would never fire")
         if not (self.poll_interval_s > 0 and math.isfinite(self.poll_interval_s)):
             raise ValueError(f"poll_interval_s must be a positive number of seconds, not {self.poll_interval_s!r}")
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return this very class and all that its constructor got."""
-        cls = type(self)
-        return f"{cls.__module__}.{cls.__qualname__}", {
+        """Return this class and all arguments of its constructor."""
+        return self._classpath(), {
             "dag_id": self.dag_id,
             "run_id": self.run_id,
             "logical_date": None if self.logical_date is None else self.logical_date.astimezone(UTC),
@@ -126,15 +125,15 @@ class ExternalTaskTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until it is decided, then yield one event."""
+        """Look until the outcome is known, then yield one event."""
         logical_date_s = None if self.logical_date is None else self.logical_date.timestamp()
         query = GetTaskStates(self.dag_id, self.run_id, logical_date_s, self.task_ids)
-        told = ""
+        logged = ""
         while True:
             try:
                 answered = await queries.send_query_from_trigger(query)
             except queries.QueryFailed as error:
-                # The database is away: nobody could store an event now either.
+                # The database is away, so an event could not be stored now either.
                 news = f"the supervisor does not answer: {error}"
             else:
                 assert isinstance(answered, TaskStates), answered
@@ -143,13 +142,13 @@ class ExternalTaskTrigger(BaseTrigger):
                     yield TriggerEvent(payload)
                     return
                 news = self._news(answered)
-            if news != told:
+            if news != logged:
                 log.info("waiting for another DAG", dag=self.dag_id, state=news)
-                told = news
+                logged = news
             await trio.sleep(self.poll_interval_s)
 
     def judge(self, answered: TaskStates) -> dict[str, Any] | None:
-        """Return the payload to fire, None while nothing is decided. Looks at nothing but its argument."""
+        """Return the payload to fire, None while the outcome is not known. A pure function."""
         states = {task_id: state.value for task_id, state in answered.tasks if task_id in self.task_ids}
         if not self.task_ids and answered.run_id is not None:
             states = {"": answered.run_state}
@@ -164,8 +163,8 @@ class ExternalTaskTrigger(BaseTrigger):
         return None
 
     def _absence(self, answered: TaskStates) -> str | None:
-        """Return what is not there and will not come, or shall be there already."""
-        missing = ", ".join(repr(task_id) for task_id in answered.missing[:TASKS_TOLD_MAX])
+        """Return the sentence for something that does not exist and will not, or that must exist already."""
+        missing = ", ".join(repr(task_id) for task_id in answered.missing[:TASKS_SHOWN_MAX])
         if answered.missing and answered.run_state in ("success", "failed"):
             return f"its run {answered.run_id!r} has ended, and has no task {missing}"
         if not self.must_exist:
@@ -177,7 +176,7 @@ class ExternalTaskTrigger(BaseTrigger):
         return f"its run {answered.run_id!r} has no task {missing}" if missing else None
 
     def _payload(self, outcome: str, answered: TaskStates, states: dict[str, str], problem: str = "") -> dict[str, Any]:
-        shown = dict(list(states.items())[:TASKS_TOLD_MAX])
+        shown = dict(list(states.items())[:TASKS_SHOWN_MAX])
         return {"outcome": outcome, "run_id": answered.run_id, "states": shown, "problem": problem}
 
     def _news(self, answered: TaskStates) -> str:

@@ -17,19 +17,19 @@ __all__ = ["FileTrigger"]
 
 POKE_INTERVAL_S = 5.0
 
-# Looks at a file system that hangs keep their thread until it answers. They get threads of their own, and no more
-# than this, so that they take none from the rest of the runner.
+# A look at a file system that hangs keeps its thread until the file system answers. These threads are limited and of
+# their own, so that the rest of the runner has its threads.
 LOOK_THREADS_MAX = 16
 _look_threads: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("headgate file looks")
 
 
 class FileTrigger(BaseTrigger):
-    """Fires once, as soon as a file (or folder) stands at ``path``.
+    """Fires once, as soon as there is a file (or folder) at ``path``.
 
-    The path may be a pattern with ``*``, ``?``, ``[]`` and ``**``; a file of that very name comes first, of several
-    matches the first by name. It looks every ``poke_interval_s`` seconds. The payload is ``{"path": str, "size": bytes,
-    "modified": aware UTC datetime}``. The event's key names the file as it is, so that the same unchanged file fires no
-    second time (I2). A file that may not be looked at raises its OSError.
+    The path may be a pattern with ``*``, ``?``, ``[]`` and ``**``. A file with exactly that name is preferred; of
+    several matches the first by name is used. The trigger looks every ``poke_interval_s`` seconds. The payload is
+    ``{"path": str, "size": bytes, "modified": aware UTC datetime}``. The event's key identifies the file and its
+    content, so that an unchanged file is not stored a second time (I2). Raises OSError if access is denied.
     Raises TypeError or ValueError for an empty path or an interval that is not a positive number.
     """
 
@@ -44,13 +44,12 @@ class FileTrigger(BaseTrigger):
         self.poke_interval_s = poke_interval_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return this very class, the path and the interval."""
-        cls = type(self)
+        """Return this class, the path and the interval."""
         kwargs = {"path": self.path, "poke_interval_s": self.poke_interval_s}
-        return f"{cls.__module__}.{cls.__qualname__}", kwargs
+        return self._classpath(), kwargs
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until something is there, then yield one event."""
+        """Look until there is a file, then yield one event."""
         while True:
             found = await self._look()
             if found is not None:

@@ -17,14 +17,14 @@ __all__ = ["HttpTrigger", "HttpTriggerError"]
 
 POLL_INTERVAL_S = 5.0
 TIMEOUT_S = 10.0  # one try as a whole: name, connection, headers and body
-TRIES_MAX = 5  # a service that is restarted is back after this many polls; one that is down shall be known
-BODY_BYTES_MAX = 256 * 1024  # well under the limit of an event, even where its text grows when it is encoded
+TRIES_MAX = 5  # enough for a service to restart; one that is down is to be reported
+BODY_BYTES_MAX = 256 * 1024  # well below the limit of an event, even if its text grows when it is encoded
 HEADERS_KEPT = ("content-type", "date", "etag", "last-modified", "location", "retry-after")
-NOT_THERE_YET = 404  # what waits to be created is not found until then; any other 4xx will not become better
+NOT_THERE_YET = 404  # a resource that is not created yet; any other 4xx is permanent
 
 
 class HttpTriggerError(Exception):
-    """The URL could not be polled: too many tries failed one after another, or its answer is too long.
+    """The URL could not be polled: too many consecutive requests failed, or the response is too long.
 
     ``url`` is without credentials, query and fragment.
     """
@@ -38,13 +38,13 @@ class HttpTriggerError(Exception):
 class HttpTrigger(BaseTrigger):
     """Fires once, when a request to ``url`` is answered with ``expected_status``.
 
-    A try has failed if there is no answer within ``timeout_s`` seconds, if the connection fails, or if the answer is
-    an error status (400 and above) other than the expected one and 404. Any other answer means *not yet*: it is asked
-    again after ``poll_interval_s`` seconds. ``tries_max`` failed tries one after another raise HttpTriggerError, as
-    does an expected answer whose body exceeds ``BODY_BYTES_MAX``.
+    A try fails if there is no complete response within ``timeout_s`` seconds, if the connection fails, or if the
+    response is an error status (400 and above) other than the expected one and 404. Any other response means *not yet*:
+    the next try is ``poll_interval_s`` seconds later. ``tries_max`` consecutive failed tries raise HttpTriggerError, as
+    does an expected response whose body exceeds ``BODY_BYTES_MAX``.
 
     Redirects are followed, unless a redirect is expected. The payload is ``{"status": int, "headers": {name: value},
-    "body": str}`` with the headers of ``HEADERS_KEPT``. Raises ValueError for arguments that no request can have.
+    "body": str}`` with the headers of ``HEADERS_KEPT``. Raises ValueError for invalid arguments.
     """
 
     def __init__(
@@ -81,9 +81,8 @@ class HttpTrigger(BaseTrigger):
             raise ValueError(f"tries_max must be at least 1, not {tries_max!r}")
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return this very class and all that its constructor got."""
-        cls = type(self)
-        return f"{cls.__module__}.{cls.__qualname__}", {
+        """Return this class and all arguments of its constructor."""
+        return self._classpath(), {
             "url": self.url,
             "method": self.method,
             "headers": dict(self.headers),
@@ -94,7 +93,7 @@ class HttpTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Ask until the expected status comes, then yield one event."""
+        """Send requests until one has the expected status, then yield one event."""
         payload = await self._poll()
         yield TriggerEvent(payload)
 
@@ -119,9 +118,9 @@ class HttpTrigger(BaseTrigger):
                 await trio.sleep(self.poll_interval_s)
 
     async def _try(self, client: httpx2.AsyncClient) -> dict[str, Any] | None:
-        """Ask once: return the payload, or None for *not yet*."""
+        """Send one request: return the payload, or None for *not yet*."""
         try:
-            # One limit for the whole try: those of the client each begin anew with every piece received.
+            # One limit for the whole try: the client's own timeouts restart with every piece received.
             with trio.fail_after(self.timeout_s):
                 async with client.stream(self.method, self.url, headers=self.headers) as response:
                     if response.status_code == self.expected_status:
@@ -136,7 +135,7 @@ class HttpTrigger(BaseTrigger):
 
     async def _payload(self, response: httpx2.Response) -> dict[str, Any]:
         body = bytearray()
-        # A cancellation ends all of the client's nested generators from within; leaving the loop would abandon them.
+        # A cancellation ends the client's nested generators from within; leaving the loop would abandon them.
         with trio.CancelScope() as reading:
             async for piece in response.aiter_bytes():
                 body += piece
@@ -146,18 +145,18 @@ class HttpTrigger(BaseTrigger):
             raise HttpTriggerError(self._shown_url, f"the body is longer than {BODY_BYTES_MAX:,} bytes")
         try:
             text = body.decode(response.charset_encoding or "utf-8", errors="replace")
-        except LookupError:  # a charset that nobody knows
+        except LookupError:  # an unknown charset
             text = body.decode("utf-8", errors="replace")
         headers = {name: response.headers[name] for name in HEADERS_KEPT if name in response.headers}
         return {"status": response.status_code, "headers": headers, "body": text}
 
 
 class _TryFailed(Exception):
-    """One try failed; its cause, where it has one, is the client's error."""
+    """One try failed; its cause, if any, is the client's error."""
 
 
 def _without_secrets(url: str) -> str:
-    """Return the URL as it may be shown; raise ValueError if it is not one of HTTP."""
+    """Return the URL without secrets, for errors. Raises ValueError if it is not an HTTP URL."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

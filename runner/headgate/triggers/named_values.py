@@ -1,8 +1,8 @@
-"""Variables and connections: what users store under a name, for tasks and triggers to read.
+"""Variables and connections: texts that users store under names, for tasks and triggers to read.
 
 A task reads them with `Variable.get` and `Connection.get`, a trigger with its own ``await self.get_variable(name)`` and
-``await self.get_connection(name)``. Either way the supervisor looks, first in its environment, then in its database.
-What was read is replaced by ``***`` in everything the process logs afterwards, if it has six characters or more.
+``await self.get_connection(name)``. Either way the supervisor looks in its environment first, then in its database.
+Texts of six characters or more that were read are replaced by ``***`` in everything the process logs afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Required:
         return "<no default>"
 
 
-REQUIRED: Final = _Required()  # stands for a default that was not given: None is one
+REQUIRED: Final = _Required()  # means that no default was given, because None may be one
 
 
 class VariableMissing(LookupError):
@@ -56,7 +56,7 @@ class _NamesOfAirflow(type):
 
 
 class Variable(metaclass=_NamesOfAirflow):
-    """Texts stored under names. Read where a step of a task runs, not where the DAG's file is parsed."""
+    """Texts stored under names. Read while a step of a task runs, not while the DAG file is parsed."""
 
     @staticmethod
     def get(name: str, default: Any = REQUIRED, **unknown: Unpack[NoOptions]) -> Any:
@@ -72,18 +72,18 @@ class Variable(metaclass=_NamesOfAirflow):
 
     @staticmethod
     def get_json(name: str, default: Any = REQUIRED) -> Any:
-        """Return what the text of a variable says as JSON; ``default``, as it is, where there is none.
+        """Return a variable's text decoded from JSON; ``default``, as it is, if there is no variable.
 
-        Raises as `get` does, and ValueError for a text that is no JSON.
+        Raises as `get` does, and ValueError for a text that is not JSON.
         """
         return variable_json(name, queries.send_query(GetVariable(name)), default)
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where a service is and how to get in: a URI, and its parts, decoded.
+    """The address and credentials of a service: a URI and its parts, decoded.
 
-    ``scheme://login:password@host:port/schema?key=value``; a part that is not there is '' (``port``: None).
+    ``scheme://login:password@host:port/schema?key=value``; a missing part is '' (``port``: None).
     ``extra`` are the keys of the query. Neither repr nor logs show password, extra and the URI itself.
     """
 
@@ -138,7 +138,7 @@ def variable_text(name: str, answered: QueryResult, default: Any) -> Any:
 
 
 def variable_json(name: str, answered: QueryResult, default: Any) -> Any:
-    """Return what the text in an answer says as JSON, or ``default``. Raises `VariableMissing` and ValueError."""
+    """Return the text in an answer decoded from JSON, or ``default``. Raises `VariableMissing` and ValueError."""
     if _text_in(answered) is None:
         return variable_text(name, answered, default)
     try:
@@ -146,7 +146,7 @@ def variable_json(name: str, answered: QueryResult, default: Any) -> Any:
     except ValueError as error:
         # The error's own attributes hold the text, so it is not chained.
         where = f": line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        problem = f"the variable {name!r} is no JSON{where}"
+        problem = f"the variable {name!r} is not JSON{where}"
     raise ValueError(problem)
 
 

@@ -1,7 +1,7 @@
-"""Shared streams, for trigger authors and for those who write producers (seed 000).
+"""Shared streams, for authors of triggers and producers.
 
-Triggers with the same `shared_stream_key` share one poll. Where their class has a producer, the broker is
-advanced only after every event derived from a message is stored.
+Triggers with the same `shared_stream_key` share one poll. If their class has a producer, the broker is advanced only
+after every event derived from a message is stored.
 """
 
 from __future__ import annotations

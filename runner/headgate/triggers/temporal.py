@@ -1,4 +1,4 @@
-"""Triggers that wait for a moment."""
+"""Triggers that wait for a point in time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = ["DateTimeTrigger", "TimeDeltaTrigger"]
 
-# The loop's clock is monotonic: it does not see the wall clock being set, and it stands still while the machine is
-# suspended. So nothing sleeps longer than this without a look at the wall clock, and this is how late a trigger can be.
+# The loop's clock is monotonic: it does not follow when the wall clock is set, and it stops while the machine is
+# suspended. So no sleep is longer than this without a look at the wall clock, and a trigger can be this late.
 WALL_CLOCK_CHECK_S = 30.0
 
 
@@ -25,8 +25,8 @@ def utc_now() -> datetime:
 class DateTimeTrigger(BaseTrigger):
     """Fires once, when the wall clock reaches ``moment``; at once if it has passed. The payload is the moment in UTC.
 
-    The event's key is the moment too: run again after it has fired, the trigger is counted as a redelivery (I2).
-    Raises TypeError for what is not a datetime, ValueError for a naive one: it would be another moment elsewhere.
+    The moment is also the event's key: if the trigger runs again after it fired, the event is a redelivery (I2).
+    Raises TypeError if ``moment`` is not a datetime, ValueError for a naive one, which depends on the machine.
     ``clock`` returns aware datetimes, is for tests, and is not serialized.
     """
 
@@ -34,14 +34,13 @@ class DateTimeTrigger(BaseTrigger):
         if not isinstance(moment, datetime):
             raise TypeError(f"moment must be a datetime, not {type(moment).__name__}")
         if moment.utcoffset() is None:
-            raise ValueError(f"moment must be aware of its time zone; {moment.isoformat()} is naive")
+            raise ValueError(f"moment must have a time zone; {moment.isoformat()} has none")
         self.moment = moment.astimezone(UTC)
         self._clock = clock
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return this very class and the moment in UTC."""
-        cls = type(self)
-        return f"{cls.__module__}.{cls.__qualname__}", {"moment": self.moment}
+        """Return this class and the moment in UTC."""
+        return self._classpath(), {"moment": self.moment}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait in bounded sleeps, then yield one event."""
@@ -57,10 +56,10 @@ class DateTimeTrigger(BaseTrigger):
 class TimeDeltaTrigger(DateTimeTrigger):
     """Fires once, ``delta`` after it was constructed.
 
-    It is serialized as a `DateTimeTrigger` with the moment it arrived at, so that a task that defers to it does not
-    wait anew after a restart. A watcher's kwargs are stored as they were given: a watcher of this class waits anew
-    whenever its runner is replaced, and one that must not names the moment (`DateTimeTrigger`).
-    Raises TypeError for what is not a timedelta, ValueError for a negative one or one that leads past year 9999.
+    It is serialized as a `DateTimeTrigger` with the moment computed, so that the wait of a deferred task does not
+    restart with the runner. A watcher's kwargs are stored as they were given, so the wait of a watcher of this class
+    does restart; use `DateTimeTrigger` if it must not.
+    Raises TypeError if ``delta`` is not a timedelta, ValueError if it is negative or leads past the year 9999.
     """
 
     def __init__(self, delta: timedelta, *, clock: Callable[[], datetime] = utc_now) -> None:

@@ -103,13 +103,7 @@ def crash_test(
     Raises `CrashTestFailed` (an AssertionError) with the story of each finding, and `PairFailed` where the pair does
     not do its part at all.
     """
-    if isinstance(trigger, type):
-        assert issubclass(trigger, SharedStreamProducer), "give a trigger, or the class of a producer"
-        import_path = folder_of(trigger)
-        trigger = ProducerTrigger(f"{trigger.__module__}.{trigger.__qualname__}", dict(kwargs or {}))
-    else:
-        assert kwargs is None, "kwargs are for the class of a producer; a trigger has its own"
-        import_path = folder_of(type(trigger))
+    trigger, import_path = _instance(trigger, kwargs)
     if not 1 <= messages <= MESSAGES_MAX:
         raise ValueError(f"messages must be in 1..{MESSAGES_MAX:,}, not {messages!r}")
     wanted = _wanted(events_per_message, [_NAME.format(number) for number in range(messages)])
@@ -135,6 +129,18 @@ def crash_test(
 
 
 _NAME = "message-{:06d}"
+
+
+def _instance(
+    trigger: BaseTrigger | type[SharedStreamProducer], kwargs: Mapping[str, Any] | None
+) -> tuple[BaseTrigger, str]:
+    """Return the trigger, or one for the producer, and the folder that it is imported from."""
+    if isinstance(trigger, type):
+        assert issubclass(trigger, SharedStreamProducer), "give a trigger, or the class of a producer"
+        classpath = f"{trigger.__module__}.{trigger.__qualname__}"
+        return ProducerTrigger(classpath, dict(kwargs or {})), folder_of(trigger)
+    assert kwargs is None, "kwargs are for the class of a producer; a trigger has its own"
+    return trigger, folder_of(type(trigger))
 
 
 def _wanted(events_per_message: int | Callable[[str], int], names: Sequence[str]) -> dict[str, int]:

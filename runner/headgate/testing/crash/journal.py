@@ -50,9 +50,8 @@ class JournaledTrigger(BaseEventTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return this class, with what the journaled trigger says of itself."""
         classpath, kwargs = self._inner.serialize()
-        cls = type(self)
         arguments = {"classpath": classpath, "kwargs": kwargs, "journal": self.journal, "failing": self.failing}
-        return f"{cls.__module__}.{cls.__qualname__}", arguments
+        return self._classpath(), arguments
 
     def shared_stream_key(self) -> Hashable | None:
         """Return the key of the journaled trigger."""
@@ -161,8 +160,7 @@ class ProducerTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return this class and the producer's."""
-        cls = type(self)
-        return f"{cls.__module__}.{cls.__qualname__}", {"classpath": self.classpath, "kwargs": self.kwargs}
+        return self._classpath(), {"classpath": self.classpath, "kwargs": self.kwargs}
 
     def shared_stream_key(self) -> tuple[str, str, str]:
         """Return one key for all triggers of one producer with the same arguments."""
