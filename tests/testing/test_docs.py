@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from headgate.tasks import BaseOperator
-from headgate.testing import crash_test, run_task, run_trigger, shared_stream
+from headgate.testing import Broker, crash_test, run_task, run_trigger, shared_stream
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger
 from headgate.triggers.shared_stream import SharedStreamProducer
 
@@ -24,6 +24,7 @@ WITH_EXAMPLES = (
     BaseEventTrigger,
     BaseOperator,
     BaseTrigger,
+    Broker,
     SharedStreamProducer,
     crash_test,
     run_task,

@@ -222,7 +222,7 @@ def test_a_trigger_that_cannot_be_made_again_is_found() -> None:
     def call() -> None:
         raise TaskDeferred(trigger=Forgets("event"), method_name="execute")
 
-    with pytest.raises(RoundTripFailed, match=r"Forgets cannot be made again from its kwargs \(how, wrong\)"):
+    with pytest.raises(RoundTripFailed, match=r"Forgets cannot be constructed from its kwargs \(how, wrong\)"):
         run_task(PythonOperator(task_id="t", python_callable=call))
 
 

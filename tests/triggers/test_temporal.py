@@ -57,7 +57,7 @@ async def test_a_wall_clock_that_is_set_while_waiting_is_noticed_within_the_limi
 
 @pytest.mark.parametrize("bad", [datetime(2024, 1, 1), "2024-01-01", None])
 def test_a_moment_that_is_not_an_aware_datetime_is_refused(bad: object) -> None:
-    with pytest.raises((TypeError, ValueError), match="moment must be"):
+    with pytest.raises((TypeError, ValueError), match=r"moment must (be a datetime|have a time zone)"):
         DateTimeTrigger(bad)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What authors prove their triggers, producers and tasks with; see ``docs/testing.md``."""
+"""Tools to test triggers, producers and tasks; see ``docs/testing.md``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headgate.testing.stubs import CreatedRun
     from headgate.testing.tasks import Deferral, TaskResult, run_task
 
-# Loaded when asked for: the checker, and pytest, which loads the plugin for everybody, need none of it.
+# Imported lazily, because pytest imports this package, for the plugin, in every project that has headgate.
 _HOMES = {
     "Broker": "crash.brokers",
     "CrashReport": "crash.report",
@@ -80,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for. Raises AttributeError for what is not here."""
+    """Import a lazy name. Raises AttributeError."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,8 +1,7 @@
-"""A clock that skips the waits: trio's, and the wall clock as a trigger's own modules see it.
+"""A clock that skips waits: trio's clock, and the wall clock as a trigger's own modules see it.
 
-trio's own test clock jumps as soon as all tasks are blocked, and so over the answer of a thread or of a server that is
-still working. This one does not: it jumps when nothing but time is waited for, and, where tasks wait for descriptors
-that stay silent, after a short while of real silence.
+trio's own test clock jumps as soon as all tasks are blocked, even if a thread or a server is about to answer. This one
+jumps only when all tasks wait for time, or, if tasks wait for descriptors, after a short real time of silence on them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import trio.testing
 # How long descriptors that tasks wait for must be silent, in real seconds, before the clock jumps: a server on this
 # machine has answered by then.
 SILENCE_S = 0.25
-# Between two looks at whether a thread has come back. No sleep: it is woken when anything else happens, too.
+# Between two looks at whether a thread has ended; anything else that happens ends the wait, too.
 THREAD_LOOK_S = 0.005
 _FAR_FUTURE_S = 999_999_999.0
 
@@ -32,29 +31,29 @@ _WAITING_FOR_THREAD = "to_thread_run_sync"
 
 
 class SkippingClock(trio.abc.Clock):
-    """A clock that stands still until `skip_to` moves it, or `skip_waits` does, whenever nothing happens."""
+    """A clock that stands still until `skip_to` or `skip_waits` moves it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._wall_at_start = time_module.time()
 
     def start_clock(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def current_time(self) -> float:
-        """Return the seconds that were skipped so far."""
+        """Return the seconds skipped so far."""
         return self.now_s
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Return 0 for a deadline that has come, and else for ever: real time brings none nearer."""
+        """Return 0 for a deadline that has passed, else a very long time, since real time does not count."""
         return 0.0 if deadline <= self.now_s else _FAR_FUTURE_S
 
     def wall_time(self) -> float:
-        """Return the seconds since the epoch, the skipped ones included."""
+        """Return the seconds since the epoch, including skipped ones."""
         return self._wall_at_start + self.now_s
 
     def skip_to(self, moment: float) -> None:
-        """Move to a moment, if that is not past. The caller is a task, so trio looks at its deadlines next."""
+        """Move to a time, unless it is past. The caller is a task, so trio checks its deadlines next."""
         self.now_s = max(self.now_s, moment)
 
     def sleep(self, seconds: float) -> None:
@@ -62,7 +61,7 @@ class SkippingClock(trio.abc.Clock):
         self.now_s += seconds
 
     async def skip_waits(self, until: float, *, of: trio.lowlevel.Task) -> None:
-        """Skip every wait as soon as nothing else happens in a task and those below it, up to the moment ``until``."""
+        """Skip every wait of a task and those below it as soon as they only wait, up to the time ``until``."""
         while self.now_s < until:
             await wait_nothing_but_time(of)
             self.skip_to(min(until, self.now_s + trio.lowlevel.current_statistics().seconds_to_next_deadline))
@@ -70,9 +69,9 @@ class SkippingClock(trio.abc.Clock):
 
 
 async def wait_nothing_but_time(main: trio.lowlevel.Task) -> None:
-    """Return when all tasks wait, no thread works for one of them, and what they read from is silent.
+    """Return when ``main`` and all tasks below it wait, without a thread at work and with silent descriptors.
 
-    That is said of ``main`` and the tasks below it; trio's own always wait for a descriptor.
+    trio's own tasks are not counted: they always wait for a descriptor.
     """
     while True:
         await trio.testing.wait_all_tasks_blocked()
@@ -89,7 +88,7 @@ async def wait_nothing_but_time(main: trio.lowlevel.Task) -> None:
 
 
 def tasks_below(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
-    """All tasks in the nurseries of a task, and in theirs."""
+    """Yield all tasks in the nurseries of a task, and in their nurseries."""
     waiting = list(task.child_nurseries)
     while waiting:
         for child in waiting.pop().child_tasks:
@@ -98,14 +97,14 @@ def tasks_below(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
 
 
 def _waits(main: trio.lowlevel.Task) -> frozenset[str]:
-    """The names of all functions that tasks wait in."""
+    """Return the names of all functions that tasks wait in."""
     return frozenset(
         frame.f_code.co_name for task in (main, *tasks_below(main)) for frame, _ in task.iter_await_frames()
     )
 
 
 def _steps(main: trio.lowlevel.Task) -> frozenset[tuple[int, int]]:
-    """How far all tasks but the caller have come."""
+    """Return the progress of all tasks except the caller."""
     me = trio.lowlevel.current_task()
     return frozenset((id(task), task._schedule_points) for task in (main, *tasks_below(main)) if task is not me)
 
@@ -122,7 +121,7 @@ class _InstanceOfDatetime(type):
 
 
 def _stand_in_datetime(clock: SkippingClock) -> type:
-    """Return a class that makes real datetimes, and whose present is that of the clock."""
+    """Return a class that creates real datetimes, and takes the current time from the clock."""
 
     class StandIn(datetime, metaclass=_InstanceOfDatetime):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -154,11 +153,11 @@ def _stand_in_module(module: ModuleType, **replaced: Any) -> ModuleType:
 def skipped_wall_clock(
     cls: type[object], clock: SkippingClock, *modules: str, skips_sleep: bool = False
 ) -> Generator[None]:
-    """Have the modules that define a class, or a base of it, and further ``modules`` see the wall clock that skips.
+    """Replace the wall clock in the modules that define a class or a base of it, and in further ``modules``.
 
-    There, whatever stands for `datetime.datetime`, `time.time`, or the modules `datetime` and `time` themselves, is
-    replaced meanwhile; with ``skips_sleep`` so is `time.sleep`, which in a trigger is the offence of blocking its
-    runner. A module that such a module calls sees real time.
+    In their globals, `datetime.datetime`, `time.time` and the modules `datetime` and `time` are replaced; with
+    ``skips_sleep`` `time.sleep` is too, for tasks: in a trigger it is an error, as it blocks the runner. Other modules
+    that these call see real time.
     """
     now = _stand_in_datetime(clock)
     wall: dict[str, Callable[..., Any]] = {"time": clock.wall_time, "time_ns": lambda: int(clock.wall_time() * 1e9)}

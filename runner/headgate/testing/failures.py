@@ -1,4 +1,4 @@
-"""How the kit says that a trigger or a task is not fit to be run: assertions, each with its own name."""
+"""The assertions that the kit raises about a trigger or a task."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from headgate.triggers.base import TriggerEvent
 
 
 class TriggerFailed(AssertionError):
-    """The trigger raised, or returned before its first event; what it raised is the cause.
+    """The trigger raised an exception, which is the cause, or returned before its first event.
 
-    ``events`` are those it had fired.
+    ``events`` are those that it had fired.
     """
 
     def __init__(self, text: str, events: Sequence[TriggerEvent] = ()) -> None:
@@ -19,28 +19,28 @@ class TriggerFailed(AssertionError):
 
 
 class TooFewEvents(TriggerFailed):
-    """The time was over before the trigger had fired what was asked for."""
+    """The trigger did not fire the expected number of events in time."""
 
 
 class RoundTripFailed(AssertionError):
-    """What `serialize` says does not make an equal trigger in another process."""
+    """The result of `serialize` does not construct an equal trigger."""
 
 
 class LoopBlocked(AssertionError):
-    """A step of a trigger took so long that all others would have waited; the text names the line."""
+    """A step of a trigger blocked the loop for too long; the text names the line."""
 
 
 class LeftBehind(AssertionError):
-    """After its end something of the trigger was still there: a task, a socket, a file."""
+    """The trigger left a task, a socket or a file open."""
 
 
 class Misbehaved(AssertionError):
-    """Something the trigger did would be an error in the runner's log: a failing hook, a refused event."""
+    """The trigger did something that the runner logs as an error: a hook failed, or an event was refused."""
 
 
 class TaskNotSuccessful(AssertionError):
-    """What the task returned was asked for, and it has failed or was skipped; the text says why, and where."""
+    """`TaskResult.value` was read of a task that failed or was skipped; the text has the error and traceback."""
 
 
 class TaskNeverEnds(AssertionError):
-    """The time was over before the trigger the task waits for had fired, or the task defers on and on."""
+    """The task's trigger did not fire in time, or the task deferred too often."""

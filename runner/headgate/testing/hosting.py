@@ -1,7 +1,7 @@
-"""The runner's own host and shared streams, with a supervisor and a database that are a few dicts.
+"""The runner's own host and shared streams, with dicts in place of a supervisor and a database.
 
-What a trigger fires is stored and confirmed as the real pair does it, round by round: deduplicated by key and position
-(I2), and confirmed to its shared stream only after it is stored (I1).
+Events are stored and confirmed as by the real pair, round by round: deduplicated by key and position (I2), and
+confirmed to their shared stream only after they are stored (I1).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from headgate.testing.leftovers import Snapshot
 from headgate.testing.stubs import Stubs
 from headgate.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
-# How long, in skipped seconds, a cancelled trigger and its hooks may take in all: more than all their own limits.
+# How long, in skipped seconds, a cancelled trigger and its hooks may take: more than the sum of their own limits.
 END_S_MAX = 120.0
 _ENDS_OF_TASK = {"success": TaskSuccessEvent, "failed": TaskFailedEvent, "skipped": TaskSkippedEvent}
 
 
-class _TellingHost(Host):
-    """A host that keeps the exceptions themselves, where the real one keeps what can be stored of them."""
+class _RecordingHost(Host):
+    """A host that keeps the exceptions of triggers, of which the real one keeps only the text."""
 
     errors: dict[int, BaseException | None]
 
@@ -51,13 +51,13 @@ class _TellingHost(Host):
 
 
 class HostedTriggers:
-    """Triggers that run, what they have fired, and how they ended. ``is_held``: nothing is confirmed for now."""
+    """Running triggers, the events they fired, and how they ended. While ``is_held``, nothing is confirmed."""
 
-    def __init__(self, *, clock: SkippingClock, host: _TellingHost, streams: SharedStreamManager, outbox: Outbox):
+    def __init__(self, *, clock: SkippingClock, host: _RecordingHost, streams: SharedStreamManager, outbox: Outbox):
         self.clock = clock
         self.is_held = False
         self.finished: dict[int, FinishedTrigger] = {}
-        self.fired: defaultdict[int, list[FiredEvent]] = defaultdict(list)  # and stored: never twice
+        self.fired: defaultdict[int, list[FiredEvent]] = defaultdict(list)  # without duplicates
         self.redelivered = 0
         self.restarts = 0
         self.progress = trio.lowlevel.ParkingLot()
@@ -72,11 +72,11 @@ class HostedTriggers:
 
     @property
     def errors(self) -> dict[int, BaseException | None]:
-        """What each trigger that has ended raised."""
+        """The exceptions of triggers that have ended, None for one that raised nothing."""
         return self._host.errors
 
     async def start(self, specs: tuple[TriggerSpec, ...]) -> None:
-        """Start triggers as one assignment; those that share a stream begin together."""
+        """Start triggers as one assignment, so that those that share a stream start together."""
         self._streams.pause_starts()
         await self._host.start(specs)
         self._streams.resume_starts()
@@ -86,7 +86,7 @@ class HostedTriggers:
         self._host.cancel(CancelTrigger(trigger_id, reason))
 
     def events(self, trigger_id: int) -> list[TriggerEvent]:
-        """Return what a trigger has fired, as the database would give it back."""
+        """Return the events of a trigger, decoded as from the database."""
         return [event_of(event) for event in self.fired[trigger_id]]
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
@@ -103,21 +103,21 @@ class HostedTriggers:
         self._streams.confirm_persisted(waiting)
 
     async def settle(self) -> None:
-        """Wait until nothing happens any more but time that would have to pass."""
+        """Wait until all tasks only wait for time."""
         await wait_nothing_but_time(self.main)
 
     async def skip(self, seconds: float) -> None:
-        """Let so much time pass, wait by wait."""
+        """Let time pass, wait by wait."""
         await self.clock.skip_waits(trio.current_time() + seconds, of=self.main)
         await self.settle()
 
     async def end(self) -> list[str]:
-        """Cancel what still runs and wait for it; return in words what is left behind.
+        """Cancel the triggers that still run, wait for them, and return descriptions of all that is left behind.
 
-        Raises `Misbehaved` for a trigger that does not end: there is no way to go on then, not even to the end.
+        Raises `Misbehaved` for a trigger that does not end.
         """
         self._host.cancel_all("shutdown")
-        # It may still be on its way out, through its hooks, for as long as these may take.
+        # A trigger that is ending may still be in its hooks, for as long as these may take.
         async with trio.open_nursery() as nursery:
             until = trio.current_time() + END_S_MAX
             nursery.start_soon(self._skip_until_ended, nursery.cancel_scope, until)
@@ -169,9 +169,9 @@ async def hosted_triggers(
     has_streams: bool,
     stubs: Stubs | None = None,
 ) -> AsyncGenerator[HostedTriggers]:
-    """Open a host. ``last_events``: what is stored of a trigger before it begins; ``given``: what answers it.
+    """Open a host. ``last_events`` are stored before a trigger starts; ``stubs`` answer its queries.
 
-    Without ``has_streams`` nothing looks for ack timeouts, which would cut every wait into seconds.
+    Without ``has_streams`` ack timeouts are not checked; the checks would cut every wait into seconds.
     """
     outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
     hosted: HostedTriggers
@@ -193,7 +193,7 @@ async def hosted_triggers(
     # Inherited by the tasks of all triggers, as in the runner.
     with queries.trigger_queries_handled_by((stubs or Stubs()).answer_trigger):
         async with streams if has_streams else nullcontext(), trio.open_nursery() as nursery:
-            host = _TellingHost(
+            host = _RecordingHost(
                 settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask_last_event
             )
             host.errors = {}
@@ -209,7 +209,7 @@ async def hosted_triggers(
 
 
 def event_of(event: FiredEvent) -> TriggerEvent:
-    """Return the event that a stored one is, its payload decoded."""
+    """Return the trigger event of a stored event, its payload decoded."""
     payload = decode_value(event.payload)
     kind: EventKind = event.kind
     if kind == "event":

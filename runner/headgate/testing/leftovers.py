@@ -1,4 +1,4 @@
-"""What is still there after a trigger has ended: tasks, descriptors, and what Python warns of."""
+"""Leftovers of a trigger that has ended: tasks, descriptors, and Python's warnings about them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import trio
 
 from headgate.testing.clock import tasks_below
 
-# Opened once and kept by Python or by a library, for the process.
+# Opened once for the process, by Python or a library.
 _KEPT = ("/dev/",)
-# What says that something was dropped instead of closed.
-_TELLING = (ResourceWarning, RuntimeWarning)
+# The categories of warnings about objects that were dropped instead of closed.
+_LEAK_WARNINGS = (ResourceWarning, RuntimeWarning)
 
 
 class Snapshot:
-    """The tasks of this run of trio and the descriptors of this process, at one moment."""
+    """The tasks of this trio run and the descriptors of this process at one time."""
 
     def __init__(self) -> None:
         self._tasks = set(_tasks())
         self._descriptors = _descriptors()
 
     def left_behind(self) -> list[str]:
-        """Return in words what is there now and was not then."""
+        """Return descriptions of all tasks and descriptors that have appeared since."""
         found = [f"the task {task.name}" for task in _tasks() if task not in self._tasks]
         for number, target in _descriptors().items():
             if self._descriptors.get(number) != target and not target.startswith(_KEPT):
@@ -35,22 +35,22 @@ class Snapshot:
 
 
 @contextmanager
-def telling_warnings() -> Generator[list[str]]:
-    """Collect in words what Python warns of meanwhile: a socket that was dropped, a coroutine never awaited.
+def leak_warnings() -> Generator[list[str]]:
+    """Collect Python's warnings about leaks: a socket that was dropped, a coroutine never awaited.
 
-    Other warnings are given again afterwards.
+    Other warnings are issued again afterwards.
     """
     found: list[str] = []
-    gc.collect()  # what was dropped before is nobody's fault here
+    gc.collect()  # objects dropped earlier do not count
     with warnings.catch_warnings(record=True) as caught:
-        for category in _TELLING:
+        for category in _LEAK_WARNINGS:
             warnings.simplefilter("always", category)
         try:
             yield found
         finally:
             gc.collect()
     for warning in caught:
-        if issubclass(warning.category, _TELLING):
+        if issubclass(warning.category, _LEAK_WARNINGS):
             found.append(str(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -67,7 +67,7 @@ def _descriptors() -> dict[int, str]:
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    # The one by which the folder was listed is closed by now.
+    # Without the descriptor by which the folder was listed, which is closed by now.
     return {number: target for number, target in found.items() if "/fd" not in target or "/proc/" not in target}
 
 

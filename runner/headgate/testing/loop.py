@@ -1,4 +1,4 @@
-"""A trio loop in a thread of its own, told step by step what to do, so that a loop that is blocked fails its test."""
+"""A trio loop in its own thread that runs one function at a time, so that a blocked loop fails its test."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headgate.runner.watchdog import Watchdog
 from headgate.testing.clock import SkippingClock
 from headgate.testing.failures import LoopBlocked
 
-REAL_S_MAX = 60.0  # what one step of a test may take; skipped time costs next to nothing
-BLOCKED_S_MAX = 3.0  # a loop still blocked after this is given up, thread and all
+REAL_S_MAX = 60.0  # for one step of a test; skipped time costs next to nothing
+BLOCKED_S_MAX = 3.0  # a loop that is still blocked after this is abandoned with its thread
 ABANDONED_WAIT_S = 0.5  # for a loop that may be blocked, or full of triggers that do not end
-LOOK_INTERVAL_S = 0.05  # between two looks whether the loop is blocked
+LOOK_INTERVAL_S = 0.05  # between two checks whether the loop is blocked
 
 _T = TypeVar("_T")
 _State = TypeVar("_State")
@@ -28,9 +28,9 @@ Records = list[dict[str, Any]]
 
 
 class TrialLoop(Generic[_State]):
-    """Runs one async context manager in a loop of its own, and functions on what it gives.
+    """Opens an async context manager in its own loop, and runs functions on the object it yields.
 
-    Not to be used from several threads. ``records`` is where the log of the loop is collected.
+    Not thread-safe. ``records`` is the list in which the log of the loop is collected.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class TrialLoop(Generic[_State]):
         self._token: trio.lowlevel.TrioToken
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._job: _Job[_State] | None = None
-        # A daemon: one that is blocked for ever must not keep the process alive.
+        # A daemon, so that a thread that is blocked for ever does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="headgate trial loop", daemon=True)
 
     def start(self) -> None:
-        """Start the loop; return when it is ready. Raises what opening the context raises."""
+        """Start the loop; return when it is ready. Raises exceptions of opening the context."""
         self._thread.start()
         self._wait(self._ready)
 
     def call(self, function: Callable[[_State], Awaitable[_T]]) -> _T:
         """Run a function in the loop and return what it returns.
 
-        Raises what it raises, and `LoopBlocked` where some task held the loop for longer than ``blocked_after_s``.
+        Raises its exceptions, and `LoopBlocked` if a task blocked the loop for longer than ``blocked_after_s``.
         """
         job: _Job[_State] = _Job(function)
         self._job = job
@@ -64,7 +64,7 @@ class TrialLoop(Generic[_State]):
         return result
 
     def close(self) -> None:
-        """Leave the context and end the loop. Raises `LoopBlocked`, or what leaving raises."""
+        """Leave the context and end the loop. Raises `LoopBlocked`, or exceptions of leaving it."""
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._job = _Job(None, ended)
         self._token.run_sync_soon(self._jobs_in.close)
@@ -72,7 +72,7 @@ class TrialLoop(Generic[_State]):
         self._thread.join()
 
     def abandon(self) -> None:
-        """End the loop if it still can be ended, and do not wait long: a failure is being reported."""
+        """Ask the loop to end, and do not wait long: a failure is being reported."""
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._jobs_in.close)
         self._thread.join(ABANDONED_WAIT_S)
@@ -82,18 +82,18 @@ class TrialLoop(Generic[_State]):
     def _wait(self, future: concurrent.futures.Future[Any]) -> Any:
         deadline = time.monotonic() + REAL_S_MAX
         while True:
-            # Read before waiting, so that a short block that is over by now is still found.
+            # A short block that is over by now is found, too.
             finished = concurrent.futures.wait((future,), timeout=LOOK_INTERVAL_S).done
             blocked = self._blocked()
             if blocked is not None and (finished or blocked["since"] + BLOCKED_S_MAX < time.monotonic()):
-                raise LoopBlocked(_words(blocked))
+                raise LoopBlocked(_description(blocked))
             if finished:
                 return future.result()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"this step of the test has not ended after {REAL_S_MAX:g} s of real time")
 
     def _blocked(self) -> dict[str, Any] | None:
-        """The report of the first step that held the loop too long."""
+        """Return the log record of the first step that blocked the loop too long."""
         for record in self._records:
             if record.get("event") in ("a trigger blocks the loop", "the loop is blocked"):
                 return record
@@ -105,7 +105,7 @@ class TrialLoop(Generic[_State]):
         error: BaseException | None = None
         try:
             trio.run(self._main, clock=self._clock, strict_exception_groups=True)
-        except BaseException as exc:  # handed over to whoever waits
+        except BaseException as exc:  # raised in the thread that waits
             error = exc
         for future in (self._ready, None if self._job is None else self._job.done):
             if future is not None and not future.done():
@@ -142,14 +142,14 @@ class _Job(Generic[_State]):
 
 @contextmanager
 def collected_log() -> Generator[Records]:
-    """Collect what is logged through structlog meanwhile, instead of printing it."""
+    """Collect the records logged through structlog, instead of printing them."""
     records: Records = []
 
     def collect(_logger: object, method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
         records.append({**record, "log_level": method, "since": time.monotonic() - record.get("blocked_s", 0.0)})
         raise structlog.DropEvent
 
-    # In place: loggers that were made before keep this very list.
+    # In place, because existing loggers refer to this list.
     processors = structlog.get_config()["processors"]
     before = list(processors)
     processors[:] = [structlog.processors.format_exc_info, collect]
@@ -159,5 +159,5 @@ def collected_log() -> Generator[Records]:
         processors[:] = before
 
 
-def _words(record: dict[str, Any]) -> str:
+def _description(record: dict[str, Any]) -> str:
     return f"{record['event']} ({record['blocked_s']:g} s): {record['at']}\n    {record['line']}\n{record['stack']}"

@@ -1,6 +1,6 @@
 """The pytest plugin: one fixture, two options, and the tables of all crash tests in the summary.
 
-It is loaded for everybody who has headgate installed, so it imports nothing that takes time until it is used.
+pytest loads it in every project that has headgate installed, so it imports nothing slow until it is used.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hand the options over, where there are any."""
-    given = {name: config.getoption(f"--headgate-{name}") for name in _OVERRIDES}
-    if any(value is not None for value in given.values()):
+    """Pass the options on to crash tests."""
+    options = {name: config.getoption(f"--headgate-{name}") for name in _OVERRIDES}
+    if any(value is not None for value in options.values()):
         from headgate.testing.crash import campaign as crash
 
-        crash.overrides.update({name: value for name, value in given.items() if value is not None})
+        crash.overrides.update({name: value for name, value in options.items() if value is not None})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

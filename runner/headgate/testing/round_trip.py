@@ -1,4 +1,4 @@
-"""From a trigger to the trigger that a runner makes of it, by the runner's own way, and whether the two are equal."""
+"""Serialize a trigger, construct it again as a runner does, and compare the two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_CHARS_MAX = 200  # of a value in a failure
 
 
 def spec_of(trigger: BaseTrigger, trigger_id: int) -> TriggerSpec:
-    """Return what the supervisor would store of the trigger. Raises `RoundTripFailed`."""
+    """Return the spec that the supervisor would store. Raises `RoundTripFailed`."""
     name = type(trigger).__name__
     try:
         classpath, encoded = encode_trigger(trigger)
@@ -27,20 +27,20 @@ def spec_of(trigger: BaseTrigger, trigger_id: int) -> TriggerSpec:
 
 
 def loaded(spec: TriggerSpec) -> BaseTrigger:
-    """Return the trigger that a runner makes of what is stored. Raises `RoundTripFailed`."""
+    """Return the trigger that a runner constructs from the spec. Raises `RoundTripFailed`."""
     name = spec.classpath.rpartition(".")[2]
     try:
         return load_trigger(spec)
     except TriggerNotLoaded as error:
-        raise RoundTripFailed(f"{name} cannot be made again: {error}") from error
+        raise RoundTripFailed(f"{name} cannot be constructed again: {error}") from error
     except Exception as error:
         kwargs = ", ".join(decode_value(spec.kwargs))
-        problem = f"{name} cannot be made again from its kwargs ({kwargs}): {type(error).__name__}: {error}"
+        problem = f"{name} cannot be constructed from its kwargs ({kwargs}): {type(error).__name__}: {error}"
         raise RoundTripFailed(problem) from error
 
 
 def check_round_trip(trigger: BaseTrigger) -> TriggerSpec:
-    """Return the spec of a trigger that can be stored and made again. Raises `RoundTripFailed`, which says why not."""
+    """Return the spec of a trigger that survives the round trip. Raises `RoundTripFailed`."""
     spec = spec_of(trigger, 1)
     name = type(trigger).__name__
     again = loaded(spec)
@@ -63,10 +63,10 @@ def _compare_kwargs(name: str, before: dict[str, Any], after: dict[str, Any]) ->
 def _compare_attributes(
     trigger: BaseTrigger, again: BaseTrigger, and_again: BaseTrigger, kwargs: dict[str, Any]
 ) -> None:
-    """Find what `serialize` leaves out: by attributes, where nothing but their names tells of which arguments they are.
+    """Find arguments that `serialize` leaves out, by the attributes with their names.
 
-    Private ones that are called like no argument are the author's affair. So is what has no form on the wire, as long
-    as `serialize` names the argument that it was made of, and what is another each time the trigger is made.
+    Not compared are private attributes that do not have the name of an argument, values that cannot be encoded if
+    `serialize` names their argument, and values that differ each time the trigger is constructed.
     """
     name, before, after, later = type(trigger).__name__, vars(trigger), vars(again), vars(and_again)
     arguments = inspect.signature(type(trigger)).parameters.keys()

@@ -14,7 +14,7 @@ from headgate.protocol.messages.runner import CancelReason, RunnerSettings, Trig
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
-from headgate.testing.leftovers import telling_warnings
+from headgate.testing.leftovers import leak_warnings
 from headgate.testing.loop import Records, TrialLoop, collected_log
 from headgate.testing.round_trip import check_round_trip
 from headgate.testing.stubs import StubRun, Stubs
@@ -22,9 +22,9 @@ from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 WITHIN = timedelta(days=1)
 BLOCKED_AFTER = timedelta(milliseconds=250)  # as in the runner: the default of blocked_after_s
-EVENTS_MAX = 10_000  # a test that wants more has forgotten to say when it has enough
+EVENTS_MAX = 10_000  # a test that gets more has probably forgotten to limit them
 
-# What the runner logs as an error, and a trigger's test should fail for.
+# Records of the runner's log that fail the test of a trigger.
 _MISBEHAVIOUR = (
     "a hook failed",
     "a hook took too long",
@@ -57,12 +57,12 @@ def run_trigger(
         def test_it_counts_down_to_zero():
             assert [event.payload for event in run_trigger(Countdown(3))] == [2, 1, 0]
 
-    The trigger is serialized, its kwargs are encoded and decoded, and the runner's own code makes it again and runs
-    it. Time is skipped: a wait of an hour takes a millisecond. ``datetime.now()`` and ``time.time()`` skip along in the
-    modules that define the trigger's class. ``last_event`` is what `BaseTrigger.last_event` answers at first;
-    ``variables``, ``connections`` (URIs) and ``runs`` are what the trigger finds when it asks, as for `run_task`.
+    The trigger is serialized, its kwargs are encoded and decoded, and the runner's own code constructs it again and
+    runs it. Time is skipped: a wait of an hour takes a millisecond. ``datetime.now()`` and ``time.time()`` are skipped
+    too, in the modules that define the trigger's class. `BaseTrigger.last_event` returns ``last_event`` at first;
+    ``variables``, ``connections`` (URIs) and ``runs`` answer the trigger's queries, as for `run_task`.
 
-    Raises `RoundTripFailed`, `TriggerFailed` (what the trigger raised is the cause), `TooFewEvents`, `LoopBlocked`,
+    Raises `RoundTripFailed`, `TriggerFailed` (its cause is the trigger's exception), `TooFewEvents`, `LoopBlocked`,
     `Misbehaved` and `LeftBehind`, which are all assertions.
     """
     spec = check_round_trip(trigger)
@@ -83,8 +83,8 @@ def run_trigger(
     fired = hosted.events(TRIGGER_ID)
     if events is None and len(fired) >= EVENTS_MAX:
         raise AssertionError(
-            f"{spec.name} fires on and on, {EVENTS_MAX:,} events by now: say how many are wanted (events=), "
-            f"or for how long (within=)"
+            f"{spec.name} has fired {EVENTS_MAX:,} events and does not end: limit their number (events=) or the "
+            f"time (within=)"
         )
     if len(fired) < (1 if events is None else events):
         raise TooFewEvents(
@@ -135,10 +135,10 @@ def run_hosted(
     open_state = functools.partial(
         hosted_triggers, clock, RunnerSettings(), last_events or {}, has_streams=has_streams, stubs=stubs
     )
-    with skipped_wall_clock(type(trigger), clock), trial(open_state, clock, blocked_after_s) as (loop, records, told):
+    with skipped_wall_clock(type(trigger), clock), trial(open_state, clock, blocked_after_s) as (loop, records, leaks):
         hosted, left = loop.call(run)
         loop.close()
-    return hosted, records, [*left, *told]
+    return hosted, records, [*left, *leaks]
 
 
 def check_left(name: str, left: Sequence[str]) -> None:
@@ -151,21 +151,21 @@ def check_left(name: str, left: Sequence[str]) -> None:
 def trial(
     open_state: Callable[[], object], clock: SkippingClock, blocked_after_s: float
 ) -> Generator[tuple[TrialLoop[HostedTriggers], Records, list[str]]]:
-    """Give a loop that runs, what is logged meanwhile, and, afterwards, what Python has warned of."""
-    with telling_warnings() as told, collected_log() as records:
+    """Yield a running loop, the records it logs, and a list of leaks, which is filled at the end."""
+    with leak_warnings() as leaks, collected_log() as records:
         loop: TrialLoop[HostedTriggers] = TrialLoop(
             open_state, clock=clock, blocked_after_s=blocked_after_s, records=records
         )
         loop.start()
         try:
-            yield loop, records, told
+            yield loop, records, leaks
         except BaseException:
             loop.abandon()
             raise
 
 
 def _judge(hosted: HostedTriggers, records: Records, trigger: BaseTrigger) -> None:
-    """Raise what is to be said of how the trigger ended."""
+    """Raise `TriggerFailed` or `Misbehaved` if the trigger did not end well."""
     finished, error = hosted.finished.get(TRIGGER_ID), hosted.errors.get(TRIGGER_ID)
     if finished is not None and finished.outcome == "failed":
         raise TriggerFailed(finished.error, hosted.events(TRIGGER_ID)) from error
@@ -173,7 +173,7 @@ def _judge(hosted: HostedTriggers, records: Records, trigger: BaseTrigger) -> No
 
 
 def check_log(records: Records) -> None:
-    """Raise `Misbehaved` for what would be an error in the runner's log."""
+    """Raise `Misbehaved` for an error in the runner's log."""
     for record in records:
         if record.get("event") in _MISBEHAVIOUR:
             shown = {name: record[name] for name in ("hook", "timeout_s", "within_s", "reason") if name in record}

@@ -239,14 +239,14 @@ def shared_stream(
         for cls in {type(trigger) for trigger in triggers}:
             stack.enter_context(skipped_wall_clock(cls, clock))
             stack.enter_context(_in_place_of_the_broker(cls, producer))
-        with trial(open_state, clock, blocked_after.total_seconds()) as (loop, records, told):
+        with trial(open_state, clock, blocked_after.total_seconds()) as (loop, records, leaks):
             loop.call(lambda hosted: _start(hosted, specs))
             stream = SharedStream(loop, producer, specs)
             yield stream
             left = stream.end()
             loop.close()
         check_log(records)
-        check_left("the stream", [*left, *told])
+        check_left("the stream", [*left, *leaks])
 
 
 async def _start(hosted: HostedTriggers, specs: tuple[TriggerSpec, ...]) -> None:

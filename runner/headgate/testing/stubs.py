@@ -1,4 +1,4 @@
-"""What a test gives instead of a supervisor: variables, connections, XComs, and how runs of other DAGs stand."""
+"""Stubs for the supervisor in tests: variables, connections, XComs, and the states of runs of other DAGs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ RETURN_VALUE = "return_value"
 _UNFINISHED = frozenset({"none", "scheduled", "running", "deferred", "up_for_retry", "restarting"})
 
 StubRun: TypeAlias = str | Mapping[str, str] | None
-"""How a run stands: its state, or the states of its tasks; None: it is not there yet."""
+"""A run's state, or the states of its tasks by task id; None if the run does not exist yet."""
 
 
 @dataclass(frozen=True)
 class CreatedRun:
-    """A run that a task has begun."""
+    """A run that a task has created."""
 
     dag_id: str
     run_id: str
@@ -47,8 +47,8 @@ class CreatedRun:
 class Stubs:
     """Answers what users' code asks. ``created`` are the runs it has begun so far.
 
-    ``xcoms`` have a task id, or (task id, key), as their keys. ``runs`` say for a DAG how the run that is asked about
-    stands, or, as a list, how it stands at each look: the last one stays.
+    The keys of ``xcoms`` are task ids or (task id, key). ``runs`` gives the state of the run of a DAG, or a list with
+    one state for each look, the last of which stays.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Stubs:
             for key, value in (xcoms or {}).items()
         }
         self._runs: dict[str, list[StubRun]] = {
-            dag_id: [given] if given is None or isinstance(given, str | Mapping) else list(given)
-            for dag_id, given in (runs or {}).items()
+            dag_id: [states] if states is None or isinstance(states, str | Mapping) else list(states)
+            for dag_id, states in (runs or {}).items()
         }
         for dag_id, looks in self._runs.items():
             if not looks:
-                raise ValueError(f"runs[{dag_id!r}] is empty: say how the run stands")
+                raise ValueError(f"runs[{dag_id!r}] is empty: give the state of the run")
         self.created: list[CreatedRun] = []
 
     def answer(self, query: Query) -> QueryResult:
@@ -104,18 +104,18 @@ class Stubs:
         begun = [run.run_id for run in self.created if run.dag_id == query.dag_id]
         if looks is None:
             return TaskStates(run_id=begun[-1], run_state="running") if begun else TaskStates(has_dag=False)
-        given = looks.pop(0) if len(looks) > 1 else looks[0]
-        if given is None:
+        state = looks.pop(0) if len(looks) > 1 else looks[0]
+        if state is None:
             return TaskStates()
         run_id = query.run_id or (begun[-1] if begun else "the run")
-        if isinstance(given, str):
-            return TaskStates(run_id=run_id, run_state=given, missing=tuple(sorted(query.task_ids)))
-        wanted = set(query.task_ids) or set(given)
+        if isinstance(state, str):
+            return TaskStates(run_id=run_id, run_state=state, missing=tuple(sorted(query.task_ids)))
+        wanted = set(query.task_ids) or set(state)
         return TaskStates(
             run_id=run_id,
-            run_state=_run_state(given),
-            tasks=tuple((task_id, TaskState(given[task_id])) for task_id in sorted(wanted & given.keys())),
-            missing=tuple(sorted(wanted - given.keys())),
+            run_state=_run_state(state),
+            tasks=tuple((task_id, TaskState(state[task_id])) for task_id in sorted(wanted & state.keys())),
+            missing=tuple(sorted(wanted - state.keys())),
         )
 
     def _create_run(self, query: CreateRun) -> RunCreated:

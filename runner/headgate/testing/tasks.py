@@ -1,8 +1,8 @@
-"""`run_task`: one task, from `execute` over its deferrals to its end, without a supervisor and without its waits.
+"""`run_task`: one try of a task with all its deferrals, without a supervisor and without waiting.
 
-What happens between two steps is what happens in production, where it matters to the author: the trigger's kwargs, the
-deferral's kwargs and the event are encoded and decoded, the trigger is made again and run by the runner's own host, and
-what is resumed is an operator that no step was run with before.
+Between two steps the same happens as in production: the trigger's kwargs, the deferral's kwargs and the event are
+encoded and decoded, the trigger is constructed again and run by the runner's own host, and the task resumes in a new
+operator.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ State: TypeAlias = Literal["success", "skipped", "failed"]
 
 @dataclass(frozen=True)
 class Deferral:
-    """One wait of a task: what it deferred to, and what came of it.
+    """One wait of a task, and its result.
 
-    ``event`` is the payload the task was resumed with, or that ended it. ``failure`` is why it was resumed to fail: the
-    trigger's error, or that the deferral's timeout was over; '' where it was not.
+    ``event`` is the payload that the task resumed with, or that ended it. ``failure`` is the trigger's error, or that
+    the deferral's timeout was over; '' if the trigger fired.
     """
 
     classpath: str
@@ -56,10 +56,11 @@ class Deferral:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What came of a task: of one try.
+    """Result of one try of a task.
 
-    ``error`` is why it failed or was skipped, ``traceback`` where. ``may_retry`` is False for a failure after which no
-    try is made. ``skips`` are tasks below that shall not run. ``waited`` is the time that was skipped.
+    ``error`` and ``traceback`` are those of a failure; ``error`` is also the reason of a skip. ``may_retry`` is False
+    for a failure without another try. ``skips`` are downstream tasks that are not to run. ``waited`` is the skipped
+    time.
     """
 
     state: State
@@ -74,7 +75,7 @@ class TaskResult:
 
     @property
     def value(self) -> Any:
-        """What the task returned, None for nothing. Raises `TaskNotSuccessful`, which says how it ended instead."""
+        """The value that the task returned. Raises `TaskNotSuccessful` if the task failed or was skipped."""
         if self.state != "success":
             raise TaskNotSuccessful(f"the task is {self.state}: {self.error}\n{self.traceback}".rstrip())
         return self.xcoms.get(RETURN_VALUE)
@@ -109,18 +110,18 @@ def run_task(
             assert result.value == "all is well"
             assert len(result.deferrals) == 1
 
-    ``task`` is an operator, what a ``@task`` function returned, or a function that makes the operator anew. Each step
-    gets an operator of its own: one from that function, or a copy made before anything ran, so that nothing set on
-    ``self`` reaches the next step. A task that starts from its trigger does so here.
+    ``task`` is an operator, the result of calling a ``@task`` function, or a function that creates the operator. Each
+    step gets its own operator, created by that function or copied before the first step, so that attributes set on
+    ``self`` do not reach the next step. A task that starts from its trigger does so here.
 
-    Time is skipped as in `run_trigger`; ``datetime.now()``, ``time.time()`` and ``time.sleep()`` skip along in the
-    modules that define the operator's class and the function it calls. ``variables`` and ``connections`` (URIs) are
-    what the code finds when it asks, ``xcoms`` what other tasks have left, by task id or (task id, key), and ``runs``
-    how the runs of other DAGs stand: a state, the states of tasks, or a list of these, one for each look.
+    Time is skipped as in `run_trigger`, and also for ``time.sleep()``, in the modules that define the operator's class
+    and the function it calls. ``variables`` and ``connections`` (URIs) answer the task's queries. ``xcoms`` are those
+    of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the states of
+    tasks, or a list of these, one for each look.
 
-    A task that fails is no error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within`` (a
-    day by default), or defers on and on, and of what `run_trigger` raises `RoundTripFailed`, `LoopBlocked`,
-    `Misbehaved` and `LeftBehind`.
+    A task that fails is not an error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within``
+    (a day by default) or defers too often; `RoundTripFailed`, `LoopBlocked`, `Misbehaved` and `LeftBehind` as
+    `run_trigger` does.
     """
     stubs = Stubs(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
     with queries.secrets.apart(), queries.queries_handled_by(stubs.answer):
@@ -149,7 +150,7 @@ class _Trial:
         self._deferrals: list[Deferral] = []
 
     def run(self, context_of: Callable[[BaseOperator], Context]) -> TaskResult:
-        """Step, wait, step, until there is an end."""
+        """Run steps and waits until the task ends."""
         first = self._make()
         resumption: Resumption | None = None
         waiting = _start_of(first)
@@ -164,7 +165,7 @@ class _Trial:
                     return self._result(outcome)
                 waiting = outcome
             if len(self._deferrals) >= DEFERRALS_MAX:
-                raise TaskNeverEnds(f"the task {first.task_id!r} defers on and on, {DEFERRALS_MAX:,} times by now")
+                raise TaskNeverEnds(f"the task {first.task_id!r} has deferred {DEFERRALS_MAX:,} times and does not end")
             ended = self._wait(first.task_id, waiting)
             waiting = None
             if isinstance(ended, TaskResult):
@@ -197,7 +198,7 @@ class _Trial:
     # --- the wait ---------------------------------------------------------------------------------
 
     def _wait(self, task_id: str, deferred: StepDeferred) -> Resumption | TaskResult:
-        """Run the trigger up to its first event, failure or timeout; say how the task goes on, or how it ended."""
+        """Run the trigger until its first event, failure or timeout; return the resumption, or the result."""
         name = f"the trigger of {task_id!r}"
         spec = TriggerSpec(TRIGGER_ID, "run-1", name, deferred.classpath, deferred.kwargs)
         trigger = loaded(spec)
@@ -259,7 +260,7 @@ class _Trial:
 
 
 def _maker(task: Arrows | Callable[[], BaseOperator]) -> Callable[[], BaseOperator]:
-    """Return what gives an operator for each step."""
+    """Return a function that creates the operator of a step."""
     if not isinstance(task, Arrows):
         return task
     pristine = _copied(task._operator())
@@ -267,18 +268,18 @@ def _maker(task: Arrows | Callable[[], BaseOperator]) -> Callable[[], BaseOperat
 
 
 def _copied(operator: BaseOperator) -> BaseOperator:
-    """Return a copy that shares nothing that can be changed, but the DAG, and what cannot be copied, such as locks."""
+    """Return a deep copy that shares only the DAG, and objects that cannot be copied, such as locks."""
     shared: list[object] = [] if operator.dag is None else [operator.dag, *operator.dag.tasks.values()]
     again = copy.copy(operator)
     for name, value in vars(operator).items():
         memo = {id(each): each for each in shared}
-        with suppress(Exception):  # whatever an author's object raises when it is copied
+        with suppress(Exception):  # an author's object may raise anything when it is copied
             setattr(again, name, copy.deepcopy(value, memo))
     return again
 
 
 def _start_of(operator: BaseOperator) -> StepDeferred | None:
-    """Return the wait that a task begins with if it starts in its trigger."""
+    """Return the first wait of a task that starts in its trigger."""
     start = operator.to_spec().start_trigger
     if start is None:
         return None
@@ -286,7 +287,7 @@ def _start_of(operator: BaseOperator) -> StepDeferred | None:
 
 
 def _modules_of(operator: BaseOperator) -> tuple[str, ...]:
-    """Return the modules whose clocks skip, beside those of the operator's class."""
+    """Return the modules in which time is skipped, besides those of the operator's class."""
     function = getattr(operator, "python_callable", None)
     module = None if function is None else getattr(inspect.unwrap(function), "__module__", None)
     return (temporal.__name__, *([module] if isinstance(module, str) else []))

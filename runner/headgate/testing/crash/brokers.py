@@ -1,4 +1,4 @@
-"""What a crash test must be able to do at a broker, and the file log's way of doing it."""
+"""`Broker`, the interface between a crash test and a broker, and its implementation for the file log."""
 
 from __future__ import annotations
 
@@ -12,20 +12,39 @@ from headgate.brokers.filelog_writer import FileLogWriter
 
 
 class Broker(Protocol):
-    """A broker as seen from outside, written by whoever wants to prove a producer. Both methods may block."""
+    """A broker as seen from outside, written by the author of a producer. Both methods may block::
+
+    # folder.py
+    import json
+
+
+    class Folder:
+        def __init__(self, path):
+            self.path = path
+            path.mkdir()
+
+        def publish(self, messages):
+            for message in messages:
+                draft = self.path / f"{message}.draft"
+                draft.write_text(json.dumps(message))
+                draft.rename(draft.with_suffix(".json"))
+
+        def pending(self):
+            return [path.name for path in self.path.glob("*.json")]
+    """
 
     def publish(self, messages: Sequence[str]) -> None:
-        """Put one message for each of these names in, with the name somewhere in it, and return when they are in.
+        """Publish one message for each name, with the name somewhere in it, and return when the broker has them.
 
-        The trigger's events must carry the name too. Called in a thread of its own while the pair runs, with each
-        name once.
+        The trigger's events must carry the name too. Called in another thread while the pair runs, once for each
+        name.
         """
         ...
 
     def pending(self) -> Iterable[str]:
-        """Return what the broker still holds: every message that it would deliver, or has delivered and not forgotten.
+        """Return all messages that the broker still holds: those to be delivered, and those not acknowledged.
 
-        Texts in which the names stand are enough. A message whose processing is acknowledged is not among them.
+        Any text that contains the name will do. Acknowledged messages are not among them.
         """
         ...
 

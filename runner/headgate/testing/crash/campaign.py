@@ -66,26 +66,10 @@ def crash_test(
     """Kill the real pair ``kills`` times while it runs the trigger; raise unless nothing was lost or stored twice::
 
         # test_inbox.py
-        import json
-
+        from folder import Folder
         from inbox import Inbox
 
         from headgate.testing import crash_test
-
-
-        class Folder:
-            def __init__(self, path):
-                self.path = path
-                path.mkdir()
-
-            def publish(self, messages):
-                for message in messages:
-                    draft = self.path / f"{message}.draft"
-                    draft.write_text(json.dumps(message))
-                    draft.rename(draft.with_suffix(".json"))
-
-            def pending(self):
-                return [path.name for path in self.path.glob("*.json")]
 
 
         def test_nothing_is_lost(tmp_path):
