@@ -1,5 +1,7 @@
-"""Seed 004's four failure scenarios, and what users do to tasks, by real processes: what goes on, what is told, who is
-asked to stop its work (I14)."""
+"""Failures of deferred tasks (timeout, error, dead triggerer, clear) and users' actions, with real processes.
+
+Also who is asked to stop its work (I14).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of seed 004's State Transition Table, by real processes: what the database and the log of the try say.
+"""The transitions of a deferral in docs/deferral.md, with real processes: rows of the database and the log of the try.
 
 A pool with one slot makes ``scheduled`` a state that can be looked at: while another task has the slot, what is resumed
 waits there.

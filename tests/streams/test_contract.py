@@ -1,4 +1,4 @@
-"""Seed 000, ack mode: what a subscriber gets, how it resolves an event, and what the producer is handed."""
+"""Ack mode: what a subscriber gets, how it resolves an event, and what the producer is handed."""
 
 from __future__ import annotations
 

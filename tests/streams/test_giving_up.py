@@ -1,4 +1,4 @@
-"""Seed 000, ack mode: when the manager gives up on a subscriber, and that nobody else notices."""
+"""Ack mode: when the manager gives up on a subscriber, and that nobody else notices."""
 
 from __future__ import annotations
 

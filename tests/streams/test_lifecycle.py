@@ -1,4 +1,4 @@
-"""Seed 000: how a stream begins and ends, what each end leaves behind, and that a dead one takes no subscriber."""
+"""How a stream begins and ends, what each end leaves behind, and that a dead one takes no subscriber."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why something waits: the facts go in, one answer comes out (seed 004, Debugging Guide and its flowchart).
+"""Why something waits: the facts go in, one answer comes out (docs/deferral.md, *Why does it wait?*).
 
 What is looked at is what the database knows, in the order of the flowchart: is there anything to wait for, who should
 be at it, is that one alive, has it room, has it failed, and what happened last. The first trouble found is the

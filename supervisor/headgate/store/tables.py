@@ -1,11 +1,11 @@
-"""The tables, after seed 004 and the invariants.
+"""The tables; docs/invariants.md has the rules that they serve.
 
 Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` get a tombstone (``removed_at``, ``stopped_at``,
 ``fenced_at``) when they have had their day, so that what refers to them stays readable. Only `headgate.store.cleaning`
 deletes them, once they are old and nothing refers to them any more. Ids are never given twice, which SQLite promises
 only when asked to (``sqlite_autoincrement``).
 
-The tables of tasks, after the same seed and its state machine, follow those of triggers; what a task's state is allowed
+The tables of tasks follow those of triggers; what a task's state is allowed
 to be together with its other columns, the database checks.
 
 The migrations say the same a second time, on purpose; a test holds the two together.

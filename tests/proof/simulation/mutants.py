@@ -398,13 +398,13 @@ MUTANTS: dict[str, Mutant] = {
         "I3: no commit passes a failure", "commit past a failed message", _commit_past_a_failed_offset, 20
     ),
     "window-closed-too-late": Mutant(
-        "seed 000: asking for the next is moving past", "stuck", _window_closed_too_late, 20
+        "streams: asking for the next is moving past", "stuck", _window_closed_too_late, 20
     ),
     "timeout-a-moment-late": Mutant(
-        "seed 000: at the ack timeout", "timed out late", _timeout_a_moment_late, directed="timeout"
+        "streams: at the ack timeout", "timed out late", _timeout_a_moment_late, directed="timeout"
     ),
     "overflow-leaves-entries-pending": Mutant(
-        "seed 000: overflow fails all", "stuck", _overflow_leaves_entries_pending, directed="overflow"
+        "streams: overflow fails all", "stuck", _overflow_leaves_entries_pending, directed="overflow"
     ),
     "eviction-after-an-await": Mutant(
         "I5: no key of a dead poll", "failed without a cause", _eviction_after_an_await, directed="dying stream"
@@ -425,10 +425,10 @@ MUTANTS: dict[str, Mutant] = {
         directed="hung at the end",
     ),
     "reject-waits-for-persistence": Mutant(
-        "seed 000: a reject resolves at once", "rejected at", _reject_waits_for_persistence, directed="reject"
+        "streams: a reject resolves at once", "rejected at", _reject_waits_for_persistence, directed="reject"
     ),
     "lane-order-by-resolution": Mutant("I3: fan-out order", "out of lane order", _lane_order_by_resolution, 50),
-    "second-aclose": Mutant("seed 000: aclose once", "closed twice", _second_aclose, 50),
+    "second-aclose": Mutant("streams: aclose once", "closed twice", _second_aclose, 50),
     "events-dropped-on-bisect": Mutant(
         "I9: one bad event alone", "confirmed before stored", _events_dropped_on_bisect, 200
     ),

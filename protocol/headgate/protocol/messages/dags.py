@@ -86,8 +86,8 @@ class StartTrigger(WireStruct, frozen=True):
 class TaskSpec(WireStruct, frozen=True):
     """One task of a DAG; part of `DagSpec`.
 
-    ``upstream`` are task ids in order of their names. ``execution_timeout_s`` counts over the whole task, deferrals
-    included (seed 002); None is no limit, and so is ``max_retry_delay_s``.
+    ``upstream`` are task ids in order of their names. ``execution_timeout_s`` counts over the whole try, deferrals
+    included; None is no limit, and so is ``max_retry_delay_s``.
     """
 
     task_id: str
