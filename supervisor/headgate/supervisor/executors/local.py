@@ -273,7 +273,8 @@ class LocalExecutor:
         if member.is_leaving:
             return  # it was told to end
         limit = self._memory_max_bytes
-        is_fat = limit is not None and processes.rss_bytes(member.worker.pid) > limit * RETIRE_SHARE
+        use = None if limit is None else member.worker.process.statistics()
+        is_fat = limit is not None and use is not None and use.rss_bytes > limit * RETIRE_SHARE
         if is_fat or member.steps >= WORKER_STEPS_MAX:
             member.is_leaving = True
             member.worker.retire()

@@ -37,14 +37,6 @@ def uses(leaders: Collection[int]) -> dict[int, SessionUse]:
     return {session: SessionUse(used, session in stopped) for session, used in rss.items()}
 
 
-def rss_bytes(pid: int) -> int:
-    """Return the resident memory of one process; 0 when it is gone."""
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
 def oom_kills() -> int:
     """Return how often the kernel has killed a process for want of memory, on this machine or in this container."""
     counts = [_counter(Path("/proc/vmstat"))]
