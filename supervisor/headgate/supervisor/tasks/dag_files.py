@@ -35,7 +35,7 @@ FILES_MAX = 10_000  # DAG files of one folder; what is beyond it is not looked a
 DEPTH_MAX = 16  # folders within folders
 SLOW_S = 10.0  # a file that takes longer must not hold up the others each time that one of them changes
 SLOW_PAUSE_FACTOR = 10  # of the time that parsing took: until a slow file is parsed again for a change of another
-SAID_MAX = 1000  # different warnings that are given, each once and not at every look
+WARNINGS_MAX = 1000  # different warnings that are logged, each once and not at every scan
 
 Signature = tuple[int, int, int]  # time of change in ns, size, inode
 
@@ -60,7 +60,7 @@ class DagFiles:
         self._owners: dict[str, str] = {}  # the file that defines a DAG, by dag_id
         self._refused: dict[str, set[str]] = {}  # files that define a DAG of another file as well, by that file
         self._knows_database = False
-        self._has_said: set[str] = set()
+        self._warned: set[str] = set()
 
     def step(self, epoch: Epoch, now: float) -> bool:
         """Do one piece of work, if any is due; return whether the database has changed.
@@ -93,7 +93,7 @@ class DagFiles:
 
     def _store_next(self, epoch: Epoch) -> bool:
         if not self._knows_database:
-            # Files that went away while nobody looked.
+            # Files that went away while no supervisor ran.
             prefix = str(self._folder) + os.sep
             known = {file: dags for file, dags in self._store.dag_files().items() if file.startswith(prefix)}
             there = {*self._seen, *self._gone}
@@ -148,7 +148,7 @@ class DagFiles:
         self._waiting.extend(sorted(self._refused.pop(file, set()) & self._seen.keys() - set(self._waiting)))
         for spec in specs:
             if not spec.tasks:
-                self._say_once(
+                self._warn_once(
                     "a DAG has no tasks; a @task function makes one when it is called in the DAG's with block",
                     dag=spec.dag_id,
                     file=file,
@@ -161,7 +161,9 @@ class DagFiles:
         was_unseen, self._unseen = bool(self._unseen), []
         for path, signature in self._python_files():
             if len(found) == FILES_MAX:
-                self._say_once("there are more DAG files than are looked at", folder=str(self._folder), limit=FILES_MAX)
+                self._warn_once(
+                    "there are more DAG files than are looked at", folder=str(self._folder), limit=FILES_MAX
+                )
                 self._unseen = [str(self._folder)]
                 break
             found[path] = signature
@@ -181,7 +183,7 @@ class DagFiles:
         kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}
         self._seen = kept | found
         if was_unseen and not self._unseen:
-            self._knows_database = False  # what is gone of it, nobody knows by now
+            self._knows_database = False  # files may have gone from it unseen
 
     def _is_unseen(self, file: str) -> bool:
         """Whether a file may be there, though it was not seen: its folder could not be read, or held too many."""
@@ -210,12 +212,12 @@ class DagFiles:
             visited.add(identity)
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            self._say_once("a folder of DAG files cannot be read", folder=str(folder), error=str(error))
+            self._warn_once("a folder of DAG files cannot be read", folder=str(folder), error=str(error))
             self._unseen.append(str(folder))
             return
         if not entries and folder == self._folder:
             # A disk that is not mounted looks like this, and all that waits in its DAGs would be removed.
-            self._say_once(
+            self._warn_once(
                 "the folder of DAG files is empty; what it held before goes on as it was", folder=str(folder)
             )
             self._unseen.append(str(folder))
@@ -225,19 +227,19 @@ class DagFiles:
                     yield entry, entry.stat()
 
     def _has_name(self, file: str) -> bool:
-        """Whether the path can be told to a worker, and stored; a file's name may hold any bytes."""
+        """Whether the path can be sent to a worker, and stored; a file's name may hold any bytes."""
         try:
             check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
         except BadName as bad:
-            self._say_once("a DAG file is left alone for its name", file=repr(file), error=str(bad))
+            self._warn_once("a DAG file is ignored because of its name", file=repr(file), error=str(bad))
             return False
         return True
 
-    def _say_once(self, event: str, **fields: object) -> None:
+    def _warn_once(self, event: str, **fields: object) -> None:
         key = f"{event} {fields}"
-        if key in self._has_said or len(self._has_said) > SAID_MAX:
+        if key in self._warned or len(self._warned) > WARNINGS_MAX:
             return
-        self._has_said.add(key)
-        if len(self._has_said) > SAID_MAX:
-            event, fields = "there are more warnings about DAG files than are given", {"limit": SAID_MAX}
+        self._warned.add(key)
+        if len(self._warned) > WARNINGS_MAX:
+            event, fields = "there are more warnings about DAG files than are given", {"limit": WARNINGS_MAX}
         log.warning(event, **fields)

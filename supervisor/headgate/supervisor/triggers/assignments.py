@@ -139,10 +139,10 @@ class Assignments:
         return min((self._assigned[trigger_id].start_at for trigger_id in self._waiting), default=None)
 
     def cancel(self, trigger_id: int, reason: CancelReason) -> CancelTrigger | None:
-        """Mark a trigger as being cancelled; return what to tell the runner, None where there is nothing to tell.
+        """Mark a trigger as being cancelled; return what to send to the runner, None if there is nothing to send.
 
-        The runner is told even of one that waits for its next start: a shared stream may wait for it, too. It is not
-        told what it was told before, nor of a trigger that no runner was ever given.
+        That includes one that waits for its next start, because a shared stream may wait for it, too. There is nothing
+        to send if it was cancelled before, or if no runner was ever given it.
         """
         assigned = self._assigned.get(trigger_id)
         if assigned is None or assigned.state is AssignmentState.CANCELLING:
