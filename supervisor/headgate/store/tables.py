@@ -1,14 +1,12 @@
-"""The tables; docs/invariants.md has the rules that they serve.
+"""The tables. Their rules (unique events, one owner a trigger, the states of a task) are those of docs/invariants.md.
 
-Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` get a tombstone (``removed_at``, ``stopped_at``,
-``fenced_at``) when they have had their day, so that what refers to them stays readable. Only `headgate.store.cleaning`
-deletes them, once they are old and nothing refers to them any more. Ids are never given twice, which SQLite promises
-only when asked to (``sqlite_autoincrement``).
+Rows of ``trigger``, ``asset_watcher`` and ``triggerer`` get a tombstone (``removed_at``, ``stopped_at``, ``fenced_at``)
+at their end, so that rows which refer to them stay readable. Only `headgate.store.cleaning` deletes them, once they are
+old and nothing refers to them. An id is never used twice, which SQLite promises only with ``sqlite_autoincrement``.
 
-The tables of tasks follow those of triggers; what a task's state is allowed
-to be together with its other columns, the database checks.
+The tables of tasks follow those of triggers. The database checks which columns may be set in which state of a task.
 
-The migrations say the same a second time, on purpose; a test holds the two together.
+The migrations define the same a second time, on purpose; a test compares the two.
 """
 
 from __future__ import annotations
