@@ -20,20 +20,20 @@ from headgate.worker.stops import Stops
 
 
 class RecordSocket:
-    """The worker's end of the log socket. What was put is with the kernel when `put` returns."""
+    """The worker's end of the log socket. A record is in the kernel's buffer when `put` returns."""
 
     def __init__(self, sock: socket.socket, stops: Stops) -> None:
         self._socket = sock
         self._stops = stops
         self._lock = threading.Lock()
-        # A fork of the step's may log, too, and whoever held the lock is not in it.
+        # A fork of the step may log too, and the thread that held the lock does not exist in it.
         os.register_at_fork(after_in_child=self._unlock)
 
     def put(self, record: bytes) -> None:
-        """Send one record or more, as long as that takes; the step has to wait for a supervisor that reads slowly."""
-        # The supervisor is gone where this fails, and this process with it.
+        """Send one or more records; blocks while the supervisor reads slowly."""
+        # If this fails, the supervisor is gone, and this process ends too.
         with self._stops.held(), self._lock, contextlib.suppress(OSError):
-            # One at a time: so much the kernel takes as a whole, and nothing of a fork's gets in between.
+            # One record at a time, which the kernel takes as a whole, so that records of a fork are not mixed in.
             for each in record.split(b"\n"):
                 self._socket.sendall(each + b"\n")
 
@@ -51,17 +51,17 @@ class Output:
         self._libc = ctypes.CDLL(None)
 
     def take(self) -> None:
-        """Be standard output and error from now on, whatever a step has put in their place."""
+        """Install the streams as standard output and error, also after a step has replaced them."""
         sys.stdout, sys.stderr = self._streams
 
     def end_step(self) -> None:
-        """See to it that all that was printed so far is on its way, then be standard output and error again."""
+        """Flush everything printed so far, then install the streams again."""
         for stream in {id(s): s for s in (sys.stdout, sys.stderr)}.values():
             if stream in self._streams:
                 continue
             try:
                 stream.flush()
-            except Exception:  # a stream of the author's own may be closed, or be anything
+            except Exception:  # a stream of the author's may be closed, or be any object
                 continue
         for index, name in enumerate(("stdout", "stderr")):
             end_lines_of(self._streams[index])
@@ -69,7 +69,7 @@ class Output:
                 self._streams[index].reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
             except ValueError:  # the step has detached it
                 self._streams[index] = self._captured(name)
-        self._libc.fflush(None)  # what C code has printed waits in a buffer of its library's
+        self._libc.fflush(None)  # output of C code is in a buffer of its library
         self.take()
 
     def _captured(self, name: str) -> io.TextIOWrapper:

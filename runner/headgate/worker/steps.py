@@ -1,4 +1,4 @@
-"""One step, from its message to its outcome: load the DAG file anew, find the task, and run it."""
+"""Run one step: load the DAG file, find the task, and return the outcome."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Killing = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 
 def run(step: Step, *, ask: QueryHandler, killing: Killing) -> StepOutcome:
-    """Run a step; whatever goes wrong is its outcome. Raises `StepStopped` alone.
+    """Run a step; any error is its outcome. Raises only `StepStopped`.
 
-    While the task's own code runs, its ``on_kill`` is held out to ``killing``.
+    While the task's own code runs, its ``on_kill`` is passed to ``killing``.
     """
     try:
         operator = _find(step)
@@ -39,7 +39,7 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing) -> StepOutcome:
     except StepStopped:
         raise
     except BaseException as error:
-        # An interrupt of the author's own, or a context that cannot be made.
+        # An interrupt raised by the author's code, or a context that cannot be created.
         text, trace = describe_error(error)
         return StepFailed(f"DAG {step.dag_id!r}, task {step.task_id!r}: {text}", trace)
 
@@ -56,11 +56,11 @@ def _find(step: Step) -> BaseOperator | StepFailed:
     dag = dags.get(step.dag_id)
     if dag is None:
         found = ", ".join(map(repr, dags)) or "none"
-        return StepFailed(f"the DAG file {step.file} has no DAG {step.dag_id!r} any more; it has {found:.1000}")
+        return StepFailed(f"the DAG file {step.file} no longer has the DAG {step.dag_id!r}; it has {found:.1000}")
     operator = dag.tasks.get(step.task_id)
     if operator is None:
         found = ", ".join(map(repr, dag.tasks)) or "none"
-        return StepFailed(f"DAG {step.dag_id!r} has no task {step.task_id!r} any more; it has {found:.1000}")
+        return StepFailed(f"DAG {step.dag_id!r} no longer has the task {step.task_id!r}; it has {found:.1000}")
     return operator
 
 

@@ -1,11 +1,11 @@
-"""Being ended: signals of the supervisor that end the step that runs, and with it the process.
+"""Signals of the supervisor that stop the running step, and with it the process.
 
-SIGTERM ends the step: its limit of time is over, or headgate leaves. SIGUSR2 ends it because a user said so; then, and
-only then, the task's ``on_kill()`` is called as well (I14).
+SIGTERM stops the step because its time limit is over, or headgate shuts down. SIGUSR2 stops it because a user acted on
+the task; only then the task's ``on_kill()`` is called as well (I14).
 
-The step is ended by `StepStopped`, raised in the main thread wherever it is, so that the author's ``finally`` blocks
-run. It is raised once in the life of a process, and nowhere but where `Stops.interruptible` says: a frame or a record
-is written whole, or not at all. Whoever catches it and goes on is killed by the supervisor after a grace.
+The step is stopped by `StepStopped`, raised in the main thread, so that the author's ``finally`` blocks run. It is
+raised once in the life of a process, and only within `Stops.interruptible`, so that a frame or a record is written
+whole or not at all. If the step catches it and continues, the supervisor kills the process after a grace period.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ USER_SIGNAL: Final = signal.SIGUSR2
 
 
 class StepStopped(KeyboardInterrupt):
-    """The step is to end now. It is an interrupt, so that no ``except Exception`` takes it for an error of its own."""
+    """The step is to stop now. An interrupt, so that ``except Exception`` does not catch it."""
 
 
 class Stops:
-    """The signals of this process. All but `notice` is for the main thread."""
+    """The signals of this process. All methods except `notice` are for the main thread."""
 
     def __init__(self) -> None:
         self._is_open = False
         self._is_raised = False
         self._on_kill: Callable[[], None] | None = None
-        # Held where on_kill is set and taken; by the main thread a second time, where a signal finds it doing so.
+        # Held while on_kill is set and taken. Reentrant, because a signal handler may interrupt the main thread there.
         self._lock = threading.RLock()
         self._hook: threading.Thread | None = None
         self.is_asked = False
         self.hook_timeout_s = 10.0
 
     def listen(self, wakeup_fd: int) -> None:
-        """Take the signals from now on. The kernel's word reaches ``wakeup_fd`` even while the main thread is busy."""
+        """Handle the signals from now on. ``wakeup_fd`` gets their numbers even while the main thread is busy."""
         os.set_blocking(wakeup_fd, False)
         signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
-        # A process that a step forks is ended as any other, and what is sent to it is nothing to us.
+        # A process that a step forks has the default handlers.
         os.register_at_fork(after_in_child=_forget_signals)
         self.restore()
 
     def restore(self) -> None:
-        """Take the signals again, whatever a step has made of their handlers."""
+        """Install the handlers again if a step has changed them."""
         for number in (END_SIGNAL, USER_SIGNAL):
             if signal.getsignal(number) != self._handle:
                 signal.signal(number, self._handle)
 
     @contextmanager
     def interruptible(self) -> Generator[None]:
-        """Let `StepStopped` be raised meanwhile; at once, if the signal has come before."""
+        """Allow `StepStopped` to be raised in the block; at once, if the signal has arrived before."""
         self._is_open = True
         try:
             self._raise_if_asked()
@@ -70,7 +70,7 @@ class Stops:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Let nothing be raised meanwhile; where it was to be, it is afterwards. Does nothing in other threads."""
+        """Delay `StepStopped` until the end of the block. Does nothing in other threads."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -84,7 +84,7 @@ class Stops:
 
     @contextmanager
     def killing(self, on_kill: Callable[[], None]) -> Generator[None]:
-        """Have ``on_kill`` called if a user ends what runs meanwhile."""
+        """Call ``on_kill`` if a user stops the task during the block."""
         context = contextvars.copy_context()
         with self._lock:
             self._on_kill = lambda: context.run(on_kill)
@@ -95,9 +95,9 @@ class Stops:
                 self._on_kill = None
 
     def notice(self, number: int) -> None:
-        """Take a signal as the kernel told it; called beside the main thread as well, which may be stuck.
+        """Act on a signal number; also called in another thread, because the main thread may be stuck.
 
-        The hook has a thread of its own: it may ask the supervisor, whose answer comes through the caller's.
+        The hook has its own thread: it may send queries, whose results arrive in the caller's thread.
         """
         if number != USER_SIGNAL:
             return
@@ -108,7 +108,7 @@ class Stops:
                 self._hook.start()
 
     def wait_hook(self) -> None:
-        """Wait for an on_kill that runs, as long as it may take."""
+        """Wait for a running on_kill, within its time limit."""
         with self._lock:
             hook = self._hook
         if hook is None:
@@ -126,7 +126,7 @@ class Stops:
     def _raise_if_asked(self) -> None:
         if self.is_asked and not self._is_raised:
             self._is_raised = True
-            # The step stands still while its on_kill runs: it needs what the step's `finally` blocks will close.
+            # The step waits while its on_kill runs, which may need resources that the step's `finally` blocks close.
             self.wait_hook()
             raise StepStopped
 
@@ -140,5 +140,5 @@ def _forget_signals() -> None:
 def _call(on_kill: Callable[[], None]) -> None:
     try:
         on_kill()
-    except BaseException:  # whatever an author's hook raises, the process ends as it was to
+    except BaseException:  # the process ends in any case
         log.exception("a hook failed", hook="on_kill")

@@ -123,8 +123,8 @@ def test_the_context_says_what_the_run_is_for(author: Author, pool: Pool) -> Non
 def test_a_file_dag_or_task_that_is_gone_is_named(author: Author, pool: Pool, tmp_path: Path) -> None:
     step = author.step("def f(context): pass")
     for fields, error in (
-        ({"task_id": "gone"}, r"DAG 'd' has no task 'gone' any more; it has 't'"),
-        ({"dag_id": "gone"}, r"has no DAG 'gone' any more; it has 'd'"),
+        ({"task_id": "gone"}, r"DAG 'd' no longer has the task 'gone'; it has 't'"),
+        ({"dag_id": "gone"}, r"no longer has the DAG 'gone'; it has 'd'"),
         ({"file": str(tmp_path / "no.py")}, r"no\.py cannot be loaded: FileNotFoundError"),
     ):
         outcome = pool.run(author.step_of(Path(step.file), **fields))

@@ -12,25 +12,27 @@ from headgate.brokers.filelog_writer import FileLogWriter
 
 
 class Broker(Protocol):
-    """A broker as seen from outside, written by the author of a producer. Both methods may block::
+    """A broker as seen from outside, written by the author of a producer. Both methods may block.
 
-    # folder.py
-    import json
+    For example, a folder, each file of which is a message::
+
+        # folder.py
+        import json
 
 
-    class Folder:
-        def __init__(self, path):
-            self.path = path
-            path.mkdir()
+        class Folder:
+            def __init__(self, path):
+                self.path = path
+                path.mkdir()
 
-        def publish(self, messages):
-            for message in messages:
-                draft = self.path / f"{message}.draft"
-                draft.write_text(json.dumps(message))
-                draft.rename(draft.with_suffix(".json"))
+            def publish(self, messages):
+                for message in messages:
+                    draft = self.path / f"{message}.draft"
+                    draft.write_text(json.dumps(message))
+                    draft.rename(draft.with_suffix(".json"))
 
-        def pending(self):
-            return [path.name for path in self.path.glob("*.json")]
+            def pending(self):
+                return [path.name for path in self.path.glob("*.json")]
     """
 
     def publish(self, messages: Sequence[str]) -> None:
