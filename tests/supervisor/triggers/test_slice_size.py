@@ -19,7 +19,7 @@ from headgate.supervisor.triggers.intake import (
     SLICE_EVENTS_FIRST,
     SLICE_EVENTS_MIN,
     SLICE_S,
-    SLICES_UNTIL_TRIED,
+    SLICES_LEARNT,
     Intake,
     SliceSize,
 )
@@ -141,7 +141,7 @@ def test_a_slice_that_is_too_long_for_the_database_is_halved_until_it_fits(event
     intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(500))))
     assert run_through(intake, store) == [StateSync(1, persisted=tuple(range(100, 600)))]
     assert store.stored == list(range(500)), "all of them, once and in order"
-    assert len(store.given_up) <= 9 + len(store.transactions) / SLICES_UNTIL_TRIED, "little time is lost by trying more"
+    assert len(store.given_up) <= 9 + len(store.transactions) / SLICES_LEARNT, "little time is lost by trying more"
 
 
 def test_a_round_of_which_no_two_items_fit_into_one_slice_comes_to_its_end_and_so_does_the_next() -> None:

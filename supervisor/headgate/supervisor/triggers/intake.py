@@ -46,7 +46,7 @@ ROUNDS_WAITING_MAX = 16
 SLICE_S = 0.15  # what storing a slice should take: heartbeats, claims and requests wait for it
 SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
 SLICE_EVENTS_MIN = 50  # however slowly they are stored: a commit for each event would be slower still
-SLICES_UNTIL_TRIED = 8  # after one that failed late, until twice as many events are tried in any case
+SLICES_LEARNT = 8  # the newest, by which the next one is sized
 # An attempt that failed sooner met a database that is down or locked: connecting, or waiting for a lock, times out
 # after 5 s. One that failed later may have hit the timeout of a statement, of a transaction or of the network, which
 # are all at least 10 s. A slice of fewer events may then be stored.
@@ -117,8 +117,8 @@ class SliceSize:
     """How many events a slice takes: as many as the database stores in `SLICE_S`, and never more than ``events_max``.
 
     If the commit itself takes most of that, however many events it holds, then fewer of them would only make more
-    commits: a slice may take twice the commit's time. How long a commit and an event take is read off two slices of
-    different sizes, the newest and one before it. The number at most doubles or halves from one slice to the next,
+    commits: a slice may take twice the commit's time. How long a commit and an event take is read off a line fitted
+    through the sizes and times of the last few slices. The number at most doubles or halves from one slice to the next,
     because one measurement says little.
 
     A slice that failed late is halved, down to one event, so that one is stored if it can be at all. Nothing else
@@ -127,31 +127,23 @@ class SliceSize:
 
     def __init__(self, events_max: int) -> None:
         self._events_max = events_max
-        self._newest: _Measured | None = None
-        self._other: _Measured | None = None  # the newest before it of another size
-        self._stored = 0  # slices since one failed late
+        self._samples: deque[tuple[int, float]] = deque(maxlen=SLICES_LEARNT)
+        self._commit_s = 0.0  # the time of a slice without its events, as far as is known
         self.events = min(SLICE_EVENTS_FIRST, events_max)
 
     def stored(self, events: int, took_s: float) -> None:
         """Learn from a slice that was stored. A short one says nothing of longer ones."""
         if events * 4 < self.events:
             return
-        self._stored += 1
-        measured = _Measured(events, took_s)
-        if self._newest is not None:
-            if measured.is_comparable(self._newest):
-                self._other = self._newest
-            else:
-                measured = self._newest.mean(measured)
-        self._newest = measured
+        self._samples.append((events, took_s))
         if self.events < SLICE_EVENTS_MIN:
             # Twice as many may take twice as long, and fail again. If that is likely, it is tried now and then all
             # the same: it may be the commit alone that takes so long.
-            is_tried = took_s <= FAILED_LATE_S / 2 or self._stored >= SLICES_UNTIL_TRIED
+            is_tried = took_s <= FAILED_LATE_S / 2 or len(self._samples) == SLICES_LEARNT
             if is_tried and events == self.events:
                 self.events = min(self.events * 2, SLICE_EVENTS_MIN, self._events_max)
             return
-        fitting = max(self.events // 2, min(self._fitting(measured), self.events * 2))
+        fitting = max(self.events // 2, min(self._fitting(), self.events * 2))
         self.events = min(max(fitting, SLICE_EVENTS_MIN), self._events_max)
 
     def failed(self, events: int, took_s: float) -> None:
@@ -163,37 +155,26 @@ class SliceSize:
         if took_s < FAILED_LATE_S:
             return
         self.events = min(self.events, max(1, events // 2))
-        self._newest = self._other = None
-        self._stored = 0
+        self._samples.clear()
+        self._commit_s = 0.0
 
-    def _fitting(self, newest: _Measured) -> int:
-        other = self._other
-        if other is None or not newest.is_comparable(other):
-            # If the time is not right, try a size that can be compared with this one.
-            if newest.took_s > SLICE_S:
+    def _fitting(self) -> int:
+        sizes = [size for size, _ in self._samples]
+        mean_size = sum(sizes) / len(sizes)
+        mean_s = sum(took_s for _, took_s in self._samples) / len(sizes)
+        allowed_s = max(SLICE_S, 2 * self._commit_s)
+        if max(sizes) - min(sizes) < mean_size / 4:
+            # Too much alike: their differences are noise. If the time is not right, try quite another size.
+            newest_s = self._samples[-1][1]
+            if newest_s > allowed_s:
                 return self.events // 2
-            return self.events * 2 if newest.took_s < SLICE_S / 2 else self.events
-        event_s = (newest.took_s - other.took_s) / (newest.events - other.events)
+            return self.events * 2 if newest_s < allowed_s / 2 else self.events
+        spread = sum((size - mean_size) ** 2 for size in sizes)
+        event_s = sum((size - mean_size) * (took_s - mean_s) for size, took_s in self._samples) / spread
+        self._commit_s = max(0.0, mean_s - max(0.0, event_s) * mean_size)
         if event_s <= 0:
             return self.events * 2  # more of them take no longer
-        commit_s = newest.took_s - event_s * newest.events
-        if commit_s <= 0:
-            return int(SLICE_S / newest.took_s * newest.events)  # the commit is lost in noise
-        return int((max(SLICE_S, 2 * commit_s) - commit_s) / event_s)
-
-
-class _Measured(NamedTuple):
-    """How long the database took for a slice of so many events."""
-
-    events: float
-    took_s: float
-
-    def mean(self, other: _Measured) -> _Measured:
-        return _Measured((self.events + other.events) / 2, (self.took_s + other.took_s) / 2)
-
-    def is_comparable(self, other: _Measured) -> bool:
-        """Whether the sizes differ by so much that the difference of the times is more than noise."""
-        return abs(self.events - other.events) * 4 >= max(self.events, other.events)
+        return int((max(SLICE_S, 2 * self._commit_s) - self._commit_s) / event_s)
 
 
 class Intake:
