@@ -157,7 +157,7 @@ class Checker(HistoryChecker):
         match record:
             case records.Opened():
                 self._runner_of[record.reader] = record.runner
-            case records.Stored() | records.Buried():
+            case records.Stored() | records.DeadLettered():
                 self._see_row(record)
             case records.HandedOut() | records.Pulled() | records.Fired() | records.Refused() | records.Hung():
                 self._see_delivery(record)
@@ -334,9 +334,9 @@ class Checker(HistoryChecker):
             ):
                 self._find("confirmed before stored", f"event {event.index} of run {event.run_id}")
 
-    def _see_row(self, record: records.Stored | records.Buried) -> None:
+    def _see_row(self, record: records.Stored | records.DeadLettered) -> None:
         event = (record.run_id, record.index)
-        if isinstance(record, records.Buried):
+        if isinstance(record, records.DeadLettered):
             self._events.add(event)
             self._letters.add((record.trigger, record.key or MESSAGE_OF_NOBODY, record.position))
             return

@@ -92,10 +92,10 @@ class Reader:
         self._last_row = self._last_letter = 0
         self._names: dict[int, str] = {}
 
-    def look(self) -> list[records.Stored | records.Buried]:
+    def look(self) -> list[records.Stored | records.DeadLettered]:
         """Return what is new since the last look."""
         now = trio.current_time()
-        found: list[records.Stored | records.Buried] = []
+        found: list[records.Stored | records.DeadLettered] = []
         rows = self._connection.execute(
             "SELECT id, trigger_id, trigger_run_id, sequence_index, key, position, payload FROM trigger_event "
             "WHERE id > ? ORDER BY id",
@@ -115,7 +115,7 @@ class Reader:
         ).fetchall()
         for row, trigger, run_id, index, key, position in letters:
             self._last_letter = row
-            found.append(records.Buried(now, row, self.name_of(trigger), run_id, index, key, position))
+            found.append(records.DeadLettered(now, row, self.name_of(trigger), run_id, index, key, position))
         return found
 
     def name_of(self, trigger_id: int) -> str:

@@ -254,7 +254,7 @@ class Stored(Record, frozen=True, gc=False):
     handout: int
 
 
-class Buried(Record, frozen=True, gc=False):
+class DeadLettered(Record, frozen=True, gc=False):
     """A dead letter, seen for the first time."""
 
     row: int

@@ -20,7 +20,7 @@ class ScriptedStore:
 
     def __init__(self) -> None:
         self.transactions: list[list[int]] = []
-        self.buried: list[int] = []
+        self.dead_lettered: list[int] = []
         self.finished: list[FinishedTrigger] = []
         self.refused: list[RefusedEvent] = []
         self.failures: list[Exception] = []
@@ -47,7 +47,7 @@ class ScriptedStore:
         assert epoch == EPOCH
         if self.failures:
             raise self.failures.pop(0)
-        self.buried.append(event.sequence_index)
+        self.dead_lettered.append(event.sequence_index)
 
     @property
     def stored(self) -> list[int]:

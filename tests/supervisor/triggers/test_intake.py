@@ -108,14 +108,14 @@ def test_what_a_dead_runner_left_half_said_is_stored_and_confirmed_to_nobody(sto
     bad=st.sets(st.integers(0, 39), max_size=6),
     slice_events_max=st.integers(1, 50),
 )
-def test_only_the_bad_events_are_buried_and_all_others_are_stored(bad: set[int], slice_events_max: int) -> None:
+def test_only_the_bad_events_are_dead_lettered_and_all_others_are_stored(bad: set[int], slice_events_max: int) -> None:
     store = ScriptedStore()
     intake = intake_of(store, slice_events_max=slice_events_max)
     events = tuple(event(index, b"bad" if index in bad else b"1") for index in range(40))
     finished = FinishedTrigger(1, "run", "returned", 40)
     intake.add_frame(1, StateChanges(1, events, finished=(finished,)))
     (answer,) = run_dry(intake)
-    assert store.buried == sorted(bad)
+    assert store.dead_lettered == sorted(bad)
     assert store.stored == [index for index in range(40) if index not in bad]
     assert store.finished == [finished], "and the end of the run is recorded, after all of its events"
     assert answer.persisted == tuple(100 + index for index in range(40) if index not in bad)
@@ -132,26 +132,28 @@ def test_a_bad_event_is_not_given_up_while_the_database_is_away(store: ScriptedS
     assert intake.step(EPOCH, 0.0) is None
     assert not intake.is_empty
     (answer,) = run_dry(intake, now=100.0)
-    assert store.buried == [0]
+    assert store.dead_lettered == [0]
     assert answer.refused[0].payload_kept
 
 
 @pytest.mark.parametrize("company", [0, 1, 5])
-def test_an_event_that_is_refused_once_is_stored_and_not_buried(store: ScriptedStore, company: int) -> None:
+def test_an_event_that_is_refused_once_is_stored_and_not_dead_lettered(store: ScriptedStore, company: int) -> None:
     intake = intake_of(store)
     intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(1 + company))))
     store.failures = [RowsRefused("what it refers to has just been deleted")]
     assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 101 + company)))]
-    assert store.buried == []
+    assert store.dead_lettered == []
     assert store.stored == list(range(1 + company))
 
 
-def test_an_event_refused_once_by_itself_for_another_reason_than_before_is_not_buried(store: ScriptedStore) -> None:
+def test_an_event_refused_once_by_itself_for_another_reason_than_before_is_not_dead_lettered(
+    store: ScriptedStore,
+) -> None:
     intake = intake_of(store)
     intake.add_frame(1, StateChanges(1, (event(0), event(1, b"bad"))))
     store.failures = [RowsRefused("the second is bad"), RowsRefused("what the first refers to has just been deleted")]
     (answer,) = run_dry(intake)
-    assert (store.stored, store.buried) == ([0], [1])
+    assert (store.stored, store.dead_lettered) == ([0], [1])
     assert answer.persisted == (100,)
 
 
@@ -169,7 +171,7 @@ def test_a_bad_event_is_tried_twice_by_itself_and_then_never_again(store: Script
         now = max(now, intake.wake_at() or 0.0)
         intake.step(EPOCH, now)
         steps += 1
-    assert store.buried == [0, 1]
+    assert store.dead_lettered == [0, 1]
     assert steps == 6, "together, twice and once away, twice"
 
 

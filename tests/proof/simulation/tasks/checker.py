@@ -17,7 +17,7 @@ from what workers, triggers and users say they did. What it looks for, by name:
 - ``wrong by its rule``: a task begins, or never will, against its trigger rule
 - ``a run ended over an unfinished task``, ``a run ended wrongly``
 - ``pool overcommitted``, ``began while paused``
-- ``written without a lease`` (I10), ``an event was buried``
+- ``written without a lease`` (I10), ``an event was dead-lettered``
 - ``removed``: a task was removed from a run though its DAG has it
 - ``stuck``, ``moved at rest``, ``broke``
 """
@@ -141,7 +141,7 @@ class Checker(HistoryChecker):
                 if record.trigger in self._deferrals:
                     self._deferrals[record.trigger].events.append(record)
             case records.LetterStored():
-                self._find("an event was buried", f"of trigger {record.trigger}")
+                self._find("an event was dead-lettered", f"of trigger {record.trigger}")
             case records.XComsMoved():
                 self._stored[record.task] = dict(record.values)
             case records.StepBegan() | records.StepRan() | records.StepAnswered():

@@ -312,7 +312,7 @@ MUTANTS: dict[str, Mutant] = {
         "what a user has ended stays ended", "no such transition", _guard_by_old_state_dropped, directed="clear"
     ),
     "resumed-without-clearing-the-trigger": Mutant(
-        "I8: resumed is no longer waiting", "an event was buried", _resumed_without_clearing_the_trigger, 20
+        "I8: resumed is no longer waiting", "an event was dead-lettered", _resumed_without_clearing_the_trigger, 20
     ),
     "trigger-not-finished-by-its-event": Mutant(
         "the trigger's row goes with its task", "a trigger left open", _trigger_not_finished_by_its_event, 20

@@ -54,7 +54,7 @@ class EventStored(Record, frozen=True, gc=False):
 
 
 class LetterStored(Record, frozen=True, gc=False):
-    """An event was buried."""
+    """An event was dead-lettered."""
 
     row: int
     trigger: int

@@ -96,4 +96,4 @@ def test_what_changes_at_rest_is_found() -> None:
 
 
 def test_a_dead_letter_is_found() -> None:
-    assert "an event was buried" in kinds([records.LetterStored(0.0, 1, 1), *history()])
+    assert "an event was dead-lettered" in kinds([records.LetterStored(0.0, 1, 1), *history()])
