@@ -1,4 +1,4 @@
-"""Brokers: the producers that bring messages into shared streams, one module a broker.
+"""Brokers: the producers that read messages for shared streams.
 
-`headgate.brokers.filelog` is the embedded one; it needs nothing but a folder.
+`headgate.brokers.filelog` is the embedded one; it needs only a folder.
 """

@@ -1,23 +1,23 @@
 """The embedded broker: append-only JSON-lines files in a folder, read by groups that commit offsets.
 
 Nothing to install and nothing to run: `FileLogWriter` (or any program that appends whole lines) writes, a
-`FileLogTrigger` reads. What stands in which file is told in `headgate.brokers.filelog_storage`.
+`FileLogTrigger` reads. `headgate.brokers.filelog_storage` documents the files and their formats.
 
-What `FileLogProducer` promises:
+The promises of `FileLogProducer`:
 
-- A line is handed out when its newline is there; a torn last line is waited for.
-- A partition is a lane: its lines come in order, and partitions do not wait for one another.
+- A line is handed out when its newline is there; a last line without one is left until it is complete.
+- A partition is a lane: its lines are handed out in order, and partitions do not wait for one another.
 - The committed offset follows the lines that every subscriber accepted or rejected, and never passes one that is
   unresolved or failed (I1, I3). A failed line is handed out again, with all that follow it, after a delay that grows
-  while it is the same line that fails. So is a line that nobody was there to take.
+  as long as the same line fails. The same holds for a line that had no subscriber.
 - A line that a subscriber rejected, and none failed, is recorded in ``<group>.rejected.jsonl`` first and then passed.
 - A line that is not a JSON value, or longer than the limit, is recorded there too and then passed over. It is never
   handed out, and it never stops the log.
 - One process reads for one group at a time.
 - A log that was shortened or replaced is an error, never a silent restart.
 
-Where the kernel does not tell of a change (network file systems, partitions that are links), it is found by the
-next look at the folder, at most ``rescan_interval_s`` later.
+If the kernel does not report a change (network file systems, partitions that are symbolic links), the next scan of
+the folder finds it, at most ``rescan_interval_s`` later.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ __all__ = [
     "FileLogWriter",
 ]
 
-LOCK_TIMEOUT_S = 10.0  # a runner that is being replaced has this long to die
-LOCK_POLL_S = 0.1  # flock cannot be awaited without a thread of its own, so it is tried this often
-IN_FLIGHT_MAX = 10_000  # lines of one partition handed out and unresolved: bounds what the stream remembers of it
-RESCAN_INTERVAL_S = 30.0  # how late a change that inotify did not tell of may be seen; a look costs one scandir
-THREADS_MAX = 2  # one reads, one commits; a file system that hangs takes no thread from anybody else
+LOCK_TIMEOUT_S = 10.0  # a runner that is being replaced has this long to exit
+LOCK_POLL_S = 0.1  # to await flock would need a dedicated thread, so it is tried this often
+IN_FLIGHT_MAX = 10_000  # lines of one partition handed out and unresolved: bounds the memory that the stream needs
+RESCAN_INTERVAL_S = 30.0  # the delay until a change that inotify did not report is seen; a scan costs one scandir
+THREADS_MAX = 2  # one reads, one commits; a file system that hangs blocks no threads of other code
 
 _WATCHED = (
     flags.CREATE
@@ -125,12 +125,12 @@ class FileLogProducer(SharedStreamProducer):
         self._nap: trio.CancelScope | None = None
         self._rescan_due = True
         self._rescan_at = float("-inf")
-        # The reader commits too, when it passes over bad lines; two drafts of one offsets file must not meet.
+        # The reader commits too, when it passes over bad lines; two commits must not write the same draft file at once.
         self._committing = trio.Lock()
         self._threads = trio.CapacityLimiter(THREADS_MAX)
 
     async def open_stream(self) -> AsyncGenerator[tuple[Any, FileLogPosition], None]:
-        """Yield ``(value, position)`` for every line after the committed offsets, then for every new one, for ever.
+        """Yield ``(value, position)`` for every line after the committed offsets, then for each new one, without end.
 
         Raises FileLogBusy if another process keeps the group's lock, FileLogRewritten if the log is not what was
         read before, FileLogCorrupt if its bookkeeping is not readable, FileLogError if the folder is missing.
@@ -144,12 +144,12 @@ class FileLogProducer(SharedStreamProducer):
             if not ready:
                 await self._wait_for_change()
             for partition in ready:
-                # It may have been rewound, and have to wait, while the partitions before it were read.
+                # While the partitions before it were read, it may have been rewound, and its delay may not be over.
                 if not self._is_ready(partition):
                     continue
                 generation = partition.generation
                 for line in await self._read(partition):
-                    # An outcome that came in while a line was with the subscribers may have rewound the partition.
+                    # While a line was with the subscribers, an outcome may have rewound the partition.
                     if partition.generation != generation:
                         break
                     if isinstance(line, BadLine):
@@ -159,13 +159,13 @@ class FileLogProducer(SharedStreamProducer):
                         yield line.value, partition.hand_out(line.offset, line.end_offset)
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Commit the batch up to its first failed line, and rewind to that one if there is one."""
+        """Commit the batch up to its first failed line; if there is one, rewind to it."""
         async with self._committing:
             partition = self._partitions[batch[0].broker_payload.partition]
             verdict = partition.judge(batch)
             was_full = partition.in_flight >= self._in_flight_max
             if verdict.failed_at is not None:
-                # At once, so that lines behind the failed one are not handed out for nothing while this commits.
+                # Before the commit, so that lines behind the failed one are not handed out in vain while it runs.
                 partition.rewind(verdict.failed_at, trio.current_time())
                 _log.warning("line failed, partition rewound", **self._named(partition), offset=verdict.failed_at)
             else:
@@ -177,15 +177,15 @@ class FileLogProducer(SharedStreamProducer):
             self._wake()
 
     def get_advance_lane(self, broker_payload: FileLogPosition) -> str:
-        """Return the partition: lines of one file are committed in order, files do not wait for one another."""
+        """Return the partition: the lines of one file are committed in order; files do not wait for one another."""
         return broker_payload.partition
 
     def event_key(self, broker_payload: FileLogPosition) -> str:
-        """Return the log's identity, the file and the byte offset, which name a line for ever (I2)."""
+        """Return the log's identity, the file and the byte offset, which always identify the same line (I2)."""
         return storage.event_key(self._log_id, broker_payload.partition, broker_payload.offset)
 
     async def aclose(self) -> None:
-        """Stop watching and give the group's lock back; may be called twice."""
+        """Stop watching and release the group's lock; may be called twice."""
         inotify, self._inotify = self._inotify, None
         if inotify is not None:
             trio.lowlevel.notify_closing(inotify.fileno())
@@ -202,7 +202,7 @@ class FileLogProducer(SharedStreamProducer):
         # Only the holder of the lock may read the offsets: until then, another process may still commit.
         self._offsets = await self._in_thread(partial(storage.load_offsets, self._folder, self._group, self._log_id))
         self._recorded = await self._in_thread(partial(storage.recorded_keys, self._folder, self._group))
-        # Watched before the first look at the folder, so that nothing falls between the two.
+        # The watch begins before the first scan of the folder, so that no change between the two is missed.
         self._inotify = await self._in_thread(self._watch)
 
     async def _lock(self) -> None:
@@ -234,14 +234,14 @@ class FileLogProducer(SharedStreamProducer):
     # --- reading -----------------------------------------------------------------------------
 
     def _take_notices(self) -> None:
-        """Mark what inotify tells of; anything but growth of a known partition calls for a look at the folder."""
+        """Mark the partitions that inotify reports; anything but growth of a known partition requires a rescan."""
         assert self._inotify is not None
         for event in self._inotify.read(timeout=0):
             partition = self._partitions.get(event.name.removesuffix(storage.PARTITION_SUFFIX))
             if event.mask & flags.MODIFY and event.name.endswith(storage.PARTITION_SUFFIX) and partition is not None:
                 partition.dirty = True
             elif not event.name or event.name.endswith(storage.PARTITION_SUFFIX):
-                # Without a name it is about the folder itself, or the kernel's queue overflowed.
+                # An event without a name is about the folder itself, or says that the kernel's queue overflowed.
                 self._rescan_due = True
 
     async def _rescan(self) -> None:
@@ -249,9 +249,9 @@ class FileLogProducer(SharedStreamProducer):
         sizes = await self._in_thread(partial(storage.scan, self._folder), abandon=True)
         for name, partition in list(self._partitions.items()):
             if name not in sizes and partition.position == partition.generation == 0:
-                del self._partitions[name]  # nothing of it was ever handed out
+                del self._partitions[name]  # none of its lines was ever handed out
             elif sizes.get(name) != partition.position:
-                partition.dirty = True  # a file that is gone or shorter is named by the read
+                partition.dirty = True  # if the file was removed or shortened, the read raises the error
         for name in sorted((sizes.keys() | self._offsets.keys()) - self._partitions.keys()):
             self._partitions[name] = Partition(
                 name,
@@ -271,7 +271,7 @@ class FileLogProducer(SharedStreamProducer):
         return partition.dirty and partition.in_flight < self._in_flight_max
 
     async def _wait_for_change(self) -> None:
-        """Return when inotify has news, when a rewound partition is due, when `_wake` is called, or for a rescan."""
+        """Wait until inotify reports a change, a rewound partition or a rescan is due, or `_wake` is called."""
         assert self._inotify is not None
         deadline = self._rescan_at
         for partition in self._partitions.values():
@@ -301,7 +301,7 @@ class FileLogProducer(SharedStreamProducer):
         )
         partition.inode = chunk.inode
         if partition.generation != generation:
-            return ()  # rewound while it was read; the rewind has marked it for another read
+            return ()  # rewound during the read; the rewind has marked it for another read
         partition.scanned_to = chunk.scanned_to
         partition.dirty = partition.dirty or not chunk.at_end
         bad = [line for line in chunk.lines if isinstance(line, BadLine) and not partition.is_recorded(line.offset)]
@@ -352,7 +352,7 @@ class FileLogProducer(SharedStreamProducer):
         )
 
     def _record(self, lines: Iterable[RejectedLine]) -> None:
-        """Append to the rejected lines, except for those that an earlier reader has recorded and not committed."""
+        """Append to the rejected lines, except those that an earlier reader has recorded and not committed."""
         if new := [line for line in lines if line.key not in self._recorded]:
             storage.append_rejected(self._folder, self._group, new)
 
@@ -364,16 +364,17 @@ class FileLogProducer(SharedStreamProducer):
         return {"path": self._folder, "partition": partition.name, "group": self._group}
 
     async def _in_thread(self, call: Callable[[], _T], *, abandon: bool = False) -> _T:
-        """Run a blocking call. Only pure reads may be abandoned: a commit that goes on after the lock is given back
+        """Run a blocking call. Only pure reads may be abandoned: a commit that continues after the lock was released
         could overwrite a newer one."""
         return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon, limiter=self._threads)
 
 
 class FileLogTrigger(BaseEventTrigger):
-    """Fires every line of a file log, once it is there; all triggers of one log and group share one reader.
+    """Fires an event for every line of a file log; all triggers of one log and group share one reader.
 
-    Subclass it and override ``filter_shared_stream`` to choose or to change. A subclass with a constructor of its own
-    overrides ``serialize`` too. The limits are those of `FileLogProducer`; those of the first trigger of a group hold.
+    To select or transform lines, subclass it and override ``filter_shared_stream``. A subclass that overrides
+    ``__init__`` overrides ``serialize`` too. The limits are those of `FileLogProducer`; the values given by the first
+    trigger of a group apply to all of them.
     """
 
     def __init__(
@@ -391,7 +392,7 @@ class FileLogTrigger(BaseEventTrigger):
         storage.group_path(self.path, group, ".json")  # refuses a bad name of a group at once
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return this very class, so that a subclass is restored as what it is."""
+        """Return the class of this instance, so that a subclass is restored as itself."""
         return self._classpath(), {
             "path": self.path,
             "group": self.group,
@@ -400,11 +401,11 @@ class FileLogTrigger(BaseEventTrigger):
         }
 
     def shared_stream_key(self) -> tuple[str, str, str]:
-        """Return the folder, links resolved, and the group: two names of one folder are one log."""
+        """Return the folder, links resolved, and the group: two paths to one folder are one log."""
         return ("filelog", os.path.realpath(self.path), self.group)
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> FileLogProducer:
-        """Return the producer; kwargs that only a subclass knows are not its business."""
+        """Return the producer; kwargs that only a subclass knows are ignored."""
         limits = {name: kwargs[name] for name in ("line_bytes_max", "lock_timeout_s") if name in kwargs}
         return FileLogProducer(kwargs["path"], kwargs["group"], **limits)

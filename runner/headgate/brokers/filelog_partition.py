@@ -1,16 +1,16 @@
-"""The bookkeeping of one partition of a file log: what was handed out, what may be committed, where to rewind to.
+"""State of one partition of a file log: which lines are handed out, the offset to commit, the offset to rewind to.
 
 Pure and synchronous: no file, no clock, no trio. The idea, in offsets of one partition's file::
 
       0 ........ committed ...... failed ................ position ....... end of file
-      │ handled  │ handed out,    │ handed out, but will  │ not read yet
-      │ for ever │ unresolved     │ be handed out again   │
+      │ resolved │ handed out,    │ handed out, but will  │ not read yet
+      │ for good │ unresolved     │ be handed out again   │
 
-Outcomes arrive in the order in which lines were handed out (a lane's contract, I3). As long as they are clean or
+Outcomes arrive in the order in which lines were handed out (a lane's contract, I3). As long as they are accepted or
 rejected, ``committed`` follows them. The first failed one stops it: the position goes back to that line, and the
-partition's **generation** is raised. Everything handed out before carries an older generation, so whatever
-its outcome is, it is ignored: those lines come again, and what is already stored of them is recognised by its key (I2).
-So ``committed`` never passes an offset that is unresolved or failed.
+partition's **generation** is incremented. Lines handed out before carry an older generation, and their outcomes are
+ignored: those lines are handed out again, and events already stored are recognised by their keys (I2). So
+``committed`` never passes an offset that is unresolved or failed.
 
 Lines that are not JSON are never handed out. Once they are recorded they are *gaps*, which ``committed`` jumps over
 when it reaches them.
@@ -34,7 +34,7 @@ REWIND_DELAY_MAX_S = 30.0  # ... up to this: one line that always fails costs ne
 
 
 class FileLogPosition(msgspec.Struct, frozen=True):
-    """Names one line that was handed out: the ``broker_payload`` of the stream. Offsets in bytes."""
+    """Identifies one line that was handed out: the ``broker_payload`` of the stream. Offsets in bytes."""
 
     partition: str
     offset: int
@@ -43,17 +43,17 @@ class FileLogPosition(msgspec.Struct, frozen=True):
 
 
 class Rejection(NamedTuple):
-    """One line that every subscriber resolved and some refused."""
+    """One line that every subscriber resolved and at least one rejected."""
 
     position: FileLogPosition
     outcome: AdvanceOutcome
 
 
 class Verdict(NamedTuple):
-    """What a batch of outcomes means.
+    """Result of `Partition.judge`: what to commit, to record and to rewind.
 
-    ``commit_to`` is the offset that may be committed, once ``rejections`` are recorded. ``failed_at`` is the offset
-    to rewind to, or None. ``resolved`` counts the items of the current generation that are done with.
+    ``commit_to`` is the offset that may be committed once ``rejections`` are recorded. ``failed_at`` is the offset
+    to rewind to, or None. ``resolved`` counts the items of the current generation that need no further delivery.
     """
 
     commit_to: int
@@ -79,7 +79,7 @@ class Partition:
         self.generation = 0
         self.in_flight = 0
         self.rewinds = 0
-        # What the reader keeps here between two reads.
+        # Set by the reader, and kept between two reads.
         self.dirty = True
         self.not_before = float("-inf")
         self.scanned_to = 0
@@ -102,28 +102,28 @@ class Partition:
         self.position = max(self.position, end_offset)
 
     def is_recorded(self, offset: int) -> bool:
-        """Tell whether the bad line at this offset is recorded already: it is read again after a rewind."""
+        """Return whether the bad line at this offset is recorded already: after a rewind it is read again."""
         return offset < self._recorded_to
 
     def open_gaps(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Let ``committed`` pass over these ``(offset, end_offset)`` from now on; they are durably recorded."""
+        """Let ``committed`` pass over these spans from now on: the bad lines in them are durably recorded."""
         for offset, end_offset in spans:
             last = next(reversed(self._gaps), None)
-            # Neighbouring gaps become one, so that there are never more gaps than lines in flight between them.
+            # Adjacent gaps are merged, so that there are never more gaps than lines in flight between them.
             start = last if last is not None and self._gaps[last] == offset else offset
             self._gaps[start] = end_offset
             self._recorded_to = end_offset
 
     def past_gaps(self, offset: int) -> int:
-        """Return where a commit up to ``offset`` may stand, gaps jumped over."""
+        """Return the offset to commit for all before ``offset``: the end of the gap, if one begins there."""
         return self._gaps.get(offset, offset)
 
     def judge(self, batch: Sequence[AdvanceItem]) -> Verdict:
-        """Decide what a batch means; nothing changes.
+        """Decide what to commit, to record and to rewind for a batch of outcomes; nothing changes.
 
-        A line on which a subscriber failed, or that nobody was there to take, is failed: it has to come again. One
-        that somebody rejected and nobody failed is rejected. Raises FileLogError if the batch does not start where
-        the last one ended: to commit it could skip a line.
+        A line counts as failed, and is delivered again, if a subscriber failed on it or if it had no subscriber. It
+        counts as rejected if a subscriber rejected it and none failed. Raises FileLogError if the batch does not start
+        at the end of the last one, because committing it could skip a line.
         """
         commit_to = self.past_gaps(self.committed)
         rejections: list[Rejection] = []
@@ -133,8 +133,8 @@ class Partition:
                 continue
             if position.offset != commit_to:
                 raise FileLogError(
-                    f"partition {self.name!r}: an outcome for offset {position.offset:,} came where "
-                    f"{commit_to:,} was due; committing it would skip a line"
+                    f"partition {self.name!r}: expected the outcome for offset {commit_to:,}, got the one for "
+                    f"{position.offset:,}; committing it would skip a line"
                 )
             if outcome.failed or not (outcome.acked or outcome.rejected):
                 return Verdict(commit_to, rejections, position.offset, resolved)
@@ -145,13 +145,13 @@ class Partition:
         return Verdict(commit_to, rejections, None, resolved)
 
     def rewind(self, offset: int, now: float) -> None:
-        """Read on from ``offset``, not before a delay that grows while it is the same line that fails.
+        """Continue reading at ``offset``, after a delay that doubles each time the same line fails.
 
-        ``now`` in seconds of the caller's clock, as is ``not_before``.
+        ``now`` and ``not_before`` are in seconds of the caller's clock.
         """
         self._rewinds_there = self._rewinds_there + 1 if offset == self._rewound_to else 1
         self._rewound_to = offset
-        # The exponent is bounded, because 2.0**1024 is not a number any more.
+        # The exponent is bounded, because 2.0**1024 raises OverflowError.
         delay = self._rewind_delay_s * 2.0 ** min(self._rewinds_there - 1, 64)
         self.not_before = now + min(delay, self._rewind_delay_max_s)
         self.position = offset
@@ -162,11 +162,11 @@ class Partition:
         self.dirty = True
 
     def commit(self, offset: int) -> None:
-        """Note that ``offset`` is stored durably as committed."""
+        """Set the committed offset, which is stored durably now."""
         if offset < self.committed:
             raise FileLogError(f"partition {self.name!r}: a commit went back from {self.committed:,} to {offset:,}")
         self.committed = offset
-        # After a rewind, a commit may jump over gaps that were not read again yet; nothing else lies between the two.
+        # After a rewind, a commit may jump over gaps that were not read again yet. Only gaps lie in between.
         self.pass_over(offset)
         while self._gaps and next(iter(self._gaps)) < offset:
             self._gaps.popitem(last=False)

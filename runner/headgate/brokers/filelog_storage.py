@@ -1,4 +1,4 @@
-"""The files of a file log: where they are, what stands in them, and how each is written so that a kill harms nothing.
+"""The files of a file log: their paths, their formats, and how each is written so that a kill never corrupts it.
 
 A log is a folder::
 
@@ -10,13 +10,13 @@ A log is a folder::
 
 These formats are stable: tools may read them, and fields may be added, never changed.
 
-- An offset is in bytes, from the start of the partition's file, and always stands at the start of a line. All bytes
+- An offset counts bytes from the start of the partition's file and always points to the start of a line. All lines
   before a committed offset were accepted or rejected by every subscriber of the group (I1, I3). A partition that is
   missing from ``offsets`` is at 0.
 - A rejected line is ``{"key", "partition", "offset", "end_offset", "reason", "text"}``, where ``key`` is the event key.
   It is written before the offset that passes over it. A reader that starts again does not repeat the last records.
-- The identity in ``.log-id`` is made once for a folder, at random. It is the first part of every event key, so the
-  lines of a log that was deleted and made anew are never taken for redeliveries of the old one (I2).
+- The identity in ``.log-id`` is random and created once for a folder. It is the first part of every event key, so if
+  a log is deleted and created again, its lines are never taken for redeliveries of the old one (I2).
 
 Everything here is synchronous and may block; the producer calls it in threads. Nothing here imports trio.
 """
@@ -38,21 +38,21 @@ from headgate.protocol import marks
 
 LINE_BYTES_MAX = 1024 * 1024  # as EVENT_BYTES_MAX of the protocol: a longer line could not become an event anyway
 READ_BYTES_MAX = 64 * 1024  # one ordinary read: some hundred lines, so that one thread hop serves them all
-READ_LINES_MAX = 1000  # lines of one read: bounds what a rewind throws away, and the time the parser holds the GIL
-RECORDED_BYTES_MAX = 4 * 1024 * 1024  # of the rejected lines, read at the start; lines before these may be repeated
-REJECTED_HEAD_BYTES_MAX = 4096  # how much is kept of a rejected line that is longer than the limit
+READ_LINES_MAX = 1000  # lines of one read: bounds the work that a rewind discards, and how long parsing holds the GIL
+RECORDED_BYTES_MAX = 4 * 1024 * 1024  # end of the rejected lines, read at the start; earlier ones may be repeated
+REJECTED_HEAD_BYTES_MAX = 4096  # the part that is kept of a rejected line longer than the limit
 
 PARTITION_SUFFIX = ".jsonl"
 GROUPS_FOLDER = ".groups"
 LOG_ID_FILE = ".log-id"
-PARTITION_BYTES_MAX = 240  # with its suffix a partition still is a file name (255 bytes on Linux)
+PARTITION_BYTES_MAX = 240  # with its suffix a partition must still be a file name (255 bytes on Linux)
 
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LOG_ID = re.compile(rb"[0-9a-f]{8}\n")
 
 
 class FileLogError(Exception):
-    """A file log cannot be read or written as it must be."""
+    """A file log cannot be read or written."""
 
 
 class FileLogBusy(FileLogError):
@@ -79,7 +79,7 @@ class FileLogRewritten(FileLogError):
 
 
 class FileLogCorrupt(FileLogError):
-    """A file of the log's own bookkeeping does not contain what it must."""
+    """The file of the log's identity or of a group's committed offsets is malformed."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path} {problem}")
@@ -96,7 +96,7 @@ class Line(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """One line that is not a JSON value or is too long; ``head`` is all or the beginning of it."""
+    """One line that is not a JSON value or is too long; ``head`` is the whole line or its beginning."""
 
     offset: int
     end_offset: int
@@ -105,10 +105,10 @@ class BadLine(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What one read of a partition gave.
+    """Result of one read of a partition.
 
-    ``at_end``: no further whole line stood in the file. ``scanned_to``: how far a line that is longer than the
-    limit and has no newline yet has been looked through, 0 where there is none. ``inode`` names the file read.
+    ``at_end``: the file held no further whole line. ``scanned_to``: the offset up to which a line that is longer than
+    the limit was searched for its newline, 0 if there is no such line. ``inode`` identifies the file.
     """
 
     lines: list[Line | BadLine]
@@ -161,7 +161,7 @@ def group_path(folder: str, group: str, suffix: str) -> str:
 
 
 def event_key(log_id: str, partition: str, offset: int) -> str:
-    """Name one line of one log for ever (I2), for example ``3f2a9c41/orders.jsonl:1234``."""
+    """Return the key that identifies one line of one log (I2), for example ``3f2a9c41/orders.jsonl:1234``."""
     return f"{log_id}/{partition}{PARTITION_SUFFIX}:{offset}"
 
 
@@ -169,17 +169,17 @@ def event_key(log_id: str, partition: str, offset: int) -> str:
 
 
 def ensure_log_id(folder: str) -> str:
-    """Return the identity of the log in this folder, making it if this is the first use.
+    """Return the identity of the log in this folder; create it on first use.
 
-    Of several processes that make it at once, one wins, and all return the same. Raises FileLogError if the folder
-    is missing, FileLogCorrupt if the file holds something else.
+    If several processes create it at once, one wins, and all return the same. Raises FileLogError if the folder
+    is missing, FileLogCorrupt if the file does not contain an identity.
     """
     if not os.path.isdir(folder):
-        raise FileLogError(f"{folder} is not a folder: a file log's folder is made by its writer")
+        raise FileLogError(f"{folder} is not a folder: the writer of a file log creates its folder")
     path = os.path.join(folder, LOG_ID_FILE)
     if not os.path.exists(path):
         draft = f"{path}.{secrets.token_hex(8)}"
-        # A link to a complete and synced file either appears whole or not at all, and never replaces another.
+        # A link to a complete and synced file appears whole or not at all, and never replaces another file.
         try:
             _write_synced(draft, secrets.token_hex(4).encode() + b"\n")
             with suppress(FileExistsError):
@@ -201,7 +201,7 @@ def ensure_log_id(folder: str) -> str:
 def load_offsets(folder: str, group: str, log_id: str) -> dict[str, int]:
     """Return the committed offsets of a group by partition, in bytes; empty for a new group.
 
-    Raises FileLogCorrupt if the file is not an offsets file, or is that of another log.
+    Raises FileLogCorrupt if the file is not an offsets file, or belongs to another log.
     """
     path = group_path(folder, group, ".json")
     try:
@@ -244,7 +244,7 @@ def append_rejected(folder: str, group: str, records: Iterable[RejectedLine]) ->
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
-            # A crash tore the last record. It is ended here, so that it stays the only one that cannot be read.
+            # A crash tore the last record. A newline ends it, so that the first new record stays readable.
             data = b"\n" + data
         write_all(fd, data)
         os.fsync(fd)
@@ -255,12 +255,12 @@ def append_rejected(folder: str, group: str, records: Iterable[RejectedLine]) ->
 
 
 def recorded_keys(folder: str, group: str) -> set[str]:
-    """Return the keys of the last rejected lines of a group: a line that is not committed yet is among them."""
+    """Return the keys of the last rejected lines of a group; they include every one that is not committed yet."""
     keys: set[str] = set()
     with suppress(FileNotFoundError), open(group_path(folder, group, ".rejected.jsonl"), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - RECORDED_BYTES_MAX))
         for line in file:
-            with suppress(msgspec.DecodeError):  # torn by a crash, or cut at the beginning of what is read
+            with suppress(msgspec.DecodeError):  # torn by a crash, or cut off because the read began inside it
                 keys.add(msgspec.json.decode(line, type=RejectedLine).key)
     return keys
 
@@ -285,7 +285,8 @@ def text_of(line: bytes) -> str:
 def scan(folder: str) -> dict[str, int]:
     """Return the partitions of a log and the sizes of their files in bytes.
 
-    Raises FileLogError if the folder is gone, or holds a partition whose name is not UTF-8 and so cannot be stored.
+    Raises FileLogError if the folder was removed, or if the name of a partition cannot be stored because it is not
+    UTF-8.
     """
     sizes = {}
     try:
@@ -295,24 +296,24 @@ def scan(folder: str) -> dict[str, int]:
                     continue
                 try:
                     status = entry.stat()
-                except FileNotFoundError:  # removed under our hands, or a link to nothing
+                except FileNotFoundError:  # removed during the scan, or a dangling link
                     continue
                 if stat.S_ISREG(status.st_mode):
                     partition = entry.name.removesuffix(PARTITION_SUFFIX)
                     partition_path(folder, partition)
                     sizes[partition] = status.st_size
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileLogError(f"{folder} is not a folder any more") from error
+        raise FileLogError(f"{folder} is not a folder any more: it was removed or replaced") from error
     except ValueError as error:
         raise FileLogError(f"{folder}: {error}") from error
     return sizes
 
 
 def read_lines(path: str, position: int, *, line_bytes_max: int, scanned_to: int = 0, inode: int = 0) -> Chunk:
-    """Read some whole lines that start at ``position``; a last line without its newline is left for later.
+    """Read whole lines from ``position`` on, as many as one read holds; a last line without a newline is left.
 
-    ``scanned_to`` and ``inode`` are those of the `Chunk` read before, 0 at first. Raises FileLogRewritten if the file
-    is shorter than ``position``, is another file than before, or has no line starting at ``position``.
+    ``scanned_to`` and ``inode`` are those of the previous `Chunk`, 0 at first. Raises FileLogRewritten if the file is
+    shorter than ``position``, is another file than before, or has no line that starts at ``position``.
     """
     fd = _open_partition(path)
     try:
@@ -320,13 +321,13 @@ def read_lines(path: str, position: int, *, line_bytes_max: int, scanned_to: int
         _check_append_only(fd, path, position, inode, status)
         asked = READ_BYTES_MAX
         data = os.pread(fd, asked, position)
-        # A line that does not fit the ordinary read is fetched at once with the largest one that can be needed.
+        # If a line does not fit the ordinary read, a second one fetches as much as the longest line can need.
         if b"\n" not in data and len(data) == asked <= line_bytes_max:
             asked = line_bytes_max + 1
             data = os.pread(fd, asked, position)
         if b"\n" in data:
             lines, taken = _split(data, position, line_bytes_max)
-            # Whole lines are left in the data when the limit of lines cut it; the file may go on when it is full.
+            # The limit of lines may have left whole lines in the data; if the read was full, the file may continue.
             at_end = len(data) < asked and b"\n" not in data[taken:]
             return Chunk(lines, at_end, 0, status.st_ino)
         if len(data) <= line_bytes_max:
@@ -357,10 +358,10 @@ def _check_append_only(fd: int, path: str, position: int, inode: int, status: os
 
 
 def _split(data: bytes, position: int, line_bytes_max: int) -> tuple[list[Line | BadLine], int]:
-    """Parse the whole lines of ``data``; return them and how many bytes they take."""
+    """Parse the whole lines of ``data``; return them and their size in bytes."""
     lines: list[Line | BadLine] = []
     start = 0
-    # The last piece is what follows the last newline taken: a torn line, nothing, or the lines beyond the limit.
+    # The last piece follows the last newline taken: it is empty, a torn line, or the lines beyond the limit.
     for text in data.split(b"\n", READ_LINES_MAX)[:-1]:
         end = start + len(text) + 1
         lines.append(_parse(text, position + start, position + end, line_bytes_max))
@@ -383,7 +384,7 @@ def _too_long(offset: int, end_offset: int, line_bytes_max: int, head: bytes) ->
 
 
 def _find_line_end(fd: int, start: int) -> tuple[int | None, int]:
-    """Return the offset past the next newline at or after ``start``, or None, and how far was looked."""
+    """Return the offset past the next newline at or after ``start``, or None and the offset searched up to."""
     while True:
         data = os.pread(fd, READ_BYTES_MAX, start)
         found = data.find(b"\n")
@@ -398,10 +399,10 @@ def _find_line_end(fd: int, start: int) -> tuple[int | None, int]:
 
 
 def try_lock(folder: str, group: str) -> int | None:
-    """Take the exclusive lock of a group: return a file descriptor whose closing frees it, or None if it is held.
+    """Try to take the exclusive lock of a group. Return its file descriptor, or None if another process holds it.
 
-    The kernel frees it when its holder dies, however it dies. The file is never removed: that would let two
-    processes hold locks on two files of the same name.
+    Closing the descriptor releases the lock, and the kernel closes it however its holder dies. The file is never
+    removed: otherwise two processes could hold locks on two files of the same name.
     """
     path = group_path(folder, group, ".lock")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -420,7 +421,7 @@ def try_lock(folder: str, group: str) -> int | None:
 
 
 def lock_holder(folder: str, group: str) -> int | None:
-    """Return the pid that the lock file of a group names, None if it names none (yet)."""
+    """Return the pid in the lock file of a group, None if the file holds none (yet)."""
     try:
         with open(group_path(folder, group, ".lock"), "rb") as file:
             return int(file.read(32))
@@ -430,7 +431,7 @@ def lock_holder(folder: str, group: str) -> int | None:
 
 @contextmanager
 def appending(fd: int) -> Generator[None]:
-    """Hold the writers' lock on a partition's file, so that batches of several processes do not mix."""
+    """Hold the writers' lock on a partition's file, so that batches of several processes do not interleave."""
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield
@@ -442,7 +443,7 @@ def appending(fd: int) -> Generator[None]:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``; the first call of the system takes all of it unless the disk is nearly full."""
+    """Write all of ``data``; one system call does, unless the disk is nearly full."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -458,7 +459,7 @@ def _write_synced(path: str, data: bytes) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Make the names in a folder durable: a rename or a new file is not, before its folder is."""
+    """Make the names in a folder durable: a new or renamed file may be lost in a crash until its folder is synced."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

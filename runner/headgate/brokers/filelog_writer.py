@@ -1,11 +1,11 @@
-"""Write into a file log from any synchronous program: `FileLogWriter`, and a small command to make load.
+"""Write to a file log from any synchronous program: `FileLogWriter`, and a small command that generates load.
 
 ::
 
     python -m headgate.brokers.filelog_writer FOLDER --events N [--partitions P] [--rate EVENTS_PER_SECOND]
 
-appends ``{"id": 0, "partition": "p0", "written_at": 1700000000.0}`` and so on, ids going round over the partitions
-``p0``, ``p1``, ..., and prints nothing but errors.
+appends ``{"id": 0, "partition": "p0", "written_at": 1700000000.0}`` and so on, with ids assigned round robin to the
+partitions ``p0``, ``p1``, ..., and prints only errors.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from headgate.brokers import filelog_storage as storage
 __all__ = ["FileLogWriter"]
 
 BATCH_EVENTS_MAX = 1000  # events the command appends to one partition at once
-TICK_S = 0.01  # with --rate, the events due are written this often: smooth, and far from a busy loop
+TICK_S = 0.01  # with --rate, the events due are written this often: a smooth rate without a busy loop
 
 
 class FileLogWriter:
-    """Appends JSON values to the partitions of a file log; makes the folder on first use.
+    """Appends JSON values to the partitions of a file log; creates the folder on first use.
 
-    Safe to use from several threads, and beside other writers in other processes: each batch of lines is one
-    append under the file's lock. A last line that a crashed writer left torn is ended first; readers pass over
-    it as a line that is not JSON. Use as a context manager, or call `close`.
+    Safe to use from several threads, and while other processes write too: each batch of lines is one append under the
+    file's lock. If a crashed writer left a torn last line, a newline ends it first, and readers pass over it as a line
+    that is not JSON. Use as a context manager, or call `close`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, line_bytes_max: int = storage.LINE_BYTES_MAX) -> None:
@@ -45,15 +45,15 @@ class FileLogWriter:
         self.log_id = storage.ensure_log_id(self._folder)
 
     def append(self, partition: str, value: Any, *, durable: bool = False) -> int:
-        """Append one value; return its offset in bytes. The rest is as in `append_many`."""
+        """Append one value; return its offset in bytes. See `append_many` for ``durable`` and the errors."""
         return self.append_many(partition, (value,), durable=durable)[0]
 
     def append_many(self, partition: str, values: Iterable[Any], *, durable: bool = False) -> list[int]:
-        """Append values as neighbouring lines; return their offsets in bytes.
+        """Append values as adjacent lines; return their offsets in bytes.
 
-        With ``durable`` they are on the disk when this returns. Raises TypeError or ValueError for what is not a
-        JSON value or has a line of more than ``line_bytes_max`` bytes; nothing is written then. Raises OSError if
-        the disk takes no more; whole lines may have been written then.
+        With ``durable`` they are on the disk when this returns. Raises TypeError or ValueError if a value is not a
+        JSON value or needs a line of more than ``line_bytes_max`` bytes; then none is written. Raises OSError if the
+        disk is full; then some whole lines may have been written.
         """
         lines = [self._encode(value) for value in values]
         if not lines:
@@ -65,7 +65,7 @@ class FileLogWriter:
                 size = os.fstat(fd).st_size
                 torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
                 storage.write_all(fd, b"\n" + data if torn else data)
-                # Appending leaves the file's position at the end of what was appended, whoever else writes too.
+                # An append leaves the file's position at its own end, even if other processes write too.
                 offset = os.lseek(fd, 0, os.SEEK_CUR) - len(data)
             if durable:
                 os.fsync(fd)
