@@ -49,6 +49,8 @@ SYNCS = st.builds(
     st.lists(st.builds(TriggerSpec, INTS, TEXT, TEXT, TEXT, BYTES), max_size=20).map(tuple),
     st.lists(st.builds(CancelTrigger, INTS, st.just("timeout")), max_size=20).map(tuple),
     st.booleans(),
+    st.none() | st.floats(0, 60),
+    st.booleans(),
 )
 # Any one element of the strategies above fits with its envelope: 6 ints, 3 texts of 80 bytes, 60 bytes.
 LIMITS = st.integers(500, 5000)
@@ -85,9 +87,9 @@ def test_wide_text_and_wide_seqs_do_not_slip_over_the_limit() -> None:
         changes = StateChanges(1, events=(event,) * 10)
         limit = len(encode_message(changes)) - 1
         check_pieces(changes, split_round(changes, limit), limit)
-    sync = StateSync(1, persisted=(2**64 - 1,) * 1000)
-    limit = len(encode_message(sync)) - 1
-    check_pieces(sync, split_sync(sync, limit), limit)
+    sync = StateSync(1, persisted=(2**64 - 1,) * 1000, lease_s=15.5)
+    for limit in range(900, 1000):
+        check_pieces(sync, split_sync(sync, limit), limit)
 
 
 @settings(deadline=None)

@@ -64,7 +64,7 @@ def split_sync(sync: StateSync, frame_bytes_max: int) -> list[StateSync]:
     )
     if bound <= frame_bytes_max:
         return [sync]
-    pieces = _cut(StateSync(round=sync.round), _SYNC_FIELDS, fields, frame_bytes_max)
+    pieces = _cut(StateSync(round=sync.round, lease_s=sync.lease_s), _SYNC_FIELDS, fields, frame_bytes_max)
     return [
         msgspec.structs.replace(sync, **piece, more=sync.more or number < len(pieces))
         for number, piece in enumerate(pieces, 1)

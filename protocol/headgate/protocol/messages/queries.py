@@ -29,13 +29,13 @@ class GetXCom(WireStruct, frozen=True, tag="get_xcom"):
 
 
 class GetVariable(WireStruct, frozen=True, tag="get_variable"):
-    """The value of a variable. QueryResult by `SecretText`."""
+    """The value of a variable. Answered by `SecretText`."""
 
     name: str
 
 
 class GetConnection(WireStruct, frozen=True, tag="get_connection"):
-    """A connection, as the URI it was stored as. QueryResult by `SecretText`."""
+    """A connection, as the URI it was stored as. Answered by `SecretText`."""
 
     name: str
 
@@ -53,7 +53,7 @@ class GetTaskStates(WireStruct, frozen=True, tag="get_task_states"):
 
 
 class CreateRun(WireStruct, frozen=True, tag="create_run"):
-    """Create a run of a DAG. For tasks. QueryResult by `RunCreated`. ``params`` is an encoded dict."""
+    """Create a run of a DAG. For tasks. Answered by `RunCreated`. ``params`` is an encoded dict."""
 
     dag_id: str
     run_id: str
