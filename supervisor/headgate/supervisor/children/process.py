@@ -227,6 +227,7 @@ class ChildProcess:
         """Close all descriptors."""
         self.frames.close()
         self.output.close()
+        self.records.is_ended = True  # or what reuses its number could be read
         self._logs.close()
         os.close(self.pidfd)
 

@@ -1,0 +1,68 @@
+"""The end of a watched child, with a real process."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from pathlib import Path
+from typing import Any
+
+from headgate.protocol.errors import RemoteProtocolError
+from headgate.protocol.link.connection import Connection
+from headgate.protocol.link.runner_dialect import RunnerDialect
+from headgate.protocol.link.wire import Role
+from headgate.protocol.messages.runner import FromRunner
+from headgate.supervisor.children.link import RunnerLink
+from headgate.supervisor.children.process import ChildProcess
+from headgate.supervisor.children.watched import WatchedChild
+
+# Logs a line and dies, and leaves a fork behind that keeps the sockets open.
+LEAVES_A_FORK = """
+import os, sys, time
+logs = int(sys.argv[sys.argv.index("--logs-fd") + 1])
+if os.fork() == 0:
+    time.sleep(60)
+os.write(logs, b'{"event": "the last words"}\\n')
+os._exit(3)
+"""
+
+
+class Owner:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def child_said(self, pid: int, message: FromRunner) -> None:
+        raise AssertionError("it says nothing")
+
+    def child_logged(self, pid: int, record: dict[str, Any]) -> None:
+        self.events.append(record["event"])
+
+    def child_printed(self, pid: int, line: str) -> None:
+        self.events.append(line)
+
+    def child_broke_protocol(self, pid: int, error: RemoteProtocolError) -> None:
+        raise AssertionError(str(error))
+
+    def child_ended(self, pid: int, explanation: str) -> None:
+        self.events.append(explanation)
+
+
+def test_a_descriptor_that_was_ready_in_the_turn_of_the_end_is_not_read_afterwards(tmp_path: Path) -> None:
+    """The selector may report the end of the process before its records: by then they are read, and all is closed."""
+    (tmp_path / "leaves_a_fork.py").write_text(LEAVES_A_FORK)
+    process = ChildProcess("leaves_a_fork", (), {**os.environ, "PYTHONPATH": str(tmp_path)})
+    owner = Owner()
+    with selectors.DefaultSelector() as selector:
+        link = RunnerLink(process.frames, Connection(RunnerDialect(1), Role.SUPERVISOR), "runner")
+        WatchedChild(process, link, selector, owner)
+        with selectors.DefaultSelector() as of_end:
+            of_end.register(process.pidfd, selectors.EVENT_READ)
+            assert of_end.select(30)
+        ready = [key for key, _ in selector.select(0)]
+        assert len(ready) == 2, "the end and the records; the fork keeps the rest open"
+        for key in sorted(ready, key=lambda key: key.fileobj != process.pidfd):
+            key.data()
+        assert owner.events == ["the last words", "exited with code 3"]
+        assert not selector.get_map()
