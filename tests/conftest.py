@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,6 +20,7 @@ from cryptography.fernet import Fernet
 from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
+from tests.store.harness import OpenStore, Query
 
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
@@ -29,15 +30,6 @@ from headgate.store.tables import metadata
 
 POSTGRES_URL = os.environ.get("HEADGATE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
-
-Query = Callable[..., list[dict[str, Any]]]
-
-
-class OpenStore(Protocol):
-    """Opens one more store on the database of the test; it is closed when the test ends."""
-
-    def __call__(self, *, clock: Callable[[], datetime] | None = None) -> Store: ...
-
 
 # --- PostgreSQL ----------------------------------------------------------------------------------
 

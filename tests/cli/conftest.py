@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks, task_states
 
 from headgate.cli.main import main
@@ -19,7 +20,6 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.logs import process_log
 
-Query = Callable[..., list[dict[str, Any]]]
 CHAIN = (TaskSpec("a", "Op"), TaskSpec("b", "Op", upstream=("a",)), TaskSpec("c", "Op", upstream=("b",)))
 
 

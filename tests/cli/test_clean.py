@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.store.ids import TryName
 from headgate.supervisor.logs.task_log_files import file_of
-
-Query = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture

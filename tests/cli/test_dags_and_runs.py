@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.cli.conftest import states
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec
 from headgate.protocol.values import decode_value
-
-Query = Callable[..., list[dict[str, Any]]]
 
 # --- dags ------------------------------------------------------------------------------------------
 

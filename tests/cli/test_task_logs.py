@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.store.db.engine import open_engine
@@ -18,8 +18,6 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.ids import TryName
 from headgate.store.store import Store
 from headgate.supervisor.logs.task_logs import TaskLogs
-
-Query = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.cli.conftest import states
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
 from headgate.protocol.values import encode_value
-
-Query = Callable[..., list[dict[str, Any]]]
-
 
 # --- tasks -----------------------------------------------------------------------------------------
 

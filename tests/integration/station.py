@@ -16,6 +16,7 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.values import decode_value, encode_value
 from headgate.scheduling.states import TERMINAL
 from headgate.store.db.engine import open_engine
+from headgate.store.ids import DagRunId
 from headgate.store.store import Store
 from headgate.supervisor.logs.task_log_files import Record, read
 
@@ -25,7 +26,7 @@ JOURNAL = "journal"  # see users/users_tasks.py
 class Run:
     """One run of a DAG, and the folder in which its tasks are told to go on."""
 
-    def __init__(self, station: Station, id_: int, dag: str, run_id: str, folder: Path):
+    def __init__(self, station: Station, id_: DagRunId, dag: str, run_id: str, folder: Path):
         self.station, self.id, self.dag, self.run_id, self.folder = station, id_, dag, run_id, folder
 
     # --- what tasks are told, and tell ---
@@ -146,7 +147,7 @@ class Station(Pair):
         """Wait until a DAG is known."""
         wait_until(lambda: dag in {row.name for row in self.store.inspect.dags()}, f"the DAG {dag!r}")
 
-    def trigger(self, dag: str, run_id: str, params: Mapping[str, Any] | None = None) -> int:
+    def trigger(self, dag: str, run_id: str, params: Mapping[str, Any] | None = None) -> DagRunId:
         """Begin a run; return its id in the database."""
         self.wait_dag(dag)
         conf = None if params is None else encode_value(dict(params), where="params")

@@ -36,6 +36,10 @@ def add_subscribers(store: Store, folder: Path, count: int) -> list[str]:
     return names
 
 
+def wait_progress(store: Store, events: int) -> None:
+    wait_until(lambda: len(payloads(store)) >= events, "some progress")
+
+
 def wait_all_stored(store: Store, names: list[str], events: int) -> None:
     wait_until(
         lambda: all(len(payloads(store, name)) >= events for name in names), f"{events} events for each of {names}"
@@ -82,7 +86,7 @@ def test_neither_lost_nor_stored_twice_when_the_runner_is_killed(
     pair = start_pair(respawn_wait_s="0.01")
     for step in range(1, 6):
         pid = pair.wait_ready()
-        wait_until(lambda least=step * 40: len(payloads(users_store)) >= least, "some progress")
+        wait_progress(users_store, step * 40)
         os.kill(pid, signal.SIGKILL)
         died = pair.wait_log("the runner ended")
         assert "killed by SIGKILL" in died["how"]
@@ -102,7 +106,7 @@ def test_neither_lost_nor_stored_twice_when_the_supervisor_is_killed(
     write_log(tmp_path / "log", events=2000)
     for step in range(1, 4):
         pair = start_pair()
-        wait_until(lambda least=step * 200: len(payloads(users_store)) >= least, "some progress")
+        wait_progress(users_store, step * 200)
         pair.kill()
     pair = start_pair()
     pair.wait_ready()  # the last one may have had everything stored: this one must be there to be asked to stop

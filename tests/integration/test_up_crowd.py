@@ -7,9 +7,9 @@ import time
 from collections import Counter
 
 import pytest
-from tests.conftest import OpenStore, Query
 from tests.integration.conftest import StartStation
 from tests.integration.pair import wait_until
+from tests.store.harness import OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, DagSpec, TaskSpec

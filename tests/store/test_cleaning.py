@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 from sqlalchemy import update
-from tests.store.triggers.test_leases import WAITED_MAX_S, register, wait_until_blocked
-from tests.supervisor.tasks_harness import QUEUES, WAIT, S, Tasks, clear, event_of, instance_of
+from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, register, wait_until_blocked
+from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, instance_of
 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
@@ -21,33 +20,17 @@ from headgate.store import cleaning
 from headgate.store.cleaning import KINDS, Kind
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import LeaseLost
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import triggerer
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import Intake
 
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
-
 DAY_S = 86_400.0
-START = datetime(2026, 1, 1, tzinfo=UTC)
 TABLES = (
     *("dag", "dag_run", "task_instance", "xcom", "dag_run_event", "waiting_event", "asset_subscription", "trigger"),
     *("trigger_event", "redelivery", "asset_watcher", "triggerer", "dead_letter"),
 )
-
-
-class Clock:
-    """The database's clock, as far as the store goes by it."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def pass_days(self, days: float) -> None:
-        self.now += timedelta(days=days)
 
 
 @pytest.fixture
@@ -81,7 +64,7 @@ def fired(trigger: int, index: int, *, key: str | None = None, run: str = "run")
     return FiredEvent(trigger, f"{run}-{trigger}", index, 0, payload, key=key)
 
 
-def claim_watcher(store: Store, epoch: int, name: str = "w", **options: Any) -> int:
+def claim_watcher(store: Store, epoch: Epoch, name: str = "w", **options: Any) -> int:
     trigger = store.add_watcher(name, "a.B", {}, **options)
     assert trigger in [one.id for one in store.claim_triggers(epoch, limit=10, queues=QUEUES)]
     return trigger
@@ -120,7 +103,7 @@ def test_a_run_that_has_not_ended_stays_however_old_it_is(old: Store, clock: Clo
 
     assert clean(old, 30) == {}
     assert counts(query) == before
-    assert tasks.state is S.DEFERRED
+    assert tasks.state() is S.DEFERRED
 
 
 def test_a_run_that_ended_lately_stays(old: Store, clock: Clock, query: Query) -> None:
@@ -423,7 +406,7 @@ def test_a_task_that_is_cleared_while_its_run_is_deleted_is_no_more(
     clear(open_store(clock=clock), tasks.run, "a")
 
     assert clean(old, 30) == {}
-    assert tasks.state is S.NONE
+    assert tasks.state() is S.NONE
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -475,7 +458,7 @@ def test_a_deferred_task_is_resumed_in_the_middle_of_a_clean(
         deleted.update(cleaned.rows)
         if waits is None:
             _, waits = tasks.defer_it(WAIT)
-        elif kind == "triggers" and tasks.state is S.DEFERRED:
+        elif kind == "triggers" and tasks.state() is S.DEFERRED:
             other.store_slice(epoch, events=[event_of(waits, "came")])
 
     assert deleted["dag_run"] == 1

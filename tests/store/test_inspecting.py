@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import WAIT, S, Tasks
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
@@ -15,7 +14,6 @@ from headgate.store.errors import NoSuchRow
 from headgate.store.inspect.dags import schedule_text
 from headgate.store.store import Store
 
-Query = Callable[..., list[dict[str, Any]]]
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 

@@ -130,13 +130,13 @@ class Supervised:
                 self.heartbeat()
 
     def take(self, kind: type[AnyCommand]) -> list[AnyCommand]:
-        found = [command for command in self.commands if isinstance(command, kind)]
+        found: list[AnyCommand] = [command for command in self.commands if isinstance(command, kind)]
         self.commands = [command for command in self.commands if not isinstance(command, kind)]
         return found
 
     def sent(self, kind: type[AnyMessage]) -> list[AnyMessage]:
         sends = self.take(Send)
-        found = [send.message for send in sends if isinstance(send.message, kind)]
+        found: list[AnyMessage] = [send.message for send in sends if isinstance(send.message, kind)]
         self.commands += [send for send in sends if not isinstance(send.message, kind)]
         return found
 

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import select
-from tests.store.triggers.test_leases import QUEUES, Clock, register
+from tests.store.harness import QUEUES, register
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.runner import EventKind, FiredEvent
 from headgate.protocol.values import encode_value
-from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
 from headgate.store.scheduling.planning import Planned
 from headgate.store.store import Store
 from headgate.store.tables import task_instance
@@ -22,8 +22,6 @@ from headgate.store.tasks.dispatch import TaskToRun
 
 WAIT = Deferral("a.Trigger", encode_value({"path": "x"}, where="k"), "resume", encode_value({"n": 1}, where="k"))
 S = TaskState
-
-__all__ = ["QUEUES", "WAIT", "Clock", "S", "Tasks", "clear", "event_of", "import_errors", "instance_of", "task_states"]
 
 
 def task_states(store: Store, run: int) -> dict[str, TaskState]:
@@ -75,14 +73,13 @@ class Tasks:
         self.run = run
         self.a = instance_of(store, run, tasks[0].task_id)
 
-    def register(self) -> int:
+    def register(self) -> Epoch:
         return register(self.store, workers=4)
 
     def row(self, task_id: int | None = None) -> dict[str, Any]:
         (row,) = self.query("SELECT * FROM task_instance WHERE id = :id", id=task_id or self.a)
         return row
 
-    @property
     def state(self) -> TaskState:
         return TaskState(self.row()["state"])
 
@@ -157,7 +154,7 @@ class Tasks:
                 self.plan()
             case S.REMOVED:
                 self.remove_it()
-        assert self.state is state
+        assert self.state() is state
         token: str | None = self.row()["token"]
         return token
 

@@ -12,11 +12,12 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
-from headgate.store.ids import TryName
+from headgate.store.ids import Epoch, TryName
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit, Kill, Spawn
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.leaving import DRAIN_MARGIN_S, LOG_INTERVAL_S
+from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.leases import Identity
 
 
@@ -87,7 +88,7 @@ def test_a_runner_that_is_killed_during_a_drain_has_lost_nothing(world: World) -
     assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED], "its brokers deliver it again"
 
 
-class LongTask:
+class LongTask(TaskCore):
     """One task, which ends at ``ends_at``, or when it is made to."""
 
     def __init__(self, ends_at: float) -> None:
@@ -96,7 +97,7 @@ class LongTask:
     def notify(self, *, has_fenced: bool = False) -> None:
         pass
 
-    def step(self, epoch: int, now: float) -> bool:
+    def step(self, epoch: Epoch, now: float) -> bool:
         return False
 
     def wake_at(self) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import S, Tasks
 
 from headgate.protocol.messages import queries
@@ -30,7 +29,6 @@ from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
 from headgate.supervisor.queries import QueryRefused, StoreQueries
 
-Query = Callable[..., list[dict[str, Any]]]
 MOMENT = datetime(2026, 3, 1, tzinfo=UTC)
 URI = "pg://me:hunter22@h/db"
 

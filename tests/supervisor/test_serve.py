@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from headgate.store.ids import Epoch
 from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor import serve
 from headgate.supervisor.serve import is_gone, machine_identity, start_of_process, this_process
@@ -31,7 +32,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 def row_of(pid: int, *, process_started: float | None = None) -> TriggererRow:
     """The lease of a supervisor on this machine."""
     started = start_of_process(pid) if process_started is None else process_started
-    return TriggererRow(1, "host", pid, machine_identity(), started, 1, ("default",), THEN, THEN, 0.0)
+    return TriggererRow(Epoch(1), "host", pid, machine_identity(), started, 1, ("default",), THEN, THEN, 0.0)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

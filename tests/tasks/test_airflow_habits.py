@@ -118,7 +118,7 @@ def test_parts_of_an_output_and_joined_assets_say_what_to_use_instead() -> None:
         with pytest.raises(TypeError, match=r"what 'nothing' returns is not known .* push each part"):
             output["k"]
         with pytest.raises(TypeError, match="push each part"):
-            _a, _b = output
+            _a, _b = output  # type: ignore[misc]
     with pytest.raises(TypeError, match=re.escape("Each([a, b])")):
         Asset("a") | Asset("b")
     with pytest.raises(TypeError, match=re.escape("[a, b] is a run when each")):

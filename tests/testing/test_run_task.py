@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -397,15 +398,9 @@ def test_a_sensor_that_starts_in_its_trigger_has_its_timeout(
     tmp_path: Any, timeout: timedelta | None, start_timeout: timedelta | None, waited: timedelta
 ) -> None:
     kwargs = {"path": str(tmp_path / "none"), "poke_interval_s": 60.0}
-    sensor = FileSensor(
-        task_id="s",
-        filepath=tmp_path / "none",
-        start_from_trigger=True,
-        start_trigger_args=StartTriggerArgs(
-            "headgate.triggers.file.FileTrigger", "execute_complete", kwargs, timeout=start_timeout
-        ),
-        **({} if timeout is None else {"timeout": timeout}),
-    )
+    start = StartTriggerArgs("headgate.triggers.file.FileTrigger", "execute_complete", kwargs, timeout=start_timeout)
+    make = partial(FileSensor, task_id="s", filepath=tmp_path / "none", start_from_trigger=True)
+    sensor = make(start_trigger_args=start) if timeout is None else make(start_trigger_args=start, timeout=timeout)
     result = run_task(sensor, within=timedelta(days=8))
     assert result.error.startswith("SensorTimeout: the sensor 's' has waited for")
     assert (result.waited, result.may_retry) == (waited, False)

@@ -29,6 +29,7 @@ from headgate.triggers.file import FileTrigger
 from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger
 
 HOUR = timedelta(hours=1)
+NO_EVENTS: tuple[TriggerEvent, ...] = ()
 
 
 class _Kwargs(BaseTrigger):
@@ -70,7 +71,7 @@ class Silent(_Kwargs):
 class Returning(_Kwargs):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await trio.lowlevel.checkpoint()
-        for event in ():
+        for event in NO_EVENTS:
             yield event
 
 

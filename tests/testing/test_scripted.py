@@ -33,7 +33,7 @@ class _Words(BaseEventTrigger):
     def shared_stream_key(self) -> str:
         return self.topic
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:  # type: ignore[override]
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         async for word in shared_stream:
             match word:
                 case "skip":
@@ -64,7 +64,7 @@ class Fast(_Words):
     """Shares a stream that has none."""
 
     @classmethod
-    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Any]:  # type: ignore[override]
+    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[Any]:
         raise AssertionError("the broker is not spoken to")
         yield
 

@@ -137,7 +137,7 @@ class FailsOnce(FileLogTrigger):
         classpath, kwargs = super().serialize()
         return classpath, kwargs | {"fail_at": self.fail_at, "marker": self.marker}
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:  # type: ignore[override]
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         async for event in shared_stream:
             marker = trio.Path(self.marker)
             if event["id"] == self.fail_at and not await marker.exists():

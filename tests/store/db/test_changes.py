@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.db.test_engine import terminate_backends
-from tests.store.triggers.test_leases import add, register
+from tests.store.harness import add, register
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade

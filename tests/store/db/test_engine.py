@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, bindparam, exc, select, text, update
 from sqlalchemy.engine import make_url
+from tests.store.harness import WAITED_MAX_S, register
 
 from headgate.store.db import driver_errors, engine, schema
 from headgate.store.db.engine import open_engine
@@ -30,17 +31,9 @@ from headgate.store.errors import (
     SchemaOutOfDate,
     UnsupportedDatabase,
 )
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import triggerer
-
-WAITED_MAX_S = 10.0  # a test that waits longer than this for the server has failed
-
-
-def register(store: Store) -> int:
-    return store.register_triggerer(
-        hostname="h", pid=1, machine="m", process_started=0.0, capacity=10, queues=("default",)
-    )
-
 
 # --- URLs ----------------------------------------------------------------------------------------
 
@@ -114,7 +107,7 @@ def test_a_database_without_tables_is_out_of_date_for_every_verb(empty_database_
         with pytest.raises(SchemaOutOfDate, match="headgate db upgrade"):
             store.inspect.watchers()
         with pytest.raises(SchemaOutOfDate, match="headgate db upgrade"):
-            store.heartbeat(1)
+            store.heartbeat(Epoch(1))
 
 
 # --- settings of connections ---------------------------------------------------------------------

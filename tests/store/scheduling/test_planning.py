@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, S, Tasks, clear, event_of, task_states
+from tests.store.harness import QUEUES, Clock, OpenStore, Query
+from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec
 from headgate.protocol.values import encode_value
 from headgate.store.store import Store
-
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
 
 
 class Planned(Tasks):
@@ -256,19 +253,19 @@ def test_a_task_with_a_start_trigger_begins_in_it_each_try_and_never_on_a_worker
     spec = TaskSpec("a", "Op", start_trigger=START, retries=1, retry_delay_s=10.0)
     run = Planned(open_store(clock=clock), query, tasks=(spec,))
     for _ in range(2):
-        assert run.state in (S.NONE, S.UP_FOR_RETRY)
+        assert run.state() in (S.NONE, S.UP_FOR_RETRY)
         planned = run.plan()
-        if run.state is S.UP_FOR_RETRY:
+        if run.state() is S.UP_FOR_RETRY:
             clock.advance(10)
             assert run.store.tasks.retry_due(run.epoch) == [run.a]
         else:
             assert (planned.scheduled, planned.in_triggers) == (0, 1)
         assert run.dispatch() == []
-        assert run.state is S.DEFERRED
+        assert run.state() is S.DEFERRED
         (trigger,) = run.store.claim_triggers(run.epoch, limit=9, queues=QUEUES)
         assert (trigger.classpath, trigger.kwargs) == (START.classpath, START.kwargs)
         run.store.store_slice(run.epoch, events=[event_of(trigger.id, kind="failed")])
-    assert run.state is S.FAILED
+    assert run.state() is S.FAILED
     assert run.plan().ended == {run.run: "failed"}
 
 

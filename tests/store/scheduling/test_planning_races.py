@@ -11,10 +11,10 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from tests.store.harness import QUEUES, WAITED_MAX_S, Clock
 from tests.store.scheduling.test_planning import chain
 from tests.store.tasks.test_task_races import Race, clear_in
-from tests.store.triggers.test_leases import WAITED_MAX_S
-from tests.supervisor.tasks_harness import QUEUES, Clock, S, body, instance_of, task_states
+from tests.supervisor.tasks_harness import S, body, instance_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.store.db.engine import open_engine

@@ -9,8 +9,8 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from tests.store.triggers.test_leases import WAITED_MAX_S, register
-from tests.supervisor.tasks_harness import QUEUES, Clock, event_of
+from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, register
+from tests.supervisor.tasks_harness import event_of
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import decode_value
@@ -19,15 +19,13 @@ from headgate.store.scheduling import new_runs
 from headgate.store.store import Store
 from headgate.store.triggers import assets
 
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
 DAY_S = 86_400.0
 
 
 class World:
     """A store, its clock, and a supervisor."""
 
-    def __init__(self, open_store: OpenStore, query: Query) -> None:
+    def __init__(self, open_store: Callable[..., Store], query: Query) -> None:
         self.clock = Clock()
         self.store = open_store(clock=self.clock)
         self.query = query

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Tasks, import_errors, task_states
+from tests.store.harness import Query, register
+from tests.supervisor.tasks_harness import WAIT, Tasks, import_errors, task_states
 
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import BadKey, BadName, NoSuchRow, ValueRefused
+from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.store import Store
 from headgate.store.tasks.values import VALUE_BYTES_MAX
 
 S = TaskState
-Query = Callable[..., list[dict[str, Any]]]
-
-
-def register(store: Store) -> int:
-    return store.register_triggerer(hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=QUEUES)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -69,8 +64,8 @@ def test_what_is_not_there_is_named(store: Store) -> None:
     for call, what in (
         (lambda: store.tasks.set_paused("x", is_paused=True), "there is no DAG named 'x'"),
         (lambda: store.tasks.create_run("x", "r"), "there is no DAG named 'x'"),
-        (lambda: store.tasks.clear_many(7), "there is no run named '7'"),
-        (lambda: store.tasks.mark(7, "failed"), "there is no task named '7'"),
+        (lambda: store.tasks.clear_many(DagRunId(7)), "there is no run named '7'"),
+        (lambda: store.tasks.mark(TaskInstanceId(7), "failed"), "there is no task named '7'"),
         (lambda: store.tasks.variables.remove("x"), "there is no variable named 'x'"),
         (lambda: store.tasks.connections.remove("x"), "there is no connection named 'x'"),
     ):
@@ -94,8 +89,10 @@ def test_a_run_of_one_name_is_created_once_with_all_tasks(store: Store, query: Q
     assert task_states(store, tasks.run) == {"a": S.NONE, "b": S.NONE}
     rows = query("SELECT * FROM task_instance WHERE dag_run_id = :run ORDER BY id", run=tasks.run)
     for row, spec in zip(rows, specs, strict=True):
-        names = ("task_id", "retries", "retry_delay_s", "max_retry_delay_s", "execution_timeout_s")
-        names += ("priority_weight", "queue", "pool", "pool_slots")
+        names = (
+            *("task_id", "retries", "retry_delay_s", "max_retry_delay_s", "execution_timeout_s"),
+            *("priority_weight", "queue", "pool", "pool_slots"),
+        )
         assert {name: row[name] for name in names} == {name: getattr(spec, name) for name in names}
         assert bool(row["retry_exponential_backoff"]) == spec.retry_exponential_backoff
         assert (row["tries_max"], row["try_number"]) == (spec.retries + 1, 0)
@@ -153,7 +150,7 @@ def test_an_xcom_is_as_big_as_it_may_be_and_no_bigger(store: Store, query: Query
     too_big = {"first": b"1", "model": b"x" * (XCOM_BYTES_MAX + 1)}
     with pytest.raises(ValueRefused, match=r"the XCom 'model' needs 49,153 bytes; the limit is 49,152"):
         store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms=too_big)
-    assert tasks.state is S.RUNNING
+    assert tasks.state() is S.RUNNING
     assert store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms={"k": b"x" * XCOM_BYTES_MAX})
     assert [row["key"] for row in query("SELECT key FROM xcom")] == ["k"]
 

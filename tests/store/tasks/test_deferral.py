@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
+from tests.store.harness import QUEUES, Clock, OpenStore, Query
+from tests.supervisor.tasks_harness import WAIT, Tasks, event_of
 
 from headgate.protocol.messages.dags import StartTrigger, TaskState
-from headgate.protocol.messages.runner import FinishedTrigger
+from headgate.protocol.messages.runner import FinishedTrigger, Outcome
 from headgate.protocol.values import decode_value
 from headgate.store.errors import ValueRefused
 from headgate.store.store import Store
@@ -19,8 +20,6 @@ from headgate.store.tables import task_instance
 from headgate.store.tasks.deferral import Deferral
 
 S = TaskState
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
 
 
 # --- the trigger's end ---------------------------------------------------------------------------
@@ -28,7 +27,11 @@ Query = Callable[..., list[dict[str, Any]]]
 
 def test_a_trigger_that_ends_without_an_event_or_fails_resumes_its_task_to_fail(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
-    for outcome, error, expected in (("returned", "", "ended without an event"), ("failed", "boom", "boom")):
+    ends: tuple[tuple[Outcome, str, str], ...] = (
+        ("returned", "", "ended without an event"),
+        ("failed", "boom", "boom"),
+    )
+    for outcome, error, expected in ends:
         _, trigger_id = tasks.defer_it()
         end = FinishedTrigger(trigger_id, f"run-{trigger_id}", outcome, 0, error=error, traceback="Traceback ...")
         store.store_slice(tasks.epoch, finished=[end])
@@ -70,7 +73,7 @@ def test_an_end_event_pushes_its_xcoms(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
     _, trigger_id = tasks.defer_it()
     store.store_slice(tasks.epoch, events=[event_of(trigger_id, {"xcoms": {"rows": [1, 2]}}, kind="success")])
-    assert tasks.state is S.SUCCESS
+    assert tasks.state() is S.SUCCESS
     value = store.tasks.pull_xcom(tasks.run, "a", "rows")
     assert value is not None
     assert decode_value(value) == [1, 2]
@@ -208,13 +211,14 @@ def test_xcoms_go_in_with_whatever_ends_a_step_or_nothing_does(store: Store, que
     tasks = Tasks(store, query, retries=1)
     too_big = {"big": b"x" * 50_000}
     token = tasks.run_it()
-    for verb in (
+    verbs: list[Callable[[], object]] = [
         lambda: store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms=too_big),
         lambda: store.tasks.fail(tasks.epoch, tasks.a, token, "error", xcoms=too_big),
-    ):
+    ]
+    for verb in verbs:
         with pytest.raises(ValueRefused, match="'big'"):
             verb()
-        assert tasks.state is S.RUNNING
+        assert tasks.state() is S.RUNNING
     assert all(line.removed_at for line in store.inspect.triggers(with_ended=True))
     assert store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms={"before": b"1"})
     (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)

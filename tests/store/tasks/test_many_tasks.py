@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.store.harness import OpenStore, Query
 from tests.supervisor.tasks_harness import S, Tasks, event_of, instance_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.store.errors import NoSuchRow
 from headgate.store.store import Store
-
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
 
 #  a ─▶ b ─▶ d
 #  └──▶ c ─▶─┘    e
@@ -131,7 +128,7 @@ def test_a_worker_whose_run_was_cancelled_has_the_task_no_more_and_its_answer_is
 
     assert store.tasks.owned(tasks.epoch) == []
     assert store.tasks.succeed(tasks.epoch, tasks.a, token) is False
-    assert tasks.state is S.FAILED
+    assert tasks.state() is S.FAILED
 
 
 def test_an_event_that_comes_after_the_cancel_resumes_nothing(store: Store, query: Query) -> None:
@@ -141,7 +138,7 @@ def test_an_event_that_comes_after_the_cancel_resumes_nothing(store: Store, quer
     store.tasks.cancel_run(tasks.run)
     store.store_slice(tasks.epoch, events=[event_of(trigger)])
 
-    assert tasks.state is S.FAILED
+    assert tasks.state() is S.FAILED
 
 
 def test_a_run_that_was_cancelled_before_lets_the_next_one_of_its_dag_begin(store: Store, query: Query) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from tests.store.triggers.test_leases import WAITED_MAX_S, wait_until_blocked
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, body, clear, event_of
+from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, wait_until_blocked
+from tests.supervisor.tasks_harness import WAIT, Tasks, body, clear, event_of
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.store.db.engine import open_engine
@@ -153,7 +153,7 @@ def test_a_finish_that_comes_while_a_mark_is_under_way_changes_nothing(race: Rac
         lambda: race.two.tasks.succeed(race.epoch, race.a, token, xcoms={"return_value": b"1"}),
     )
     assert said is False
-    assert race.state is S.FAILED
+    assert race.state() is S.FAILED
     assert race.one.tasks.pull_xcom(race.run, "a", "return_value") is None
 
 
@@ -164,7 +164,7 @@ def test_a_mark_that_comes_while_the_task_is_finishing_changes_nothing(race: Rac
         lambda: race.two.tasks.mark(race.a, "failed"),
     )
     assert said is False
-    assert race.state is S.SUCCESS
+    assert race.state() is S.SUCCESS
     assert race.one.tasks.pull_xcom(race.run, "a", "return_value") == b"1"
 
 
@@ -178,7 +178,7 @@ def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behi
         lambda: race.two.tasks.defer(race.epoch, race.a, token, WAIT),
     )
     assert said is None
-    assert race.state is S.RESTARTING
+    assert race.state() is S.RESTARTING
     assert all(line.removed_at for line in race.one.inspect.triggers(with_ended=True))
 
 
@@ -247,7 +247,7 @@ def test_a_dispatch_passes_over_a_task_that_is_being_cleared(race: Race) -> None
         lambda: race.two.tasks.dispatch(race.epoch, limit=10, queues=QUEUES),
     )
     assert (said.tasks, said.passed_over) == ([], ())
-    assert race.state is S.NONE
+    assert race.state() is S.NONE
 
 
 def test_no_run_ends_over_a_task_that_is_being_cleared(race: Race) -> None:

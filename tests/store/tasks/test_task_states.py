@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Clock, Tasks, event_of
+from tests.store.harness import QUEUES, Clock, OpenStore, Query
+from tests.supervisor.tasks_harness import WAIT, Tasks, event_of
 
 from headgate.protocol.messages.dags import StartTrigger, TaskSpec, TaskState
 from headgate.protocol.messages.runner import FinishedTrigger
@@ -15,8 +15,6 @@ from headgate.store.store import Store
 from headgate.store.tasks import deferral
 
 S = TaskState
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
 
 ROWS = [(row, source) for row in TRANSITIONS for source in sorted(row.from_)]
 FRESH_ONLY = {"scheduled", "upstream_failed", "upstream_skipped", "started_in_trigger"}  # never after a deferral
@@ -81,7 +79,7 @@ def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int)
         case "deferred":
             verbs.defer(epoch, a, token, WAIT)
         case "succeeded" | "skipped":
-            verbs.succeed(epoch, a, token, end=event)  # type: ignore[arg-type]
+            verbs.succeed(epoch, a, token, end=event)
         case "failed" | "failed_to_retry":
             verbs.fail(epoch, a, token, "error", may_retry=event != "failed")
         case "retry_due" | "timed_out":
@@ -111,7 +109,7 @@ def resume(tasks: Tasks, clock: Clock) -> int:
     """Bring the first task to ``scheduled`` by an event; return the id of its trigger."""
     _, trigger_id = tasks.defer_it()
     slice_of(tasks, trigger_id, "event")
-    assert tasks.state is S.SCHEDULED
+    assert tasks.state() is S.SCHEDULED
     return trigger_id
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.supervisor.tasks_harness import QUEUES, WAIT, Tasks, clear, event_of, task_states
+from tests.store.harness import QUEUES, Query
+from tests.supervisor.tasks_harness import WAIT, Tasks, clear, event_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.runner import FinishedTrigger
@@ -15,14 +16,13 @@ from headgate.protocol.values import decode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.db.prepared import driver_of
 from headgate.store.errors import LeaseLost
+from headgate.store.ids import Epoch, TaskInstanceId
 from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import deferral, dispatch, outcomes
 from headgate.store.tasks.dispatch import Candidate, fit
 
 S = TaskState
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
 
 
 def tasks_of(*ids: str, **changes: Any) -> tuple[TaskSpec, ...]:
@@ -95,7 +95,7 @@ def test_a_task_of_an_unknown_pool_another_queue_or_a_paused_dag_waits(store: St
 
 def test_what_does_not_fit_holds_up_its_own_pool_only_and_what_never_fits_nothing() -> None:
     def candidate(id_: int, pool: str, slots: int, weight: int = 1, *, resumed: bool = False) -> Candidate:
-        return Candidate(id_, pool, slots, resumed, weight)
+        return Candidate(TaskInstanceId(id_), pool, slots, resumed, weight)
 
     waiting = [candidate(1, "p", 3, 9), candidate(2, "p", 1), candidate(3, "q", 1), candidate(4, "p", 50, 99)]
     slots, free = {"p": 4, "q": 1}, {"p": 2, "q": 1}
@@ -198,7 +198,7 @@ def test_of_several_events_in_a_slice_the_first_says_what_becomes_of_the_task(
     tasks = Tasks(store, query)
     _, trigger_id = tasks.defer_it()
     store.store_slice(tasks.epoch, events=[event_of(trigger_id, kind=kind, index=n) for n, kind in enumerate(kinds)])
-    assert tasks.state is state
+    assert tasks.state() is state
 
 
 def test_a_slice_that_is_refused_resumes_nothing(store: Store, query: Query) -> None:
@@ -279,7 +279,7 @@ def test_tasks_of_supervisors_that_are_gone_are_adopted_and_deferred_ones_wait_o
     assert f"epoch {tasks.epoch}" in tasks.row(ids["a"])["last_error"]
 
 
-def calls(tasks: Tasks, epoch: int) -> dict[str, Callable[[], object]]:
+def calls(tasks: Tasks, epoch: Epoch) -> dict[str, Callable[[], object]]:
     """Return a call of every verb that writes for an epoch."""
     verbs, a = tasks.store.tasks, tasks.a
     token = str(tasks.row()["token"])

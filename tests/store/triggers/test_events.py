@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.store.harness import QUEUES, Query, register
 
 from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
@@ -23,20 +24,17 @@ from headgate.store.db import bulk, schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import RowsRefused
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.triggers.dead_letters import INT_MAX, coordinates, storable_text
 from headgate.store.triggers.events import StoredSlice
-
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
-QUEUES = ("default",)
 
 
 class Setting(msgspec.Struct):
     """A store with an epoch that owns one trigger."""
 
     store: Store
-    epoch: int
+    epoch: Epoch
     trigger_id: int
 
     def fired(self, index: int, **fields: Any) -> FiredEvent:
@@ -77,7 +75,7 @@ class Setting(msgspec.Struct):
 
 
 def make_setting(store: Store, name: str = "w") -> Setting:
-    epoch = store.register_triggerer(hostname="h", pid=1, machine="m", process_started=0.0, capacity=10, queues=QUEUES)
+    epoch = register(store)
     trigger_id = store.add_watcher(name, "a.B", {})
     assert [claimed.id for claimed in store.claim_triggers(epoch, limit=1, queues=QUEUES)] == [trigger_id]
     return Setting(store, epoch, trigger_id)

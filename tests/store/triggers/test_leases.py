@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import insert, select
+from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, add, register, wait_until_blocked
 
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import encode_value
@@ -19,41 +18,15 @@ from headgate.store.db import engine
 from headgate.store.db.engine import open_engine
 from headgate.store.db.transaction import LeasedTx
 from headgate.store.errors import BadName, DatabaseAway, LeaseLost
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import trigger, triggerer
 from headgate.store.triggers import leases
 from headgate.store.triggers.leases import Poll
 
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
-QUEUES = ("default",)
-WAITED_MAX_S = 10.0  # a test that waits longer than this for another thread has failed
 
-
-def register(store: Store, **changes: Any) -> int:
-    who = {"hostname": "h", "pid": 1, "machine": "m", "process_started": 0.0, "capacity": 10, "queues": QUEUES}
-    return store.register_triggerer(**{**who, **changes})
-
-
-def add(store: Store, *names: str, queue: str = "default") -> list[int]:
-    return [store.add_watcher(name, "a.B", {"name": name}, queue=queue) for name in names]
-
-
-def claim_ids(store: Store, epoch: int, *, limit: int = 100, queues: tuple[str, ...] = QUEUES) -> list[int]:
+def claim_ids(store: Store, epoch: Epoch, *, limit: int = 100, queues: tuple[str, ...] = QUEUES) -> list[int]:
     return [claimed.id for claimed in store.claim_triggers(epoch, limit=limit, queues=queues)]
-
-
-class Clock:
-    """A clock that stands still until it is told to move."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
 
 
 # --- epochs --------------------------------------------------------------------------------------
@@ -116,7 +89,7 @@ def test_releasing_a_triggerer_again_does_nothing_but_a_fenced_one_is_told(store
     with pytest.raises(LeaseLost):
         store.release_triggerer(fenced)
     with pytest.raises(LeaseLost):
-        store.release_triggerer(10_000)
+        store.release_triggerer(Epoch(10_000))
 
 
 def test_all_triggerers_are_listed_newest_first(store: Store) -> None:
@@ -158,7 +131,7 @@ def test_silence_is_measured_by_the_databases_clock(store: Store, query: Query) 
     assert store.fence_triggerers(me) == [silent]
 
 
-def writes(store: Store, epoch: int) -> dict[str, Callable[[], object]]:
+def writes(store: Store, epoch: Epoch) -> dict[str, Callable[[], object]]:
     """Return a call of every verb that writes for an epoch."""
     event = FiredEvent(1, "run", 0, 1, b"payload")
     return {
@@ -227,20 +200,6 @@ def test_a_triggerer_is_not_fenced_in_the_middle_of_a_transaction(open_store: Op
     assert other.fence_triggerers(fencer, dead=[epoch]) == [epoch]
     with pytest.raises(LeaseLost), victim.database.leased(epoch):
         pass
-
-
-def wait_until_blocked(opened: Engine) -> None:
-    """Return when some backend of this database waits for a lock."""
-    deadline = time.monotonic() + WAITED_MAX_S
-    with opened.connect() as connection:
-        while time.monotonic() < deadline:
-            waiting = connection.exec_driver_sql(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ).scalar_one()
-            connection.rollback()
-            if waiting:
-                return
-    raise AssertionError("nobody waits")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +323,7 @@ def test_supervisors_that_claim_at_once_never_get_the_same_trigger(open_store: O
     epochs = [register(store) for store in stores]
     start = Barrier(supervisors)
 
-    def claim_all(store: Store, epoch: int) -> list[int]:
+    def claim_all(store: Store, epoch: Epoch) -> list[int]:
         mine: list[int] = []
         start.wait(WAITED_MAX_S)
         while store.poll(epoch, QUEUES).claimable:
@@ -419,7 +378,7 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
         assert [claimed.id for claimed in two.claimed_triggers(second)] == [id_]
 
 
-def claim_without_skipping(store: Store, epoch: int) -> list[int]:
+def claim_without_skipping(store: Store, epoch: Epoch) -> list[int]:
     """Look for claimable rows as `leases.claim` does, but wait for locked ones, so that they are looked at again."""
     candidates = select(trigger.c.id).where(leases._claimable(QUEUES)).with_for_update(key_share=True, of=trigger)
     with store.database.leased(epoch) as tx:

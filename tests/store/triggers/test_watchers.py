@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.harness import OpenStore, Query, register
 
 from headgate.protocol.errors import ValueNotSerializable
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import decode_value
 from headgate.store import errors
 from headgate.store.errors import BadName, NoSuchWatcher, StoreError, WatcherExists
+from headgate.store.ids import Epoch
 from headgate.store.inspect import event_log
 from headgate.store.store import Store
 from headgate.store.triggers.watchers import CLASSPATH_CHARS_MAX, NAME_CHARS_MAX
-
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
-
-
-def register(store: Store) -> int:
-    return store.register_triggerer(
-        hostname="h", pid=1, machine="m", process_started=0.0, capacity=10, queues=("default",)
-    )
 
 
 def test_a_watcher_is_listed_with_its_trigger(open_store: OpenStore) -> None:
@@ -149,7 +142,7 @@ def test_kwargs_are_nowhere_in_the_database_in_clear(store: Store, query: Query,
 # --- lists of events -----------------------------------------------------------------------------
 
 
-def fire(store: Store, epoch: int, trigger_id: int, count: int, *, run: str = "run") -> None:
+def fire(store: Store, epoch: Epoch, trigger_id: int, count: int, *, run: str = "run") -> None:
     store.store_slice(epoch, events=[FiredEvent(trigger_id, run, i, 0, b"%d" % i) for i in range(count)])
 
 

@@ -22,7 +22,7 @@ from headgate.protocol.values import decode_value, encode_value
 from headgate.supervisor.children import worker as worker_module
 from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
 from headgate.supervisor.executors import local
-from headgate.supervisor.executors.base import StepLost
+from headgate.supervisor.executors.base import EndReason, StepLost
 from headgate.testing.crash.killing import MarkedDeaths
 
 MakePool = Callable[..., Pool]
@@ -530,22 +530,22 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_bash_command_ends_with_its_step(author: Author, pool: Pool) -> None:
-    for why in ("user", "timeout"):
-        pid_file = author.folder / f"{why}.pid"
-        file = author.write(
-            f"""
-            from headgate.tasks.bash import BashOperator
-            with DAG("d"):
-                BashOperator(task_id="t", bash_command="echo $$ > {pid_file}; sleep 1000")
-            """
-        )
-        step = author.step_of(file)
-        pool.executor.submit(step)
-        pool.until(lambda path=pid_file: path.exists() and path.read_text().strip(), "the command's begin")
-        pool.executor.end(step.token, why, "ended")  # type: ignore[arg-type]
-        assert pool.wait_end(step) == StepLost(step.token, "ended")
-        assert is_gone(int(pid_file.read_text()))
+@pytest.mark.parametrize("why", ["user", "timeout"])
+def test_a_bash_command_ends_with_its_step(author: Author, pool: Pool, why: EndReason) -> None:
+    pid_file = author.folder / f"{why}.pid"
+    file = author.write(
+        f"""
+        from headgate.tasks.bash import BashOperator
+        with DAG("d"):
+            BashOperator(task_id="t", bash_command="echo $$ > {pid_file}; sleep 1000")
+        """
+    )
+    step = author.step_of(file)
+    pool.executor.submit(step)
+    pool.until(lambda: pid_file.exists() and pid_file.read_text().strip(), "the command's begin")
+    pool.executor.end(step.token, why, "ended")
+    assert pool.wait_end(step) == StepLost(step.token, "ended")
+    assert is_gone(int(pid_file.read_text()))
 
 
 def test_a_hook_that_takes_too_long_is_not_waited_for(author: Author, make_pool: MakePool) -> None:
@@ -727,5 +727,5 @@ def test_workers_that_die_before_their_first_step_come_ever_more_slowly(
     environment = {**scrub(os.environ, passed=(), secrets=()), "PYTHONPATH": str(tmp_path)}
     pool = make_pool(spawn=lambda: start_worker(environment=environment), workers=4)
     pool.until(lambda: len(waits) == 3, "three deaths")
-    assert local.RESPAWN_WAIT_S <= waits[0] < waits[1] < waits[2]
+    assert worker_module.RESPAWN_WAIT_S <= waits[0] < waits[1] < waits[2]
     assert pool.executor.room() == 0

@@ -22,6 +22,7 @@ from headgate.protocol.messages.queries import (
     GetTaskStates,
     GetVariable,
     LastEvent,
+    Query,
     Request,
     Response,
     SecretText,
@@ -39,6 +40,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import DatabaseAway
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.supervisor.replay import supervisor_run
 from headgate.supervisor.replay.run import (
@@ -309,8 +311,9 @@ def test_a_dead_runners_last_round_is_stored_and_answered_to_nobody(live: Live, 
 
     def confirm_later(number: int, message: Message) -> Message:
         # I6: a confirmation of an earlier incarnation never reaches a later one.
-        is_later = number > 8 and isinstance(message, StateSync) and message.persisted
-        return with_field(persisted=(2, *message.persisted))(message) if is_later else message
+        if number > 8 and isinstance(message, StateSync) and message.persisted:
+            return msgspec.structs.replace(message, persisted=(2, *message.persisted))
+        return message
 
     assert problem([edited(live.files()[0], tmp_path, confirm_later)]) == "persisted[0] is 2, replayed 3"
 
@@ -347,7 +350,7 @@ def test_what_a_trigger_asked_for_is_masked_and_replays_clean(live: Live, monkey
     live.store.add_watcher("one", "users.One", {})
     live.start_runner()
     one = live.specs()["one"]
-    queries = (
+    queries: tuple[Query | LastEvent, ...] = (
         GetVariable("region"),
         GetConnection("db"),
         GetVariable("none"),
@@ -463,13 +466,13 @@ def test_an_event_the_store_loses_or_stores_otherwise_is_a_difference(
     a_bit_of_everything(live)
     honest = ReplayStore.store_slice
 
-    def losing(store: ReplayStore, epoch: int, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
+    def losing(store: ReplayStore, epoch: Epoch, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
         return honest(store, epoch, events=events[1:], **rest)
 
-    def changing(store: ReplayStore, epoch: int, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
+    def changing(store: ReplayStore, epoch: Epoch, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
         return honest(store, epoch, events=[with_field(payload=b"0")(event) for event in events], **rest)
 
-    def doubling(store: ReplayStore, epoch: int, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
+    def doubling(store: ReplayStore, epoch: Epoch, *, events: Sequence[FiredEvent] = (), **rest: Any) -> Any:
         twice = [with_field(sequence_index=event.sequence_index + 1000, key=None)(event) for event in events]
         return honest(store, epoch, events=[*events, *twice], **rest)
 

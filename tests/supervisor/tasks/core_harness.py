@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-from tests.supervisor.tasks_harness import QUEUES, Tasks
+from tests.store.harness import QUEUES, Query
+from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages import queries
 from headgate.protocol.messages.dags import TaskSpec
@@ -15,14 +16,15 @@ from headgate.protocol.messages.steps import StepDeferred, StepOutcome
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import encode_value
 from headgate.store.errors import DatabaseAway
-from headgate.store.ids import TryName
+from headgate.store.ids import Epoch, TryName
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost
+from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
-from headgate.supervisor.tasks.scheduler import SchedulerStep
+from headgate.supervisor.tasks.dag_files import DagFiles
+from headgate.supervisor.tasks.scheduler import Scheduler, SchedulerStep
 
-Query = Callable[..., list[dict[str, Any]]]
 DEFER = StepDeferred("a.Trigger", encode_value({}, where="k"), "resume", encode_value({"n": 1}, where="k"))
 
 
@@ -77,7 +79,7 @@ class FakeExecutor:
         self.pending.append(StepLost(token, reason))
 
 
-class QuietScheduler:
+class QuietScheduler(Scheduler):
     """Never has anything to do; counts what it is told."""
 
     def __init__(self) -> None:
@@ -90,7 +92,7 @@ class QuietScheduler:
     def notify_fenced(self) -> None:
         self.notices += 1
 
-    def step(self, epoch: int, now: float) -> SchedulerStep:
+    def step(self, epoch: Epoch, now: float) -> SchedulerStep:
         news, self.news = self.news, SchedulerStep()
         return news
 
@@ -106,10 +108,13 @@ class Answers:
         return EncodedValue(b"1")
 
 
-class NoFiles:
+class NoFiles(DagFiles):
     """A folder without DAG files."""
 
-    def step(self, epoch: int, now: float) -> bool:
+    def __init__(self) -> None:
+        pass
+
+    def step(self, epoch: Epoch, now: float) -> bool:
         return False
 
     def wake_at(self) -> float:
@@ -119,7 +124,7 @@ class NoFiles:
         pass
 
 
-class Logs:
+class Logs(TaskLogs):
     """Keeps what the supervisor says about tries."""
 
     def __init__(self) -> None:
@@ -128,7 +133,7 @@ class Logs:
     def say(self, name: TryName, level: str, event: str, **fields: object) -> None:
         self.said.append((name, level, event, fields))
 
-    def flush(self) -> bool:
+    def flush(self, within_s: float = 0.0) -> bool:
         return True
 
     def events(self) -> list[str]:

@@ -8,13 +8,12 @@ from datetime import timedelta
 import msgspec
 import pytest
 from sqlalchemy import text
-from tests.conftest import OpenStore
+from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks.core_harness import (
     DEFER,
-    Query,
     Scene,
 )
-from tests.supervisor.tasks_harness import QUEUES, Clock, S, body, clear, event_of, task_states
+from tests.supervisor.tasks_harness import S, body, clear, event_of, task_states
 
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
@@ -38,7 +37,7 @@ def test_a_scheduled_task_is_given_to_a_worker_with_all_it_takes(scene: Scene) -
     step = scene.executor.steps[token]
     assert (step.dag_id, step.run_id, step.task_id, step.try_number) == ("etl", "r1", "a", 1)
     assert step.file == "etl.py"
-    assert scene.tasks.state is S.RUNNING
+    assert scene.tasks.state() is S.RUNNING
     assert scene.logs.events() == ["begun"]
 
 
@@ -81,7 +80,7 @@ def test_an_outcome_is_stored(scene: Scene, outcome: StepOutcome, state: S) -> N
     scene.begin()
     scene.executor.finish(outcome)
     changed_triggers = scene.step()
-    assert scene.tasks.state is state
+    assert scene.tasks.state() is state
     assert changed_triggers is (state is S.DEFERRED)
     assert scene.scheduler.notices == 1
 
@@ -91,14 +90,14 @@ def test_a_failed_try_is_tried_again_as_often_as_the_task_says(store: Store, que
     scene.begin()
     scene.executor.finish(StepFailed("boom"))
     scene.step()
-    assert scene.tasks.state is S.UP_FOR_RETRY
+    assert scene.tasks.state() is S.UP_FOR_RETRY
 
 
 def test_an_xcom_over_the_limit_fails_the_task_and_says_which(scene: Scene) -> None:
     scene.begin()
     scene.executor.finish(StepSucceeded(xcoms=(XCom("big", b"x" * (XCOM_BYTES_MAX + 1)),)))
     scene.step()
-    assert scene.tasks.state is S.FAILED
+    assert scene.tasks.state() is S.FAILED
     assert "the XCom 'big'" in scene.tasks.row()["last_error"]
 
 
@@ -106,7 +105,7 @@ def test_a_lost_worker_fails_its_try_with_the_reason(scene: Scene) -> None:
     token = scene.begin()
     scene.executor.lose(token, "killed by SIGKILL")
     scene.step()
-    assert scene.tasks.state is S.FAILED
+    assert scene.tasks.state() is S.FAILED
     assert scene.tasks.row()["last_error"] == "killed by SIGKILL"
 
 
@@ -132,9 +131,9 @@ def test_an_outcome_waits_for_a_database_that_is_away_and_nothing_else_is_given_
     assert scene.executor.steps == {}
     assert scene.core.wake_at() > 1.0
     scene.step(1.0)  # too early to ask again
-    assert scene.tasks.state is S.RUNNING
+    assert scene.tasks.state() is S.RUNNING
     scene.step(scene.core.wake_at())
-    assert scene.tasks.state is S.SUCCESS
+    assert scene.tasks.state() is S.SUCCESS
     assert [step.task_id for step in scene.executor.steps.values()] == ["b"]
 
 
@@ -144,20 +143,20 @@ def test_an_outcome_whose_commit_nobody_heard_of_is_stored_once(scene: Scene) ->
     scene.store.fails, scene.store.is_done_first = "fail", True
     scene.step(1.0)
     scene.step(scene.core.wake_at())
-    assert scene.tasks.state is S.FAILED
+    assert scene.tasks.state() is S.FAILED
     assert scene.logs.events()[-1].startswith("failed, which came too late")
 
 
 def test_a_dispatch_whose_commit_nobody_heard_of_loses_no_task(scene: Scene) -> None:
     scene.store.fails, scene.store.is_done_first = "dispatch", True
     scene.step()
-    assert scene.tasks.state is S.RUNNING
+    assert scene.tasks.state() is S.RUNNING
     assert scene.executor.steps == {}
     scene.step(scene.core.wake_at())
     assert [step.task_id for step in scene.executor.steps.values()] == ["a"]
     scene.executor.finish(StepSucceeded())
     scene.step(100.0)
-    assert scene.tasks.state is S.SUCCESS
+    assert scene.tasks.state() is S.SUCCESS
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -176,14 +175,14 @@ def test_a_dispatch_is_in_doubt_until_the_server_is_done_with_its_commit(
         scene.step(10.0)  # asks what it was given, and is not told yet
         assert scene.core.wake_at() > 10.0
     assert scene.executor.steps == {}
-    assert scene.tasks.state is S.RUNNING
+    assert scene.tasks.state() is S.RUNNING
 
     if act == "clear":
         clear(other, scene.tasks.run, "a")
     scene.step(scene.core.wake_at())
 
     if act == "clear":
-        assert scene.tasks.state is S.NONE
+        assert scene.tasks.state() is S.NONE
     else:
         assert list(scene.executor.steps) == [task.token for task in given.tasks]
 
@@ -201,7 +200,7 @@ def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: st
     scene.step(0.2)
     assert scene.executor.ended == [(token, "user")]
     scene.step(0.3)
-    assert scene.tasks.state is (S.NONE if act == "clear" else S.SUCCESS)
+    assert scene.tasks.state() is (S.NONE if act == "clear" else S.SUCCESS)
 
 
 def test_a_user_s_action_is_seen_in_the_end_even_if_nobody_tells(scene: Scene) -> None:
@@ -216,7 +215,7 @@ def test_a_late_outcome_of_a_cleared_task_changes_nothing(scene: Scene) -> None:
     scene.tasks.clear_it()
     scene.executor.finish(StepSucceeded(xcoms=(XCom("return_value", b"1"),)))
     scene.step()
-    assert scene.tasks.state is S.NONE
+    assert scene.tasks.state() is S.NONE
     assert scene.tasks.store.tasks.pull_xcom(scene.tasks.run, "a", "return_value") is None
 
 
@@ -231,7 +230,7 @@ def test_a_task_over_its_execution_timeout_is_ended(store: Store, query: Query) 
     scene.step(30.5)
     assert scene.executor.ended == [(token, "timeout")]
     scene.step(30.6)
-    assert scene.tasks.state is S.FAILED
+    assert scene.tasks.state() is S.FAILED
     assert "execution_timeout" in scene.tasks.row()["last_error"]
 
 
@@ -293,7 +292,7 @@ def test_what_does_not_end_in_time_is_ended_and_its_try_failed(scene: Scene) -> 
     scene.core.end_all("leaving")
     scene.step(1.0)
     assert scene.executor.ended == [(token, "lost")]
-    assert scene.tasks.state is S.FAILED
+    assert scene.tasks.state() is S.FAILED
     assert scene.core.drain(1.0)
 
 
@@ -306,7 +305,7 @@ def test_a_lost_lease_stores_nothing_more(scene: Scene) -> None:
         scene.step()
     scene.core.abandon()
     assert scene.executor.is_closed
-    assert tasks.state is S.RUNNING
+    assert tasks.state() is S.RUNNING
 
 
 def test_a_task_cleared_before_its_dispatch_was_heard_of_begins_anew(scene: Scene) -> None:
@@ -314,11 +313,11 @@ def test_a_task_cleared_before_its_dispatch_was_heard_of_begins_anew(scene: Scen
     scene.store.fails, scene.store.is_done_first = "dispatch", True
     scene.step()
     scene.tasks.clear_it()
-    assert scene.tasks.state is S.RESTARTING
+    assert scene.tasks.state() is S.RESTARTING
     for _ in range(3):
         scene.step(scene.core.wake_at())
     assert scene.executor.steps == {}
-    assert scene.tasks.state is S.NONE
+    assert scene.tasks.state() is S.NONE
 
 
 def test_a_dispatch_that_failed_while_another_task_runs_keeps_nobody_busy(store: Store, query: Query) -> None:
@@ -374,7 +373,7 @@ def test_an_outcome_that_no_database_can_hold_fails_its_task_alone(
     (first,) = [token for token, step in scene.executor.steps.items() if step.task_id == "a"]
     scene.executor.finish(outcome, first)
     scene.step(1.0)
-    assert scene.tasks.state is S.FAILED or isinstance(outcome, StepSucceeded)
+    assert scene.tasks.state() is S.FAILED or isinstance(outcome, StepSucceeded)
     scene.executor.finish(StepSucceeded())
     scene.step(2.0)
     scene.step(2.0)
@@ -390,6 +389,6 @@ def test_rows_that_the_database_refuses_where_no_task_is_to_blame_end_no_supervi
     with monkeypatch.context() as patch:
         patch.setattr(type(scene.tasks.store.tasks), "dispatch", refuse)
         scene.step()
-    assert scene.tasks.state is S.SCHEDULED
+    assert scene.tasks.state() is S.SCHEDULED
     scene.step(scene.core.wake_at())
-    assert scene.tasks.state is S.RUNNING
+    assert scene.tasks.state() is S.RUNNING

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 import structlog.testing
-from tests.store.triggers.test_leases import register
+from tests.store.harness import register
 from tests.supervisor.tasks_harness import import_errors
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.worker import FileParsed
 from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
+from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.tasks import dag_files
 from headgate.supervisor.tasks.dag_files import DagFiles
 
 
-class TextParser:
+class TextParser(FileParser):
     """Takes the text of a file for the id of its only DAG; ``error`` in it for what it is."""
 
     def __init__(self) -> None:

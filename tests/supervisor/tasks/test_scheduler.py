@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from tests.store.harness import Clock, OpenStore, Query
 from tests.store.scheduling.test_planning import Planned, chain
-from tests.supervisor.tasks_harness import WAIT, Clock, S, Tasks, task_states
+from tests.supervisor.tasks_harness import WAIT, S, Tasks, task_states
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
 from headgate.store.errors import DatabaseAway, LeaseLost
-from headgate.store.store import Store
+from headgate.store.ids import Epoch
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.tasks.scheduler import ASK_INTERVAL_S, Scheduler
-
-OpenStore = Callable[..., Store]
-Query = Callable[..., list[dict[str, Any]]]
 
 
 class Driven:
@@ -75,7 +72,7 @@ def test_a_run_is_looked_at_once_for_each_thing_that_happens_to_it(
     scheduled: list[int] = []
     plan = run.store.scheduling.plan
 
-    def noted(epoch: int) -> Any:
+    def noted(epoch: Epoch) -> Any:
         planned = plan(epoch)
         scheduled.append(planned.scheduled)
         return planned
@@ -110,7 +107,7 @@ def test_it_wakes_when_a_retry_is_due_and_not_before(driven: Driven) -> None:
     driven.scheduler.notify()
     driven.advance(0.2)
     assert not any(news.may_dispatch for news in driven.settle())
-    while run.state is S.UP_FOR_RETRY:
+    while run.state() is S.UP_FOR_RETRY:
         wait_s = driven.scheduler.wake_at() - driven.now
         assert 0 < wait_s <= ASK_INTERVAL_S
         driven.advance(wait_s)
@@ -130,7 +127,7 @@ def test_a_deferral_times_out(driven: Driven) -> None:
     driven.settle()
     driven.advance(driven.scheduler.wake_at() - driven.now)
     assert [news.timed_out for news in driven.settle() if news.timed_out] == [[task.id]]
-    assert run.state is S.SCHEDULED
+    assert run.state() is S.SCHEDULED
 
 
 def test_while_nothing_happens_one_statement_is_asked_now_and_then(driven: Driven) -> None:
@@ -174,7 +171,7 @@ def test_what_is_due_and_cannot_be_done_is_not_tried_again_and_again(open_store:
 
 
 def test_a_database_that_is_away_is_asked_again_later(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(epoch: int) -> None:
+    def away(epoch: Epoch) -> None:
         raise DatabaseAway("db", "it is gone")
 
     with monkeypatch.context() as patched:
@@ -249,7 +246,7 @@ def test_a_dag_that_may_have_no_further_run_holds_up_nothing(open_store: OpenSto
             at = driven.now - begun_at
             if news.timed_out:
                 came["timeout"] = at
-            if run.state is S.SCHEDULED:
+            if run.state() is S.SCHEDULED:
                 came.setdefault("retry", at)
     assert came["retry"] == pytest.approx(12, abs=0.5)
     assert came["timeout"] == pytest.approx(23, abs=0.5)

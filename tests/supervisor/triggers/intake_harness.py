@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateSync
 from headgate.store.errors import RowsRefused
+from headgate.store.ids import Epoch
+from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import (
     Intake,
 )
 
-EPOCH = 7
+EPOCH = Epoch(7)
 
 
-class ScriptedStore:
+class ScriptedStore(Store):
     """Stores in memory; refuses events with a bad payload; fails with what `failures` says, one call each."""
 
     def __init__(self) -> None:
@@ -27,11 +29,11 @@ class ScriptedStore:
 
     def store_slice(
         self,
-        epoch: int,
+        epoch: Epoch,
         *,
-        events: Sequence[FiredEvent],
-        refused: Sequence[RefusedEvent],
-        finished: Sequence[FinishedTrigger],
+        events: Sequence[FiredEvent] = (),
+        refused: Sequence[RefusedEvent] = (),
+        finished: Sequence[FinishedTrigger] = (),
     ) -> StoredSlice:
         assert epoch == EPOCH
         if self.failures:
@@ -43,7 +45,7 @@ class ScriptedStore:
         self.finished += finished
         return StoredSlice(len(events), 0, {run.trigger_id: 1 for run in finished if run.outcome == "failed"})
 
-    def dead_letter_event(self, epoch: int, event: FiredEvent, reason: str) -> None:
+    def dead_letter_event(self, epoch: Epoch, event: FiredEvent, reason: str) -> None:
         assert epoch == EPOCH
         if self.failures:
             raise self.failures.pop(0)

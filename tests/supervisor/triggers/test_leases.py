@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import pytest
-from tests.store.triggers.test_leases import QUEUES
+from tests.store.harness import QUEUES
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, task_states
 
 from headgate.protocol.messages.dags import TaskSpec

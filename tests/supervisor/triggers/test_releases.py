@@ -14,11 +14,12 @@ from headgate.protocol.messages.runner import (
     StateSync,
 )
 from headgate.protocol.values import encode_value
-from headgate.store.ids import TryName
+from headgate.store.ids import Epoch, TryName
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.commands import Spawn
 from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.triggers import assignments
 from headgate.supervisor.triggers.leases import Identity
 from headgate.supervisor.triggers.releases import ENDED_GRACE_S
@@ -66,7 +67,7 @@ def test_a_watcher_removed_while_it_waits_for_its_next_try_is_released(world: Wo
     assert world.store.poll(supervisor.core.leases.epoch, ("default",)).removed == []
 
 
-class Said:
+class Said(TaskLogs):
     """Stands for the logs of tasks."""
 
     def __init__(self) -> None:
@@ -123,7 +124,7 @@ def test_of_the_tasks_of_triggers_that_ended_so_many_are_remembered(
     names = [TryName("d", "r", f"t{number}", 1) for number in range(4)]
     assigned = assignments.Assignments(retry_wait_s=1.0, retry_wait_max_s=1.0, healthy_s=1.0, frame_bytes_max=1000)
     assigned.assign([ClaimedTrigger(n, "x", "a.B", b"", "default", 0, "", names[n]) for n in range(4)], 0.0)
-    for spec in assigned.start_due(1, 1, 0.0):
+    for spec in assigned.start_due(Epoch(1), 1, 0.0):
         assigned.end_run(FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1), 0.0)
     assert [assigned.task_of(number) for number in range(4)] == [None, None, *names[2:]]
 

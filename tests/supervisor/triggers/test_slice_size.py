@@ -12,6 +12,7 @@ from tests.supervisor.triggers.intake_harness import EPOCH, ScriptedStore, event
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
 from headgate.store.db import engine
 from headgate.store.errors import DatabaseAway
+from headgate.store.ids import Epoch
 from headgate.store.triggers.events import StoredSlice
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import (
@@ -101,11 +102,11 @@ class SlowStore(ScriptedStore):
 
     def store_slice(
         self,
-        epoch: int,
+        epoch: Epoch,
         *,
-        events: Sequence[FiredEvent],
-        refused: Sequence[RefusedEvent],
-        finished: Sequence[FinishedTrigger],
+        events: Sequence[FiredEvent] = (),
+        refused: Sequence[RefusedEvent] = (),
+        finished: Sequence[FinishedTrigger] = (),
     ) -> StoredSlice:
         items = len(events) + len(refused) + len(finished)
         self.now += min(items * self.event_s, self.limit_s)
@@ -121,7 +122,7 @@ def slow_intake_of(store: SlowStore) -> Intake:
 
 def run_through(intake: Intake, store: SlowStore, *, steps_max: int = 10_000) -> list[StateSync]:
     """Step whenever the intake wants to, until nothing waits; return the answers."""
-    answers = []
+    answers: list[StateSync] = []
     for _ in range(steps_max):
         wake_at = intake.wake_at()
         if wake_at is None:

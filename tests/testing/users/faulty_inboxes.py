@@ -91,7 +91,7 @@ class FailsOnce(BaseEventTrigger):
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
         return Careless(kwargs["folder"])
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:  # type: ignore[override]
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         async for event in shared_stream:
             if event == self.fails_at and await self.is_first():
                 raise ValueError(f"not {event}")
@@ -133,7 +133,7 @@ class Counting(BaseEventTrigger):
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
         return Inbox(kwargs["folder"])
 
-    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:  # type: ignore[override]
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         async for message in shared_stream:
             for number in range(min(self.events_of(message), self.fires_at_most)):
                 if self.raises and message.endswith("7"):

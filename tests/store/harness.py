@@ -1,0 +1,64 @@
+"""A supervisor's lease and its triggers in a store, and waits for another transaction: for the tests of stores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from sqlalchemy import Engine
+
+from headgate.store.ids import Epoch
+from headgate.store.store import Store
+
+Query = Callable[..., list[dict[str, Any]]]
+
+QUEUES = ("default",)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+WAITED_MAX_S = 10.0  # a test that waits longer than this for another thread has failed
+
+
+class OpenStore(Protocol):
+    """Opens one more store on the database of the test; it is closed when the test ends."""
+
+    def __call__(self, *, clock: Callable[[], datetime] | None = None) -> Store: ...
+
+
+class Clock:
+    """A clock that stands still until it is told to move."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def pass_days(self, days: float) -> None:
+        self.now += timedelta(days=days)
+
+
+def register(store: Store, **changes: Any) -> Epoch:
+    lease = {"hostname": "h", "pid": 1, "machine": "m", "process_started": 0.0, "capacity": 10, "queues": QUEUES}
+    return store.register_triggerer(**{**lease, **changes})
+
+
+def add(store: Store, *names: str, queue: str = "default") -> list[int]:
+    return [store.add_watcher(name, "a.B", {"name": name}, queue=queue) for name in names]
+
+
+def wait_until_blocked(opened: Engine) -> None:
+    """Return when some backend of this database waits for a lock."""
+    deadline = time.monotonic() + WAITED_MAX_S
+    with opened.connect() as connection:
+        while time.monotonic() < deadline:
+            waiting = connection.exec_driver_sql(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            ).scalar_one()
+            connection.rollback()
+            if waiting:
+                return
+    raise AssertionError("nobody waits")
