@@ -273,6 +273,48 @@ def test_a_slow_file_is_parsed_last_and_not_each_time_that_another_one_changes(s
     assert scene.parser.parsed == ["a.py", "b.py", "c.py"], "it was fast the last time"
 
 
+def test_a_slow_file_that_changed_does_not_pause_when_another_one_changes_before_it_is_parsed(scene: Scene) -> None:
+    make_slow(scene, "a")
+    (scene.folder / "b.py").write_text("b")
+    scene.run()
+    scene.parser.parsed.clear()
+
+    scene.parser.is_busy = True
+    (scene.folder / "a.py").write_text("changed")
+    (scene.folder / "b.py").write_text("changed-too")
+    scene.run()
+    assert scene.parser.parsed == ["b.py"], "the slow one comes last"
+    (scene.folder / "c.py").write_text("new")
+    scene.run()
+    scene.parser.is_busy = False
+    scene.run()
+    assert scene.parser.parsed[1:3] == ["c.py", "a.py"]
+
+
+def test_a_slow_file_pauses_even_if_another_one_changed_while_it_was_parsed(scene: Scene) -> None:
+    (scene.folder / "a.py").write_text("a")
+    scene.parser.is_busy = True
+    scene.run()
+    (scene.folder / "b.py").write_text("b")
+    scene.run()
+    scene.now += 30.0
+    scene.parser.is_busy = False
+    scene.run()
+    assert scene.parser.parsed == ["a.py", "b.py"], "it does not hold up the next change of another one"
+    scene.now += 400.0
+    scene.run()
+    assert scene.parser.parsed[2:] == ["a.py"], "it may import from the one that changed"
+
+
+def make_slow(scene: Scene, name: str) -> None:
+    (scene.folder / f"{name}.py").write_text(name)
+    scene.parser.is_busy = True
+    scene.run()
+    scene.now += 30.0
+    scene.parser.is_busy = False
+    scene.run()
+
+
 def test_a_database_that_is_away_loses_no_file(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     (scene.folder / "a.py").write_text("first")
     scene.files.step(scene.epoch, 5.0)

@@ -52,6 +52,8 @@ class DagFiles:
         self._seen: dict[str, Signature] = {}
         self._unseen: list[str] = []  # folders of which the last look did not see everything
         self._waiting: deque[str] = deque()  # to be parsed
+        self._changed: set[str] = set()  # those of them that have changed themselves
+        self._parsing: str | None = None
         self._begun_at = 0.0  # when the file that is being parsed was given to the parser
         self._slow: dict[str, float] = {}  # the end of the pause of each slow file
         self._paused: set[str] = set()  # slow files to be parsed after their pause
@@ -69,6 +71,7 @@ class DagFiles:
         """
         for parsed in self._parser.events(now):
             self._parsed.append(parsed)
+            self._parsing = None
             self._slow.pop(parsed.file, None)
             if now - self._begun_at > SLOW_S:
                 self._slow[parsed.file] = now + SLOW_PAUSE_FACTOR * (now - self._begun_at)
@@ -77,7 +80,9 @@ class DagFiles:
             self._look_at = now + self._look_s
         if self._waiting and self._parser.room():
             self._begun_at = now
-            self._parser.parse(self._waiting.popleft())
+            self._parsing = self._waiting.popleft()
+            self._changed.discard(self._parsing)
+            self._parser.parse(self._parsing)
         return self._store_next(epoch)
 
     def wake_at(self) -> float:
@@ -170,13 +175,17 @@ class DagFiles:
         gone = sorted(path for path in self._seen.keys() - found.keys() if not self._is_unseen(path))
         changed = [path for path, signature in sorted(found.items()) if self._seen.get(path) != signature]
         if changed:
-            self._paused = {path for path in found.keys() - changed if self._slow.get(path, now) > now}
+            self._changed.update(changed)
+            # The one that is being parsed may turn out to be slow.
+            paused = {path for path in found if path == self._parsing or self._slow.get(path, now) > now}
+            self._paused = paused - self._changed
             others = [path for path in found if path not in changed and path not in self._paused]
             self._waiting = deque(sorted([*changed, *others], key=lambda path: path in self._slow))
         elif gone:
             self._waiting = deque(path for path in self._waiting if path not in gone)
         self._paused.difference_update(gone)
-        over = [path for path in self._paused if self._slow.get(path, now) <= now]
+        self._changed.difference_update(gone)
+        over = [path for path in self._paused if path != self._parsing and self._slow.get(path, now) <= now]
         self._paused.difference_update(over)
         self._waiting.extend(over)
         self._gone.extend(gone)
