@@ -1,4 +1,4 @@
-"""`run_trigger`: one trigger, from `serialize` to its last event, without its waits."""
+"""`run_trigger`: run one trigger, from `serialize` to its last event, without waiting."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def run_hosted(
         cancelled_at = clock.now_s
         hosted.cancel(TRIGGER_ID, reason)
         left = await hosted.end()
-        clock.now_s = cancelled_at  # a task goes on meanwhile
+        clock.now_s = cancelled_at  # a task continues from the moment of the cancellation
         return hosted, left
 
     open_state = functools.partial(

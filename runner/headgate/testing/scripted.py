@@ -1,4 +1,4 @@
-"""`shared_stream`: triggers of one shared stream, on a producer that does what a test says."""
+"""`shared_stream`: triggers of one shared stream, on a producer that a test controls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACK_TIMEOUT = timedelta(seconds=300)  # as in the runner: the default of ack_tim
 
 @dataclass
 class Message:
-    """One message at the scripted broker. ``outcomes``: of each delivery, None while it is not resolved."""
+    """One message at the scripted broker. ``outcomes`` has that of each delivery, None while it is not resolved."""
 
     raw_event: Any
     key: str | None
@@ -38,26 +38,26 @@ class Message:
 
     @property
     def outcome(self) -> AdvanceOutcome | None:
-        """How the newest delivery was resolved; None while it is not."""
+        """The outcome of the newest delivery; None while it is not resolved."""
         return self.outcomes[-1] if self.outcomes else None
 
 
 class Delivery(NamedTuple):
-    """The broker payload: the message, and which of its deliveries this is."""
+    """The broker payload: the message, and the number of this delivery."""
 
     message: Message
     number: int
 
 
 class ScriptedProducer(SharedStreamProducer):
-    """Hands out what `SharedStream` puts in, and writes the outcomes on the messages."""
+    """Yields the messages that `SharedStream` puts in, and records the outcomes in them."""
 
     def __init__(self) -> None:
         self._waiting: list[Message] = []
         self._news = trio.Event()
 
     def hand_out(self, message: Message) -> None:
-        """Have a message delivered, once more if need be."""
+        """Deliver a message, the first time or again."""
         self._waiting.append(message)
         self._news.set()
 
@@ -72,7 +72,7 @@ class ScriptedProducer(SharedStreamProducer):
             await self._news.wait()
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Note the outcomes."""
+        """Record the outcomes."""
         for item in batch:
             delivery: Delivery = item.broker_payload
             delivery.message.outcomes[delivery.number] = item.outcome
@@ -87,10 +87,10 @@ class ScriptedProducer(SharedStreamProducer):
 
 
 class SharedStream:
-    """Triggers that run, and the hand that feeds them. Made by `shared_stream`.
+    """Running triggers, and control over the messages they get. Created by `shared_stream`.
 
-    After every call all that can happen without time passing has happened. Triggers are named by their place among
-    the arguments, from 0.
+    When a call returns, everything that does not need time to pass has happened. ``trigger`` is the index of a trigger
+    among the arguments, from 0.
     """
 
     def __init__(self, loop: TrialLoop[HostedTriggers], producer: ScriptedProducer, specs: tuple[TriggerSpec, ...]):
@@ -108,7 +108,7 @@ class SharedStream:
         return message
 
     def send_again(self, message: Message) -> None:
-        """Deliver a message once more, as a broker does that was told nothing of it, or that it failed."""
+        """Deliver a message again, as a broker does if it got no acknowledgement, or a negative one."""
 
         async def hand_out(hosted: HostedTriggers) -> None:
             self._producer.hand_out(message)
@@ -117,7 +117,7 @@ class SharedStream:
         self._loop.call(hand_out)
 
     def hold_persistence(self) -> None:
-        """Confirm nothing from now on, as when the database is away."""
+        """Confirm nothing from now on, as if the database were unavailable."""
 
         async def hold(hosted: HostedTriggers) -> None:
             hosted.is_held = True
@@ -125,7 +125,7 @@ class SharedStream:
         self._loop.call(hold)
 
     def confirm_persistence(self) -> None:
-        """Confirm all that was fired meanwhile, and go on confirming."""
+        """Confirm all events that were fired since `hold_persistence`, and all later ones."""
 
         async def confirm(hosted: HostedTriggers) -> None:
             hosted.is_held = False
@@ -135,11 +135,11 @@ class SharedStream:
         self._loop.call(confirm)
 
     def skip(self, time: timedelta) -> None:
-        """Let time pass; waits end and timeouts come, in their order."""
+        """Let time pass; waits end and timeouts expire, in their order."""
         self._loop.call(lambda hosted: hosted.skip(time.total_seconds()))
 
     def remove(self, trigger: int = 0) -> None:
-        """Remove a trigger as its user would: it moved past what it sits on, and its on_kill is called."""
+        """Remove a trigger as a user would: its on_kill is called, and its current message counts as moved past."""
 
         async def cancel(hosted: HostedTriggers) -> None:
             hosted.cancel(self._id(trigger))
@@ -148,7 +148,7 @@ class SharedStream:
         self._loop.call(cancel)
 
     def restart(self, trigger: int = 0) -> None:
-        """Start a trigger that has ended anew, as the supervisor does with one that failed."""
+        """Start a trigger again that has ended, as the supervisor does if one failed."""
         spec = self._specs[self._id(trigger) - 1]
 
         async def start(hosted: HostedTriggers) -> None:
@@ -162,7 +162,7 @@ class SharedStream:
         self._loop.call(start)
 
     def events(self, trigger: int = 0) -> list[TriggerEvent]:
-        """Return what a trigger has fired and the database holds: redelivered events are in it once (I2)."""
+        """Return the stored events of a trigger. A redelivered event is stored once (I2)."""
 
         async def read(hosted: HostedTriggers) -> list[TriggerEvent]:
             return hosted.events(self._id(trigger))
@@ -170,7 +170,7 @@ class SharedStream:
         return self._loop.call(read)
 
     def failure(self, trigger: int = 0) -> BaseException | None:
-        """Return what a trigger has failed with, None if it has not. A failure nobody asks about fails the test."""
+        """Return the exception of a trigger, None if it has not failed. A failure not asked for fails the test."""
         self._excused.add(self._id(trigger))
 
         async def read(hosted: HostedTriggers) -> BaseException | None:
@@ -182,7 +182,7 @@ class SharedStream:
         return self._specs[trigger].trigger_id
 
     def end(self) -> list[str]:
-        """End all triggers; return what they left behind. Raises `TriggerFailed` for a failure nobody asked about."""
+        """End all triggers; return what they left behind. Raises `TriggerFailed` for one that was not asked for."""
 
         async def finish(hosted: HostedTriggers) -> list[str]:
             for spec in self._specs:
@@ -219,11 +219,11 @@ def shared_stream(
                 assert small.outcome.acked == 1
 
     The triggers are constructed from their kwargs and run by the runner's own host and stream manager; the producer,
-    the database and the clock are the kit's. Time only passes in `SharedStream.skip`. ``settings`` are further ones of
-    `headgate.protocol.messages.runner.RunnerSettings`.
+    the database and the clock are the kit's. Time only passes in `SharedStream.skip`. ``settings`` are further fields
+    of `headgate.protocol.messages.runner.RunnerSettings`.
 
-    Raises, when it is left at the latest, `RoundTripFailed`, `TriggerFailed`, `LoopBlocked`, `Misbehaved` and
-    `LeftBehind`; ValueError for triggers that do not share a stream.
+    Raises, at the end of the ``with`` block at the latest, `RoundTripFailed`, `TriggerFailed`, `LoopBlocked`,
+    `Misbehaved` and `LeftBehind`; ValueError for triggers that do not share a stream.
     """
     keys = {trigger.shared_stream_key() for trigger in triggers}
     if len(keys) != 1 or None in keys:

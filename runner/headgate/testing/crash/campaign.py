@@ -1,9 +1,8 @@
-"""`crash_test`: a trigger or a producer of an author's own, taken through kills of the real pair.
+"""`crash_test`: run an author's trigger or producer on a real supervisor and runner, and kill these again and again.
 
 While messages are published, the runner and the supervisor are killed with SIGKILL, at random moments and at marks.
-After each death everything is read from outside: the broker by the author's own means, the journal of the producer,
-and the database by ``headgate events list``. The checker (`headgate.testing.crash.history`) holds them against each
-other.
+After each death everything is read from outside: the broker through the author's `Broker`, the journal of the producer,
+and the database through ``headgate events list``. The checker (`headgate.testing.crash.history`) compares the three.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from headgate.triggers.shared_stream import SharedStreamProducer
 KILLS = 8
 MESSAGES = 400
 MESSAGES_MAX = 1_000_000  # a name has six digits
-CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in so many pieces ...
+CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in this many pieces ...
 CHUNK_PAUSE_S = 0.015  # ... and with this pause between them, so that a death meets some in flight
-MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not on the way
-SETTLED_AFTER_S = 15.0  # everything is published, and so long nothing more is stored or forgotten: nothing will be
-REST_INTERVAL_S = 0.1  # between two looks at whether everything has come to rest
+MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not reached at all
+SETTLED_AFTER_S = 15.0  # after the last message: if nothing was stored or forgotten for so long, nothing more will be
+REST_INTERVAL_S = 0.1  # between two checks whether all messages are stored and acknowledged
 
-# What `pytest --headgate-kills` and `--headgate-seed` say, in place of what the tests say.
+# The values of `pytest --headgate-kills` and `--headgate-seed`, which override the arguments of the tests.
 overrides: dict[str, int] = {}
-# Of all crash tests of this process that came to an end, for the summary of the plugin.
+# Of all crash tests that this process has completed, for the summary of the plugin.
 reports: list[CrashReport] = []
 
 
@@ -78,14 +77,14 @@ def crash_test(
 
     ``trigger`` is an event trigger, or the class of a producer, made with ``kwargs``. It must be importable by its
     classpath, and fire ``events_per_message`` events for each message that ``broker`` publishes, each with the name of
-    the message in its payload; where messages differ, or a filter skips some, that is a function of the name of the
-    message (``lambda message: int(message[-6:]) % 3``). Some messages fail once, as if a filter had raised: a producer
-    has to hand them out again. ``settings`` are headgate's, by name. ``seed`` draws where the
-    kills fall; the same one draws the same plan, though processes are never killed at the very same instant twice.
-    ``folder`` is where the database, the log and the history are kept; by default one that is removed if all is well.
+    the message in its payload. If messages differ, or a filter skips some, ``events_per_message`` is a function of the
+    name of the message, for example ``lambda message: int(message[-6:]) % 3``. Some messages fail once, as if a filter
+    had raised, because a producer has to deliver these again. ``settings`` are headgate's, by name. ``seed`` determines
+    the plan of the kills; the same seed gives the same plan, but the exact instants differ from run to run. ``folder``
+    will hold the database, the log and the history; by default it is a temporary one, removed if the test passes.
 
-    Raises `CrashTestFailed` (an AssertionError) with the story of each finding, and `PairFailed` where the pair does
-    not do its part at all.
+    Raises `CrashTestFailed` (an AssertionError) with the story of each finding, and `PairFailed` if the supervisor or
+    the runner does not work at all.
     """
     trigger, import_path = _instance(trigger, kwargs)
     if not 1 <= messages <= MESSAGES_MAX:
@@ -128,7 +127,7 @@ def _instance(
 
 
 def _wanted(events_per_message: int | Callable[[str], int], names: Sequence[str]) -> dict[str, int]:
-    """Return how many events each message is to give. Raises `ValueError` where that is no number of events."""
+    """Return the number of events expected for each message. Raises `ValueError` if it is not a valid number."""
     wanted = {name: events_per_message(name) if callable(events_per_message) else events_per_message for name in names}
     for name, count in wanted.items():
         if not isinstance(count, int) or count < 0:
@@ -139,7 +138,7 @@ def _wanted(events_per_message: int | Callable[[str], int], names: Sequence[str]
 
 
 class _Trial:
-    """One crash test on its way."""
+    """One crash test that is running."""
 
     def __init__(
         self,
@@ -160,12 +159,12 @@ class _Trial:
         self._journal_folder = place / "journal"
         self._journal_folder.mkdir(parents=True)
         self._journal = JournalReader(self._journal_folder, history.decode_lines)
-        self._unread: list[history.Record] = []  # of the journal, read between two looks
+        self._unread: list[history.Record] = []  # records of the journal that were read between two looks
         self._checker = history.Checker()
         self._subscribers: list[str] = []
         self._begun: list[str] = []  # messages whose publication has begun, in order
         self._published: set[str] = set()
-        self._told = 0  # so many of the begun ones stand in the history
+        self._recorded = 0  # how many of ``_begun`` are in the history
         self._forgotten: set[str] = set()
         self._pending: set[str] = set()
         self._rows_seen: set[int] = set()
@@ -173,7 +172,7 @@ class _Trial:
         self._refused: set[str] = set()  # messages that a subscriber rejected: they need not be stored
         self._strange_rows = 0
         self._publishing_failed: BaseException | None = None
-        self._done: list[tuple[Death, bool]] = []  # and whether it met its process where it was meant to
+        self._done: list[tuple[Death, bool]] = []  # and whether the process died at the mark that was planned
 
     def subscribe(self, count: int, failing: Sequence[str]) -> None:
         """Add the watchers. The messages ``failing`` fail once."""
@@ -188,7 +187,7 @@ class _Trial:
             self._record([history.Subscribed(name)])
 
     def run(self, messages: int, plan: Sequence[Death], seed: int) -> CrashReport:
-        """Publish, kill, look; come to rest, and say what was found."""
+        """Publish, kill, look; wait until nothing changes any more; return the report."""
         begun_at = time.monotonic()
         names = [_NAME.format(number) for number in range(messages)]
         share = len(names) // (len(plan) + 1)
@@ -219,7 +218,7 @@ class _Trial:
         )
 
     def _incomplete(self) -> int:
-        """How many messages gave a subscriber some of their events, and not all. Where it has none, it is lost."""
+        """Return how many messages gave a subscriber some of their events, not all. If it has none, they are lost."""
         return sum(
             0 < count < self._wanted[name] and name not in self._refused for (_, name), count in self._copies.items()
         )
@@ -227,7 +226,7 @@ class _Trial:
     # --- publishing and killing -------------------------------------------------------------------
 
     def _publish(self, names: Sequence[str]) -> None:
-        """Publish at a pace; runs in a thread of its own while deaths happen."""
+        """Publish with pauses, in a separate thread, while processes are killed."""
         chunk = max(1, len(names) // CHUNKS_A_WINDOW)
         pause = threading.Event()
         try:
@@ -245,9 +244,10 @@ class _Trial:
             raise AssertionError("the broker's publish() failed") from self._publishing_failed
 
     def _window(self, names: Sequence[str], death: Death) -> None:
-        """Publish some messages, and have somebody die while they are on their way.
+        """Publish some messages, and kill a process while they are in flight.
 
-        Half of them wait until it is known who is to die where: the first half may all have come through by then.
+        The second half is published only after the death was asked for, because the first half may all be stored by
+        then.
         """
         middle, is_set_up = (len(names) + 1) // 2, threading.Event()
 
@@ -268,7 +268,7 @@ class _Trial:
             publisher.join()
         self._check_publisher()
         if death.victim == "supervisor":
-            # Both are dead, so everything stands still while it is looked at.
+            # Both are dead, so nothing changes during the look.
             self._pair.wait_dead(runners)
             self._look(str(death))
             self._pair.start()
@@ -276,7 +276,7 @@ class _Trial:
             self._look(str(death))
 
     def _kill(self, death: Death, is_set_up: threading.Event) -> bool:
-        """Have the death happen; return whether that was at its mark, if it has one. Say when it is to come."""
+        """Kill a process; return False if it was to die at a mark and did not reach it. Set ``is_set_up`` before."""
         pair, mark = self._pair, death.mark
         if mark is not None:
             self._deaths.ask(mark)
@@ -296,7 +296,7 @@ class _Trial:
         return mark is None
 
     def _wait_flow(self) -> None:
-        """Wait until messages flow: since the last look, something is handed out, or at least stored."""
+        """Wait until messages flow: since the last look one was handed out or, without a journal, stored."""
         if self._has_journal:
 
             def flows() -> bool:
@@ -326,20 +326,20 @@ class _Trial:
     # --- looking ----------------------------------------------------------------------------------
 
     def _look(self, at: str, *, at_rest: bool = False) -> None:
-        """Read broker, journal and database, in this order: what is forgotten must be stored by the time we look."""
+        """Read broker, journal and database, in this order: a forgotten message must be stored by then."""
         published = set(self._published)
         self._pending = {name for text in self._broker.pending() for name in MESSAGE.findall(text)}
         journal, self._unread = self._unread + self._journal.read(), []
         rows = [row for row in self._pair.events() if row["id"] not in self._rows_seen]
-        begun = self._begun[self._told :]
+        begun = self._begun[self._recorded :]
         self._record(
-            # Of a message that is to give no event nobody has to have one.
+            # No subscriber has to store an event of a message that gives none.
             [
                 history.Published(name, "published", int(name[-6:]), None if self._wanted[name] else ())
                 for name in begun
             ],
         )
-        self._told += len(begun)
+        self._recorded += len(begun)
         if self._has_journal:
             forgotten = published - self._pending - self._forgotten
             self._forgotten |= forgotten
@@ -361,7 +361,7 @@ class _Trial:
             return None
         copy = self._copies[row["watcher"], message]
         self._copies[row["watcher"], message] += 1
-        # One more than a message gives is one of them again; which, nobody can tell.
+        # Events beyond the expected number are duplicates; of which event is unknown.
         return history.Stored(message, row["watcher"], str(row["id"]), copy % max(1, self._wanted[message]), at)
 
     def _record(self, records: Sequence[history.Record]) -> None:

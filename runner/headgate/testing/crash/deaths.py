@@ -1,4 +1,4 @@
-"""Which deaths a crash test brings about, drawn from its seed."""
+"""The plan of the kills of a crash test, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headgate.protocol import marks
 from headgate.testing.crash.journal import is_journaled
 from headgate.triggers.base import BaseTrigger
 
-DELAY_S_MAX = 0.1  # a random wait before a death at no mark, so that none follows from the rhythm of our looks
+DELAY_S_MAX = 0.1  # a random wait before a kill at no mark, so that kills do not follow the rhythm of the looks
 
 
 class Death(NamedTuple):
-    """One SIGKILL: whose, and where it meets its process; at a random moment if ``mark`` is None."""
+    """One SIGKILL: the process that is killed, and the mark at which; at a random moment if ``mark`` is None."""
 
     victim: marks.Side
     mark: str | None
@@ -25,7 +25,7 @@ class Death(NamedTuple):
 
 
 def plan_deaths(count: int, trigger: BaseTrigger, seed: int) -> list[Death]:
-    """Return the deaths in order: every other one at a mark, both sides, all marks before any comes again."""
+    """Return the kills in order: every other one at a mark, of both processes, all marks before any is repeated."""
     randomness = random.Random(seed)
     names = [name for name, mark in marks.MARKS.items() if mark.when == "flow" and _is_passed(name, trigger)]
     waiting: list[str] = []
@@ -42,7 +42,7 @@ def plan_deaths(count: int, trigger: BaseTrigger, seed: int) -> list[Death]:
 
 
 def _is_passed(mark: str, trigger: BaseTrigger) -> bool:
-    """Whether a pair that runs this trigger comes by the mark."""
+    """Whether a pair that runs this trigger reaches the mark."""
     place = mark.partition(".")[0]
     if place == "capture":
         return False  # nothing is captured

@@ -1,23 +1,23 @@
-"""The checker: what a broker handed out, what was forgotten there and what is stored, held against each other.
+"""The checker: compares the events that a broker handed out and forgot with those that are stored.
 
-It knows nothing of the code under test: it imports nothing of headgate, and a history is read from the broker's
-own files, from the database, and from a journal of ``advance`` calls. It is a sequence of records, in the order
-in which they were *seen*. Whoever looks from outside reads in this order, and writes the records in it::
+It is independent of the code under test: it imports nothing of headgate, and a history is read from the broker's
+own files, from the database, and from a journal of ``advance`` calls. A history is a sequence of records, in the
+order in which they were *seen*. Each look from outside reads in this order, and writes its records in the same::
 
-    what the broker has forgotten  ->  the journal  ->  the database  ->  `Looked`
+    forgotten by the broker  ->  the journal  ->  the database  ->  `Looked`
 
-So whatever an advance or a commit of one look rests on must be stored in the same look (I1), whatever the clocks
-say. Tasks have a checker of their own, `tests.proof.history.task_history`. The findings:
+So every event that a look finds advanced or forgotten must be found stored by the same look (I1), independent of
+clocks. Tasks have a checker of their own, `tests.proof.history.task_history`. The findings:
 
-- ``lost``: forgotten by the broker, or at rest, and never stored for a subscriber that should have it
+- ``lost``: forgotten by the broker, or missing at the end, and never stored for a subscriber that should have it
 - ``stored twice``: two rows of one event, for one subscriber, at one position (I2)
-- ``advanced before stored``: acknowledged at a look at which it was not stored; it was later (I1)
-- ``out of lane order``: a reader's advances of a lane are not what it handed out, in order, without a gap (I3)
-- ``commit past a failed offset``: forgotten though it failed, or though nobody ever resolved it (I3)
+- ``advanced before stored``: stored, but only after a look that found it acknowledged (I1)
+- ``out of lane order``: a reader did not advance the events of a lane in order and without a gap (I3)
+- ``commit past a failed offset``: forgotten although it failed or was never resolved (I3)
 
 ::
 
-    python -m headgate.testing.crash.history FILE     the history as JSON lines; exit code 1 where something is found
+    python -m headgate.testing.crash.history FILE     the history as JSON lines; exit code 1 if there are findings
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Literal, TypeVar, assert_never, get_args
 
 import msgspec
 
-FINDINGS_SHOWN_MAX = 50  # of a report in text: who has read fifty stories knows what is wrong
+FINDINGS_SHOWN_MAX = 50  # in the text of a report; more would tell a reader nothing new
 
 Kind = Literal[
     "lost",
@@ -47,7 +47,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class _Record(msgspec.Struct, frozen=True, tag_field="what", omit_defaults=True):
-    """What all records have in common. ``at`` is any text that helps a reader: a time, a cell of a matrix."""
+    """Base of all records. ``at`` is any text that helps a reader, for example a time or the name of a kill."""
 
 
 class Subscribed(_Record, frozen=True, tag="subscribed"):
@@ -57,10 +57,10 @@ class Subscribed(_Record, frozen=True, tag="subscribed"):
 
 
 class Published(_Record, frozen=True, tag="published"):
-    """The broker holds an event: its name, and where it stands in its lane.
+    """The broker holds an event: its name, its lane, and its place in the order of the lane.
 
-    ``subscribers`` are those that should store it, where these are not all that subscribed before; an empty
-    list is right for an event that every filter skips.
+    ``subscribers`` are those that should store it, if not all that subscribed before. The list is empty for an event
+    that every filter skips.
     """
 
     event: str
@@ -70,7 +70,7 @@ class Published(_Record, frozen=True, tag="published"):
 
 
 class HandedOut(_Record, frozen=True, tag="handed_out"):
-    """The journal of a reader (one producer in one process): it gave an event to its stream."""
+    """The journal of a reader (one producer in one process): it yielded an event to its stream."""
 
     event: str
     lane: str
@@ -93,7 +93,7 @@ class AdvancedItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Advanced(_Record, frozen=True, tag="advanced"):
-    """The journal of a reader: ``advance`` was called for these, before anything was done about it."""
+    """The journal of a reader: ``advance`` is called for these events. Written before the producer acts on it."""
 
     lane: str
     reader: str
@@ -135,7 +135,7 @@ class PutAside(_Record, frozen=True, tag="put_aside"):
 
 
 class Looked(_Record, frozen=True, tag="looked"):
-    """A look is complete: everything that was stored before it began stands above. ``at_rest``: nothing will change."""
+    """A look is complete: all that was stored before it has a record above. ``at_rest``: nothing will change."""
 
     at: str = ""
     at_rest: bool = False
@@ -152,7 +152,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
-    """Yield the records of whole lines; a last line that a kill tore off is no record. Raises `ValueError`."""
+    """Yield the records of whole lines; a last line that a kill cut off is ignored. Raises `ValueError`."""
     return decode_records(_decoder, data, where)
 
 
@@ -160,7 +160,7 @@ RecordT = TypeVar("RecordT")
 
 
 def decode_records(decoder: msgspec.json.Decoder[RecordT], data: bytes, where: str) -> Iterator[RecordT]:
-    """Do the same for records of any kind."""
+    """Yield the records of whole lines, like `decode_lines`, with the decoder of another kind of records."""
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             yield decoder.decode(line)
@@ -168,11 +168,11 @@ def decode_records(decoder: msgspec.json.Decoder[RecordT], data: bytes, where: s
             raise ValueError(f"{where}, line {number}: {error}") from error
 
 
-# --- what is found -----------------------------------------------------------------------------------
+# --- findings ----------------------------------------------------------------------------------------
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that must never be. The story is in order of sight."""
+    """One violation. The story has its records in the order in which they were seen."""
 
     kind: Kind
     event: str
@@ -185,7 +185,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a history shows. ``redelivered`` counts events that were handed out again; ``looks`` the looks."""
+    """Result of checking a history. ``redelivered`` counts events that were handed out again."""
 
     findings: tuple[Finding, ...]
     published: int
@@ -195,7 +195,7 @@ class Report(msgspec.Struct, frozen=True):
     looks: int
 
     def count(self, kind: Kind) -> int:
-        """How many findings there are of one kind."""
+        """Return the number of findings of one kind."""
         return sum(finding.kind == kind for finding in self.findings)
 
     def __str__(self) -> str:
@@ -216,7 +216,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class _Event:
-    """What is known of one event."""
+    """State of one event."""
 
     __slots__ = (
         "expected",
@@ -226,8 +226,8 @@ class _Event:
         "order",
         "resolved_clean",
         "rows",
+        "seen_early",
         "story",
-        "told_early",
     )
 
     def __init__(self, lane: str, order: int, expected: frozenset[str]) -> None:
@@ -235,14 +235,14 @@ class _Event:
         self.order = order
         self.expected = expected
         self.handed_out = 0
-        self.resolved_clean: bool | None = None  # how its last advance found it
+        self.resolved_clean: bool | None = None  # by its last advance; None before the first
         self.forgotten = False
         self.rows: Counter[tuple[str, int]] = Counter()  # by subscriber and position
-        self.told_early: set[str] = set()  # subscribers without it at a look at which it was acknowledged
+        self.seen_early: set[str] = set()  # subscribers without it at a look that found it acknowledged
         self.story: list[str] = []
 
     def missing(self) -> frozenset[str]:
-        """The subscribers that should have it and do not."""
+        """Return the subscribers that should have stored it and have not."""
         return self.expected - {subscriber for subscriber, _ in self.rows}
 
 
@@ -259,8 +259,8 @@ class Checker:
         self._forgotten_to: Counter[str] = Counter()  # an index into the lane
         self._to_advance: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # by reader and lane
         self._advanced_to: Counter[tuple[str, str]] = Counter()  # an index into the list above
-        self._passed_over: set[str] = set()  # events found to be forgotten without right
-        self._disordered: set[tuple[str, str]] = set()  # what follows a first disorder says nothing more
+        self._passed_over: set[str] = set()  # events with the finding "commit past a failed offset"
+        self._disordered: set[tuple[str, str]] = set()  # with a finding; more would only follow from it
         self._unproven: set[str] = set()  # acknowledged or forgotten, and not yet seen stored for all
         self._found: list[Finding] = []
         self._rows = self._advances = self._looks = 0
@@ -299,7 +299,7 @@ class Checker:
                 assert_never(record)
 
     def report(self) -> Report:
-        """Say what the history shows so far."""
+        """Return the findings and counts of the history so far."""
         return Report(
             findings=tuple(self._findings()),
             published=len(self._events),
@@ -394,7 +394,7 @@ class Checker:
             event = self._events[name]
             missing = event.missing()
             if missing:
-                event.told_early |= missing
+                event.seen_early |= missing
                 event.story.append(
                     f"not stored for {', '.join(sorted(missing))} at look {self._looks}{_when(record.at)}"
                 )
@@ -403,9 +403,9 @@ class Checker:
         self._unproven = {name for name in self._unproven if self._events[name].missing()}
 
     def _pass_over(self, name: str, event: _Event) -> None:
-        """A look is complete: an advance that this commit rests on would stand above it."""
+        """Report an event that is forgotten without a clean advance. The look is complete, so none is still unread."""
         if event.resolved_clean is None and not self._advances:
-            return  # nobody kept a journal
+            return  # there is no journal
         self._passed_over.add(name)
         event.story.append(f"it {'was never resolved' if event.resolved_clean is None else 'failed'}, and is forgotten")
         self._found.append(Finding("commit past a failed offset", name))
@@ -414,15 +414,15 @@ class Checker:
 
     def _findings(self) -> Iterator[Finding]:
         for finding in self._found:
-            # Its story may have gone on since.
+            # The story of the event as it is now; it may have grown since the finding.
             yield finding if finding.story else msgspec.structs.replace(finding, story=self._story(finding.event))
         for name, event in self._events.items():
             missing = event.missing()
             acknowledged = event.forgotten or event.resolved_clean
             for subscriber in sorted(event.expected):
-                if subscriber in missing and (self._at_rest or (acknowledged and subscriber in event.told_early)):
+                if subscriber in missing and (self._at_rest or (acknowledged and subscriber in event.seen_early)):
                     yield Finding("lost", name, subscriber, self._story(name))
-                elif subscriber in event.told_early and subscriber not in missing:
+                elif subscriber in event.seen_early and subscriber not in missing:
                     yield Finding("advanced before stored", name, subscriber, self._story(name))
 
     def _story(self, name: str) -> tuple[str, ...]:
@@ -456,7 +456,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         print(report, flush=True)
     except BrokenPipeError:
-        # The reader, such as `head`, has read enough; nothing that is buffered may be written at exit either.
+        # The reader, such as `head`, has closed the pipe; buffered output must not be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if report.findings else 0
 

@@ -1,9 +1,10 @@
-"""A journal of what a producer hands out and is told to advance, written by the runner it runs in.
+"""A journal of the events that a producer hands out and of those that it advances, written in the runner.
 
-`JournaledTrigger` stands in for an author's trigger: it runs that trigger's own filter on that trigger's own producer,
-and writes down what passes between the producer and its stream. The journal is written with one ``write`` a record and
-before anything is done about it, so it survives the death of its process; each producer writes a file of its own. It
-also has some messages fail once, by changing the outcome that the producer gets: it has to hand them out again.
+`JournaledTrigger` wraps an author's trigger: it runs that trigger's own filter on that trigger's own producer, and
+records the events that pass between the producer and its stream. Each record is one ``write``, made before anything
+else is done with the event, so the journal survives the death of its process. Each producer writes its own file. The
+wrapper also makes some messages fail once, by changing the outcome that the producer gets, which has to deliver these
+again.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, SharedStreamProducer
 
 SUFFIX = ".jsonl"
-# What names a message of a crash test wherever it is met: in a raw event of any form, in a payload, at the broker.
+# The name of a message of a crash test. It is searched for in raw events of any form, in payloads, and at the broker.
 MESSAGE = re.compile(r"message-\d{6}")
 
 
 def message_in(value: object) -> str | None:
-    """Return the name of the message a value speaks of, wherever in it that stands; None where it is nowhere."""
+    """Return the name of the message that a value contains anywhere; None if it contains none."""
     found = MESSAGE.search(value if isinstance(value, str) else repr(value))
     return None if found is None else found.group()
 
@@ -48,7 +49,7 @@ class JournaledTrigger(BaseEventTrigger):
         self._inner = inner
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return this class, with what the journaled trigger says of itself."""
+        """Return this class, with the classpath and the kwargs of the journaled trigger."""
         classpath, kwargs = self._inner.serialize()
         arguments = {"classpath": classpath, "kwargs": kwargs, "journal": self.journal, "failing": self.failing}
         return self._classpath(), arguments
@@ -85,7 +86,7 @@ class _Marked(NamedTuple):
 
 
 class JournaledProducer(SharedStreamProducer):
-    """A producer between an author's producer and the stream."""
+    """A producer that wraps an author's producer, and records its events and its advances."""
 
     def __init__(self, inner: SharedStreamProducer, folder: Path, failing: Sequence[str]) -> None:
         self._inner = inner
@@ -95,7 +96,7 @@ class JournaledProducer(SharedStreamProducer):
         self._file = os.open(folder / f"{self._reader}{SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     async def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
-        """Yield what the author's producer yields, written down first."""
+        """Yield the events of the author's producer, recorded first."""
         stream = checks.iterator(self._inner.open_stream(), f"{type(self._inner).__name__}.open_stream")
         async with aclosing(stream) as pairs:  # type: ignore[type-var]
             async for raw_event, broker_payload in pairs:
@@ -106,7 +107,7 @@ class JournaledProducer(SharedStreamProducer):
                 yield raw_event, _Marked(broker_payload, message)
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Write the batch down, and have the author's producer advance it."""
+        """Record the batch, then have the author's producer advance it."""
         batch = [self._failed_once(item) for item in batch]
         items = tuple(
             history.AdvancedItem(item.broker_payload.message, *_counts(item))
@@ -152,7 +153,7 @@ def _counts(item: AdvanceItem) -> tuple[int, int, int]:
 
 
 class ProducerTrigger(BaseEventTrigger):
-    """Fires every raw event of a producer, for a producer that has no trigger of its own yet."""
+    """A trigger that fires every raw event of a producer, for a producer without a trigger of its own."""
 
     def __init__(self, classpath: str, kwargs: dict[str, Any]) -> None:
         self.classpath = classpath
@@ -177,9 +178,9 @@ RecordT = TypeVar("RecordT")
 
 
 class JournalReader(Generic[RecordT]):
-    """The harness's end: reads the records that were appended to the journals in a folder since the last time.
+    """Reads, in the test's process, the records that were appended to the journals in a folder since the last read.
 
-    ``decode`` is `history.decode_lines`, or its like for records of another kind.
+    ``decode`` is `history.decode_lines`, or a similar function for another kind of records.
     """
 
     def __init__(self, folder: Path, decode: Callable[..., Iterable[RecordT]]) -> None:
@@ -202,7 +203,7 @@ class JournalReader(Generic[RecordT]):
 
 
 def is_journaled(trigger: BaseTrigger) -> bool:
-    """Whether a trigger has a producer, whose doings can be written down."""
+    """Whether a trigger has a producer, whose events and advances can be recorded."""
     return (
         isinstance(trigger, BaseEventTrigger)
         and trigger.shared_stream_key() is not None

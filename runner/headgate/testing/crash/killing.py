@@ -1,9 +1,9 @@
-"""Deaths at marks: processes that kill themselves where the harness wants them to.
+"""Deaths at marks: processes that kill themselves at a place in the code that the test chooses.
 
-The harness puts a folder on ``PYTHONPATH`` whose ``sitecustomize.py`` arms the marks of every Python process started
-with it, before anything else of headgate runs. Asking for a death is making a file named after the mark; the process
-that reaches the mark takes the file away, by renaming it, and dies at once. So a death happens exactly once, and that
-it happened is seen by the file's new name.
+The test puts a folder on ``PYTHONPATH`` whose ``sitecustomize.py`` arms the marks of every Python process started
+with it, before anything else of headgate runs. The test asks for a death by creating a file named after the mark. The
+process that reaches the mark renames the file and dies at once. So a death happens exactly once, and the new name of
+the file shows that it happened.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ die_at_marks({folder!r})
 
 
 class MarkedDeaths:
-    """The harness's end: asks for deaths, and sees that they happened. ``folder`` is made, and belongs to it."""
+    """The test's side: asks for deaths, and checks whether they happened. It creates ``folder`` for its own use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class MarkedDeaths:
         return (self._wanted / f"{mark}.died").exists()
 
     def take_back(self, mark: str) -> bool:
-        """Ask no more; return False where it was too late."""
+        """Withdraw the request; return False if the process has died already."""
         try:
             (self._wanted / mark).unlink()
         except FileNotFoundError:

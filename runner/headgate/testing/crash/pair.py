@@ -24,11 +24,11 @@ from headgate.protocol.values import encode_value
 from headgate.triggers.base import BaseTrigger
 
 WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
-LOOK_INTERVAL_S = 0.01  # between two looks at a condition in another process that tells nobody when it comes true
-# `Pair` runs these with this Python; without -P the folder it runs in would be searched for modules.
+LOOK_INTERVAL_S = 0.01  # between two checks of a condition in another process, which sends no notification
+# `Pair` runs these with this Python; without -P it would search its working folder for modules.
 SUPERVISOR_ARGUMENTS = ("-P", "-m", "headgate.cli", "triggerer")
 LOG_TAIL_LINES = 30  # of the supervisor's log, shown when something fails
-# Waits are short, so that many deaths take little time; what makes events durable stays as it is by default.
+# Waits are short, so that many deaths take little time; the settings that make events durable keep their defaults.
 SETTINGS = {
     "log_format": "human",
     "poll_interval_s": "0.2",
@@ -43,19 +43,19 @@ SETTINGS = {
 _migrated: list[bytes] = []
 
 
-_ERROR = re.compile(r"\[error\s*\]")  # as the human form of the log has it
+_ERROR = re.compile(r"\[error\s*\]")  # in the human-readable form of the log
 
 
 class PairFailed(AssertionError):
-    """The pair, or the command line, did not do what a test counts on; the text says what, with the log's end."""
+    """The pair or a command did not do what a test needs. The text says what happened, with the end of the log."""
 
 
 class Pair:
     """``headgate triggerer`` on a new SQLite database in ``folder``; a context manager that leaves nothing behind.
 
-    ``import_paths``: folders of the modules of the triggers, beside those that `add` finds out by itself.
+    ``import_paths``: folders of the modules of the triggers, besides those that `add` finds by itself.
     ``settings``: headgate's settings by name, such as ``ack_timeout_s="5"``. With ``database_url`` the pair runs on
-    that database instead, for example an empty one on PostgreSQL; its tables are made, and nobody removes it.
+    that database instead, for example an empty one on PostgreSQL; its tables are created, and it is not removed.
     """
 
     def __init__(
@@ -73,14 +73,15 @@ class Pair:
         self._settings = {**SETTINGS, **settings}
         self._process: subprocess.Popen[bytes] | None = None
         self._database = folder / "headgate.db"
-        self._events: tuple[object, list[dict[str, Any]]] | None = None  # the newest list of all, and what it is of
+        # The last list of all events, and the state of the files it was read from.
+        self._events: tuple[object, list[dict[str, Any]]] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._has_own_database = "database_url" not in self._settings
         is_new = self._has_own_database and not self._database.exists()
         if is_new and _migrated:
             self._database.write_bytes(_migrated[0])
         else:
-            # The command is the slowest of all, and makes of a folder without a database the same file each time.
+            # The command is slow, and creates the same file each time.
             self._command("db", "upgrade")
             if is_new:
                 _migrated.append(self._database.read_bytes())
@@ -93,7 +94,7 @@ class Pair:
     ) -> None:
         self.close()
 
-    # --- what a user does -------------------------------------------------------------------------
+    # --- actions of a user ------------------------------------------------------------------------
 
     def add(self, trigger: BaseTrigger, name: str) -> None:
         """Add a watcher that runs the trigger. Call it before `start`, or its module may not be found."""
@@ -124,7 +125,7 @@ class Pair:
             )
 
     def stop(self) -> int:
-        """Ask it to drain; return its exit code. Raises `PairFailed` when it does not leave."""
+        """Ask it to drain; return its exit code. Raises `PairFailed` if it does not exit."""
         assert self._process is not None, "it was not started"
         self._process.terminate()
         try:
@@ -133,18 +134,18 @@ class Pair:
             raise self.failure(f"the supervisor did not leave within {WITHIN_S:g} s of SIGTERM") from None
 
     def close(self) -> None:
-        """Leave nothing behind, however the test ended. The runner dies with its supervisor."""
+        """End all processes, however the test ended. The runner dies with its supervisor (I7)."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
-    # --- what is seen -----------------------------------------------------------------------------
+    # --- observations -----------------------------------------------------------------------------
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return the stored events, of one watcher or of all, the oldest first, as ``headgate events list`` does."""
         if name is not None:
             return self._listed("--watcher", name)
-        # A command takes the better part of a second. Nobody has stored anything while the files are as they were.
+        # The command takes almost a second, so the last list is used while the files are unchanged.
         files = [_stat(self._database), _stat(Path(f"{self._database}-wal"))]
         is_as_before = self._has_own_database and self.is_running and self._events and self._events[0] == files
         if self._events is None or not is_as_before:
@@ -159,7 +160,7 @@ class Pair:
         return [row["payload"] for row in self.events(name)]
 
     def wait_events(self, count: int, name: str | None = None, *, within_s: float = WITHIN_S) -> list[dict[str, Any]]:
-        """Wait until so many events are stored, and return them all."""
+        """Wait until ``count`` events are stored; return all of them."""
         rows: list[dict[str, Any]] = []
 
         def are_there() -> bool:
@@ -170,12 +171,12 @@ class Pair:
         return rows
 
     def dead_letters(self) -> list[str]:
-        """Return why each event that could not be stored was put aside, as ``headgate dlq list`` does."""
+        """Return the reason of each dead letter, as ``headgate dlq list`` shows it."""
         lines = self._command("dlq", "list", "--json").splitlines()
         return [str(json.loads(line)["reason"]) for line in lines]
 
     def last_error(self) -> str:
-        """Return the last error in the supervisor's log; nothing where there is none."""
+        """Return the last error in the supervisor's log, '' if there is none."""
         lines = self.log_path.read_text(errors="backslashreplace").splitlines() if self.log_path.exists() else []
         return next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
 
@@ -186,11 +187,11 @@ class Pair:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of a supervisor that has left; negative if a signal ended it."""
+        """The exit code of a supervisor that has ended, negative if a signal ended it; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def runners(self) -> list[psutil.Process]:
-        """Return the runner, or nothing while there is none."""
+        """Return the runner in a list, which is empty while there is none."""
         assert self._process is not None, "it was not started"
         found = []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -202,7 +203,7 @@ class Pair:
         return found
 
     def wait_until(self, condition: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
-        """Wait until something is so. Raises `PairFailed` after ``within_s`` seconds."""
+        """Wait until a condition is true. Raises `PairFailed`, which names it ``what``, after ``within_s`` seconds."""
         deadline, pause = time.monotonic() + within_s, threading.Event()
         while not condition():
             if time.monotonic() > deadline:
@@ -212,7 +213,7 @@ class Pair:
     # --- deaths -----------------------------------------------------------------------------------
 
     def kill_runner(self) -> None:
-        """SIGKILL to the runner; returns when it is dead. The supervisor starts the next one by itself."""
+        """Kill the runner with SIGKILL; return when it is dead. The supervisor starts the next one by itself."""
         victims: list[psutil.Process] = []
 
         def found() -> bool:
@@ -227,14 +228,14 @@ class Pair:
         self.wait_until(lambda: not _is_alive(victims[0]), "the runner is dead")
 
     def kill_supervisor(self) -> None:
-        """SIGKILL to the supervisor; returns when its runner is gone too (I7). `start` starts the next one."""
+        """Kill the supervisor with SIGKILL; return when its runner has died too (I7). `start` starts the next one."""
         assert self._process is not None, "it was not started"
         runners = self.runners()
         self._process.kill()
         self.wait_dead(runners)
 
     def wait_dead(self, runners: Sequence[psutil.Process] = ()) -> None:
-        """Wait until the supervisor and its runners are gone."""
+        """Wait until the supervisor and its runners have ended."""
         assert self._process is not None, "it was not started"
         self._process.wait(WITHIN_S)
         self.wait_until(lambda: not any(map(_is_alive, runners)), "the runner is gone with its supervisor")

@@ -1,4 +1,4 @@
-"""What a crash test shows: a table, and the story of each finding."""
+"""The report of a crash test: a table, and the story of each finding."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 
 from headgate.testing.crash.history import Finding, Report
 
-WIDTH_CHARS = 110  # of the table where it is not printed on a terminal
+WIDTH_CHARS = 110  # of the table if it is not printed on a terminal
 STORIES_MAX = 5  # in the text of a failure; the history has all of them
-_STILL_MISSING = "not stored for "  # how the checker begins what it tells of such a look
+_STILL_MISSING = "not stored for "  # how the checker's line about such a look begins
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrashReport:
-    """What came of one crash test.
+    """Result of one crash test.
 
-    ``deaths``: whose and where, and whether it was there. ``pending``: messages the broker still held at the end.
-    ``strange_rows``: stored events in whose payload no message is named. ``incomplete``: messages that gave a
-    subscriber some of their events and not all. ``unwanted``: events of messages that were to give none.
-    ``dead_letters``: why each event that could not be stored was put aside. ``last_error``: in the supervisor's log.
+    ``deaths``: each kill as text, and whether the process died at the planned mark. ``pending``: messages that the
+    broker still held at the end. ``strange_rows``: stored events whose payload names no message. ``incomplete``:
+    messages that gave a subscriber some of their events and not all. ``unwanted``: events of messages that should have
+    given none. ``dead_letters``: the reason of each. ``last_error``: the last one in the supervisor's log.
     """
 
     subject: str
@@ -44,11 +44,11 @@ class CrashReport:
 
     @property
     def kills(self) -> int:
-        """How many times a process was killed."""
+        """The number of times a process was killed."""
         return len(self.deaths)
 
     def faults(self) -> list[str]:
-        """Return what is wrong, in words; nothing is, if the list is empty."""
+        """Return the faults, in words; the test has passed if there are none."""
         counts = Counter(finding.kind for finding in self.checked.findings)
         found = [f"{count:,} {kind}" for kind, count in counts.items()]
         if self.has_producer and self.pending:
@@ -107,7 +107,7 @@ class CrashTestFailed(AssertionError):
 
     def __init__(self, report: CrashReport) -> None:
         self.report = report
-        stories = [_told(finding) for finding in report.checked.findings[:STORIES_MAX]]
+        stories = [_text_of(finding) for finding in report.checked.findings[:STORIES_MAX]]
         more = len(report.checked.findings) - len(stories)
         if more > 0:
             stories.append(f"... and {more:,} more")
@@ -124,8 +124,8 @@ class CrashTestFailed(AssertionError):
         )
 
 
-def _told(finding: Finding) -> str:
-    """The story of a finding, without the looks at which nothing had changed."""
+def _text_of(finding: Finding) -> str:
+    """Return the story of a finding, without repeated looks at which nothing had changed."""
     story: list[str] = []
     for line in finding.story:
         if not (story and line.startswith(_STILL_MISSING) and story[-1].startswith(_STILL_MISSING)):
