@@ -14,7 +14,7 @@ import msgspec
 
 from headgate.protocol.messages.dags import EVENTS_PER_RUN_MAX, AssetSchedule
 
-PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of its events, in all: they go to the worker in one frame of 16 MiB
+PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of all its events together: they go to the worker in one frame of 16 MiB
 
 
 class Backlog(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class AssetRun(msgspec.Struct, frozen=True):
 
 
 def is_ready(schedule: AssetSchedule, backlog: Backlog, now: datetime) -> bool:
-    """Whether a run can be created now."""
+    """Whether the waiting events are enough to create a run now."""
     match schedule.contract:
         case "all":
             return backlog.assets >= len(schedule.assets)
@@ -69,7 +69,7 @@ def rows_needed(schedule: AssetSchedule, room: int) -> int | None:
 
 
 def runs_of(schedule: AssetSchedule, waiting: Sequence[Waiting], now: datetime, *, room: int) -> list[AssetRun]:
-    """Return up to ``room`` runs to create. ``waiting`` is in order of ids; events that no run takes go on waiting."""
+    """Return up to ``room`` runs to create. ``waiting`` is in order of ids; events that no run takes keep waiting."""
     match schedule.contract:
         case "all":
             return _all(len(schedule.assets), waiting)[:room]
@@ -93,7 +93,7 @@ def _all(assets: int, waiting: Sequence[Waiting]) -> list[AssetRun]:
         first.setdefault(event.asset_id, event)
     if len(first) < assets:
         return []
-    # One of each in any case; of the others as many as one run takes, the oldest first.
+    # The first event of each asset in any case; then as many others as fit into one run, the oldest first.
     needed = set(first.values())
     others = [event for event in waiting if event not in needed]
     taken = _fitting([*first.values(), *others], at_least=len(needed))
@@ -117,7 +117,7 @@ def _is_due(schedule: AssetSchedule, first_at: datetime, now: datetime) -> bool:
 
 
 def _fitting(events: Sequence[Waiting], *, at_least: int = 1) -> Sequence[Waiting]:
-    """Return the first of these that one run takes, by their number and the bytes of their payloads."""
+    """Return as many of the first events as fit into one run, by their number and the bytes of their payloads."""
     total = 0
     for number, event in enumerate(events):
         total += event.bytes

@@ -113,7 +113,7 @@ def _in_order(tasks: Mapping[str, TaskSpec]) -> tuple[TaskSpec, ...]:
 
 # --- retries -------------------------------------------------------------------------------------
 
-_DOUBLINGS_MAX = 64  # beyond it any delay is longer than the longest, and a float would overflow in the end
+_DOUBLINGS_MAX = 64  # more would exceed any limit on the delay, and overflow a float in the end
 
 
 def retry_wait_s(tries: int, *, delay_s: float, is_exponential: bool, delay_max_s: float | None) -> float:

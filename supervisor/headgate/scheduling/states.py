@@ -28,18 +28,18 @@ TriggerId = Literal["set", "clear", "-"]
 NextMethod = Literal["set", "__fail__", "clear", "-"]
 By = Literal["scheduler", "worker", "triggerer", "supervisor", "user"]
 
-FAIL_METHOD: Final = "__fail__"  # the next_method of a task that is resumed to fail; no author's method is called so
+FAIL_METHOD: Final = "__fail__"  # the next_method of a task that is resumed to fail; never the name of a method
 
 _S = TaskState
 TERMINAL: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.SKIPPED, _S.UPSTREAM_FAILED, _S.REMOVED})
 UNFINISHED: Final = frozenset(_S) - TERMINAL
-OCCUPYING: Final = frozenset({_S.RUNNING, _S.RESTARTING})  # has slots of its pool, and an owner
+OCCUPYING: Final = frozenset({_S.RUNNING, _S.RESTARTING})  # holds slots of its pool, and has an owner
 _NOT_WAITING = UNFINISHED - {_S.DEFERRED}
 _BEFORE_A_WORKER = frozenset({_S.NONE, _S.SCHEDULED, _S.UP_FOR_RETRY})
 
 
 class IllegalTransition(Exception):
-    """The table has no such transition. Nothing was changed."""
+    """The table has no transition for this event in this state. Nothing was changed."""
 
     def __init__(self, event: str, state: TaskState) -> None:
         super().__init__(f"a task that is {state.value} cannot have {event!r} happen to it")
@@ -98,13 +98,13 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("ended_skipped", _S.DEFERRED, _S.SKIPPED, "clear", "-", "triggerer", "TaskSkippedEvent; store its XComs"),
     _row("ended_failed", _S.DEFERRED, _S.FAILED, "clear", "-", "triggerer", "TaskFailedEvent, and no try is left"),
     _row("ended_to_retry", _S.DEFERRED, _S.UP_FOR_RETRY, "clear", "clear", "triggerer", "TaskFailedEvent; retry delay"),
-    # --- a worker or its supervisor is gone ------------------------------------------------------
+    # --- a worker or its supervisor has died -----------------------------------------------------
     _row("worker_lost", _S.RUNNING, _S.FAILED, "-", "-", "supervisor", "The try failed; no try is left"),
     _row("worker_lost_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The try failed"),
     _row("adopted", _S.RUNNING, _S.FAILED, "-", "-", "supervisor", "Its supervisor is gone, and no try is left"),
     _row("adopted_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The supervisor is gone"),
     _row("adopted", _S.RESTARTING, _S.NONE, "-", "-", "supervisor", "Its supervisor is gone, and so is the old worker"),
-    # --- what users do ---------------------------------------------------------------------------
+    # --- actions of users ------------------------------------------------------------------------
     _row("cleared", _S.DEFERRED, _S.NONE, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),
     _row("cleared", _S.RUNNING, _S.RESTARTING, "-", "clear", "user", "The worker is ended, with on_kill()"),
     _row("cleared", _BEFORE_A_WORKER | TERMINAL, _S.NONE, "-", "clear", "user", "Forget its XComs and its end"),

@@ -17,10 +17,10 @@ from cronsim import CronSim
 
 from headgate.protocol.messages.dags import CronSchedule
 
-# Ticks that do not move on, as at the hour that is left out: more in a row than a clock change is long in minutes.
+# Ticks that do not advance, as in the hour that a clock change skips: more in a row than the change has minutes.
 SAME_TICKS_MAX = 240
-# The search for the last tick before a moment starts so long before it, and then ever longer.
-# The longest is for 29 February on a Monday: every 28 years, or 40 if 2100 is between them.
+# The search for the last tick before a moment starts this long before it; each next try starts earlier. The longest
+# is for 29 February on a Monday, which occurs every 28 years, or after 40 if 2100 is between them.
 _LOOK_BACK = tuple(timedelta(days=days) for days in (1 / 24, 1, 40, 500, 366 * 41))
 
 
@@ -29,7 +29,7 @@ class NoMoment(Exception):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """From ``start`` on, up to ``end`` and without it; both are aware and in UTC."""
+    """The time from ``start`` up to but not including ``end``; both are aware and in UTC."""
 
     start: datetime
     end: datetime
@@ -39,7 +39,7 @@ def _ticks(schedule: CronSchedule, after: datetime) -> Callable[[], datetime]:
     """Return a function whose calls return the moments after ``after``, in UTC, one by one. Raises `NoMoment`."""
     try:
         ticks = CronSim(schedule.cron, after.astimezone(ZoneInfo(schedule.timezone)))
-    except Exception as error:  # the library asserts here and there where it has no error of its own
+    except Exception as error:  # for some expressions the library fails an assertion instead of raising its own error
         raise NoMoment(_problem(schedule, error)) from error
     last = after
 
@@ -77,9 +77,9 @@ def interval_after(schedule: CronSchedule, interval: Interval) -> Interval:
 
 
 def interval_at(schedule: CronSchedule, now: datetime) -> Interval:
-    """Return the interval that ``now`` lies in. Raises `NoMoment`.
+    """Return the interval that contains ``now``. Raises `NoMoment`.
 
-    Looked for forward from earlier moments: going back, cronsim does not meet the same ones at a clock change.
+    The search goes forward from earlier moments, because backward cronsim finds other ones at a clock change.
     """
     for back in _LOOK_BACK:
         before, tick = None, _ticks(schedule, now - back)
@@ -87,7 +87,7 @@ def interval_at(schedule: CronSchedule, now: datetime) -> Interval:
             before = moment
         if before is not None:
             return Interval(before, moment)
-    return interval_from(schedule, now)  # its first moment is to come
+    return interval_from(schedule, now)  # its first moment is in the future
 
 
 def first_interval(schedule: CronSchedule, now: datetime, *, start_date: datetime | None, catchup: bool) -> Interval:

@@ -1,6 +1,6 @@
 """Whether a task may run, by the states of the tasks directly upstream of it.
 
-The answer never depends on the order in which those end: it is given as soon as no further end could change it, and not
+The answer never depends on the order in which those end: it is given as soon as no later end could change it, and not
 before (``all_done`` always waits for all of them). Otherwise a task with a skipped and a failed upstream task would be
 skipped or failed by chance.
 """
@@ -20,7 +20,7 @@ Readiness = Literal["run", "wait", "skipped", "upstream_failed"]
 def ready(rule: TriggerRule, upstream_states: Iterable[TaskState]) -> Readiness:
     """Return the next step of a task in ``none`` whose upstream tasks are in these states.
 
-    A task without upstream runs, whatever its rule. An upstream task that was removed counts as skipped.
+    A task without upstream tasks runs, whatever its rule. An upstream task that was removed counts as skipped.
     """
     states = Counter(upstream_states)
     success = states[TaskState.SUCCESS]
@@ -58,7 +58,7 @@ def ready(rule: TriggerRule, upstream_states: Iterable[TaskState]) -> Readiness:
 
 
 def _unless(deciding: int, decided: Readiness, is_done: bool, otherwise: Readiness) -> Readiness:
-    """Return ``decided`` as soon as one task is in a deciding state, ``otherwise`` once all have ended without."""
+    """Return ``decided`` if any task is in a deciding state; if all have ended without, ``otherwise``."""
     if deciding:
         return decided
     return otherwise if is_done else "wait"

@@ -1,11 +1,12 @@
-"""Why something waits: the facts go in, one answer comes out (docs/deferral.md, *Why does it wait?*).
+"""`headgate why`: explain from the facts in the database why a task or a trigger waits.
 
-What is looked at is what the database knows, in the order of the flowchart: is there anything to wait for, who should
-be at it, is that one alive, has it room, has it failed, and what happened last. The first trouble found is the
-headline; whatever else is found stands among the facts. Nothing here asks anybody: a table of facts tests it.
+docs/deferral.md, *Why does it wait?*, has the flowchart. The questions are asked in its order: is there anything to
+wait for, which supervisor should run it, is that one alive, has it capacity, has it failed, and what was the last
+event. The first problem found is the headline; further ones are listed among the facts. These modules query nothing
+themselves, so that tests can pass any facts.
 
-What a running trigger waits for inside (its place in a stream, a confirmation that has not come) only its runner
-knows, and says in its log; the answer says where to look.
+The database does not know the state inside a running trigger, for example its place in a stream or a confirmation that
+has not arrived. Its runner logs these, and the answer says in which log to look.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ import msgspec
 from headgate.protocol.messages.dags import TaskState, TriggerRule
 
 HEADGATE_UP = "start `headgate up`"
-NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the lists have all of them
-ERROR_CHARS_SHOWN_MAX = 300  # of an error in a sentence; `show` has all of it
+NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the list commands show all
+ERROR_CHARS_SHOWN_MAX = 300  # of an error in one sentence; `show` prints all of it
 
-RunStands = Literal["queued", "running", "success", "failed"]
-SupervisorStands = Literal["alive", "silent", "fenced", "ended"]
+RunState = Literal["queued", "running", "success", "failed"]
+SupervisorState = Literal["alive", "silent", "fenced", "ended"]
 
 
 # --- facts ---------------------------------------------------------------------------------------
 
 
 class Supervisor(msgspec.Struct, frozen=True):
-    """One lease. ``open_triggers`` and ``tasks`` are those it has now; ages are seconds by the database's clock."""
+    """One lease. ``open_triggers`` and ``tasks`` count those it has now; ages are seconds by the database's clock."""
 
     epoch: int
     hostname: str
     pid: int
-    stands: SupervisorStands
+    state: SupervisorState
     heartbeat_age_s: float
     capacity: int
     queues: tuple[str, ...]
     open_triggers: int = 0
     tasks: int = 0
-    workers: int = 1  # steps of tasks it can run at once; 0: it runs triggers alone
+    workers: int = 1  # steps of tasks it can run at once; 0: it only runs triggers
 
     def __str__(self) -> str:
         return f"supervisor {self.epoch} (pid {self.pid} on {self.hostname})"
 
 
 class StoredEvent(msgspec.Struct, frozen=True):
-    """The newest event of a trigger; ``redelivered``: how often it came again."""
+    """The newest event of a trigger; ``redelivered`` counts its later deliveries."""
 
     id: int
     age_s: float
@@ -55,7 +56,7 @@ class StoredEvent(msgspec.Struct, frozen=True):
 
 
 class TriggerFacts(msgspec.Struct, frozen=True):
-    """One trigger. ``owner`` None: nobody has claimed it. Ages are None for what has not happened."""
+    """One trigger. ``owner`` is None if it is not claimed, an age is None if the event has not happened."""
 
     id: int
     classpath: str
@@ -73,7 +74,7 @@ class TriggerFacts(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """The pool of a task. ``slots`` None: there is no such pool. ``holders``: dag, run_id, task_id and slots."""
+    """The pool of a task. ``slots`` is None if there is no such pool. ``holders``: dag, run_id, task_id and slots."""
 
     name: str
     slots: int | None
@@ -82,10 +83,10 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
-    """One task of one run. ``*_in_s`` are seconds until a moment, negative once it is over; None: there is none.
+    """One task of one run. ``*_in_s`` are seconds until a moment, negative if it is past, None if there is none.
 
-    ``since_s``: for how long it has been in its state, None where that is not recorded. ``ahead``: scheduled tasks of
-    its pool that are more urgent. ``other_runs``: what runs of its DAG have begun and not ended, but for its own.
+    ``since_s``: for how long it has been in its state, None if that is not recorded. ``ahead``: the number of scheduled
+    tasks of its pool that are more urgent. ``other_runs``: the other active runs of its DAG.
     """
 
     dag: str
@@ -93,7 +94,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     task_id: str
     state: TaskState
     pool: Pool
-    run_state: RunStands = "running"
+    run_state: RunState = "running"
     try_number: int = 0
     tries_max: int = 1
     since_s: float | None = None
@@ -119,7 +120,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is so, and what comes next because of it. ``reason`` is for programs."""
+    """One reason to wait, and what happens next because of it. ``reason`` is its name for programs."""
 
     reason: str
     text: str
@@ -139,7 +140,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def span(seconds: float) -> str:
-    """Return a length of time as people say it, in its two largest units."""
+    """Return a length of time as text, in its two largest units."""
     seconds = abs(seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -152,27 +153,27 @@ def span(seconds: float) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names as text, and the number of the others."""
     shown = ", ".join(names[:NAMES_SHOWN_MAX])
     more = len(names) - NAMES_SHOWN_MAX
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
 def shortened(error: str | None) -> str:
-    """Return an error on one line, its end cut where it is long."""
+    """Return an error on one line, cut if it is long."""
     text = " ".join((error or "").split())
     return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
 
 
 def moment(in_s: float | None) -> str:
-    """Return a moment by how far off it is: ``in 3 min``, ``2 s ago``, ``none``."""
+    """Return a moment relative to now: ``in 3 min``, ``2 s ago``, ``none``."""
     if in_s is None:
         return "none"
     return f"in {span(in_s)}" if in_s >= 0 else f"{span(in_s)} ago"
 
 
 def answered(findings: Sequence[Finding], facts: Sequence[tuple[str, str]]) -> Answer:
-    """Return the answer whose headline is the first finding; the others stand among the facts."""
+    """Return the answer whose headline is the first finding; the others are added to the facts."""
     first, *others = findings
     also = tuple(("also", other.text) for other in others)
     return Answer(first.reason, first.text, (*facts, *also), first.next)
@@ -182,12 +183,12 @@ def answered(findings: Sequence[Finding], facts: Sequence[tuple[str, str]]) -> A
 
 
 def alive(supervisors: Sequence[Supervisor]) -> list[Supervisor]:
-    """Return those whose heartbeats arrive."""
-    return [one for one in supervisors if one.stands == "alive"]
+    """Return those whose heartbeat is recent enough."""
+    return [one for one in supervisors if one.state == "alive"]
 
 
 def nobody_serves(supervisors: Sequence[Supervisor], queue: str, *, with_workers: bool = False) -> Finding | None:
-    """Say so where no living supervisor takes what is in this queue; ``with_workers``: tasks, not triggers alone."""
+    """Return a finding if no living supervisor serves this queue; ``with_workers``: none that runs tasks."""
     living = alive(supervisors)
     if not living:
         return Finding("no_supervisor", "no supervisor is alive", f"{HEADGATE_UP}, or a supervisor on any machine")
@@ -207,24 +208,24 @@ def nobody_serves(supervisors: Sequence[Supervisor], queue: str, *, with_workers
 
 
 def gone(owner: Supervisor, supervisors: Sequence[Supervisor], what: str) -> Finding | None:
-    """Say so where the supervisor that has it is not there any more; ``what`` its successors do with it."""
-    if owner.stands == "alive":
+    """Return a finding if the owner is not alive any more; ``what`` says what the next owner does."""
+    if owner.state == "alive":
         return None
     others = [one for one in alive(supervisors) if one.epoch != owner.epoch]
     told = {
         "silent": f"its owner, {owner}, has been silent for {span(owner.heartbeat_age_s)}",
         "fenced": f"its owner, {owner}, was fenced: it writes nothing more",
         "ended": f"its owner, {owner}, has ended",
-    }[owner.stands]
+    }[owner.state]
     if not others:
-        return Finding(f"owner_{owner.stands}", f"{told}, and no other is alive", f"{HEADGATE_UP}: it will {what}")
-    first = "another supervisor fences it and will" if owner.stands == "silent" else "another supervisor will"
-    return Finding(f"owner_{owner.stands}", told, f"{first} {what}, within seconds; nothing is to be done")
+        return Finding(f"owner_{owner.state}", f"{told}, and no other is alive", f"{HEADGATE_UP}: it will {what}")
+    first = "another supervisor fences it and will" if owner.state == "silent" else "another supervisor will"
+    return Finding(f"owner_{owner.state}", told, f"{first} {what}, within seconds; nothing is to be done")
 
 
 def owner_facts(owner: Supervisor | None) -> list[tuple[str, str]]:
-    """Return what is known of the supervisor that has it."""
+    """Return the facts about the owner."""
     if owner is None:
         return [("owner", "none")]
-    beat = f"{owner.stands}, last heartbeat {span(owner.heartbeat_age_s)} ago"
+    beat = f"{owner.state}, last heartbeat {span(owner.heartbeat_age_s)} ago"
     return [("owner", f"{owner}: {beat}"), ("owner's triggers", f"{owner.open_triggers:,} of {owner.capacity:,}")]

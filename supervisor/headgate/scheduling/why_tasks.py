@@ -1,4 +1,4 @@
-"""Why a task is where it is, whatever its state: for each state, what can hold it up there, the nearest cause first."""
+"""Why a task is in its state: for each state the possible causes, the nearest first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AGAIN = "`headgate tasks clear` runs it again"
 
 
 def explain_task(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> Answer:
-    """Say why a task is where it is. ``supervisors`` are those that neither ended nor were fenced."""
+    """Explain why a task is in its state. ``supervisors`` are those that neither ended nor were fenced."""
     return answered(_findings(facts, supervisors), _known(facts))
 
 
@@ -51,7 +51,7 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
             assert_never(facts.state)
 
 
-# --- what many states have in common -------------------------------------------------------------
+# --- causes in several states --------------------------------------------------------------------
 
 
 def _paused(facts: TaskFacts) -> list[Finding]:
@@ -62,7 +62,7 @@ def _paused(facts: TaskFacts) -> list[Finding]:
 
 
 def _file(facts: TaskFacts) -> list[Finding]:
-    """What is wrong with the DAG's file; its runs go on as it said before."""
+    """Return a finding if the DAG's file is gone or broken. Its runs continue with the stored version."""
     if facts.is_dag_removed:
         text = f"no DAG file has the DAG {facts.dag} any more"
         return [Finding("dag_removed", text, "put the DAG back, or end the run with `headgate runs cancel`")]

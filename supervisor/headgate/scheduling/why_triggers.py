@@ -1,4 +1,4 @@
-"""Why a trigger has not fired: the part of the flowchart that begins with the trigger's row."""
+"""Why a trigger has not fired: the part of the flowchart that begins at the trigger's row."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headgate.scheduling.why import (
 
 
 def explain_trigger(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> Answer:
-    """Say how a trigger stands. ``supervisors`` are those that neither ended nor were fenced."""
+    """Explain the state of a trigger. ``supervisors`` are those that neither ended nor were fenced."""
     return answered(findings(facts, supervisors), known(facts))
 
 
 def findings(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
-    """Return what is to be said of a trigger, the most important first; never nothing."""
+    """Return the findings about a trigger, the most important first; at least one."""
     if facts.removed_age_s is not None:
         return [_removed(facts)]
     if facts.finished_age_s is not None:
@@ -103,12 +103,12 @@ def _waiting(facts: TriggerFacts, owner: Supervisor) -> Finding:
         "running",
         text,
         "it goes on when what it waits for happens; what it is at (its place in a stream, a confirmation that does "
-        f"not come, a block) stands {where}",
+        f"not come, a block) is {where}",
     )
 
 
 def known(facts: TriggerFacts) -> list[tuple[str, str]]:
-    """Return the facts about a trigger, whatever was found."""
+    """Return the facts about a trigger, independent of the findings."""
     told = [("trigger", f"{facts.id}, {facts.classpath}, queue {facts.queue}, created {span(facts.age_s)} ago")]
     if facts.watcher is not None:
         told.append(("watcher", facts.watcher))

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import and_, func, or_, select
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.why import Pool, RunStands, StoredEvent, Supervisor, SupervisorStands, TaskFacts, TriggerFacts
+from headgate.scheduling.why import Pool, RunState, StoredEvent, Supervisor, SupervisorState, TaskFacts, TriggerFacts
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
 from headgate.store.inspect import runs
@@ -61,18 +61,18 @@ def supervisor(tx: Tx, epoch: int | None, *, silence_max_s: float) -> Supervisor
 
 def _supervisor(tx: Tx, row: Any, silence_max_s: float) -> Supervisor:
     age_s = (tx.now - row.latest_heartbeat).total_seconds()
-    stands: SupervisorStands = "alive" if age_s <= silence_max_s else "silent"
+    state: SupervisorState = "alive" if age_s <= silence_max_s else "silent"
     if row.stopped_at is not None:
-        stands = "ended"
+        state = "ended"
     elif row.fenced_at is not None:
-        stands = "fenced"
+        state = "fenced"
     triggers = select(func.count()).where(trigger.c.triggerer_id == row.id, _OPEN)
     tasks = select(func.count()).where(_C.triggerer_id == row.id)
     return Supervisor(
         epoch=row.id,
         hostname=row.hostname,
         pid=row.pid,
-        stands=stands,
+        state=state,
         heartbeat_age_s=max(age_s, 0.0),
         capacity=row.capacity,
         queues=tuple(queue for queue in row.queues.split(",") if queue),
@@ -166,7 +166,7 @@ def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
         task_id=task.task_id,
         state=state,
         pool=_pool(tx, row.pool),
-        run_state=_run_stands(row),
+        run_state=_run_state(row),
         try_number=row.try_number,
         tries_max=row.tries_max,
         since_s=_ago(tx.now, _since(row, state)) if waits_for is None else waits_for.age_s,
@@ -192,9 +192,9 @@ def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
     )
 
 
-def _run_stands(row: Any) -> RunStands:
-    stands: RunStands = row.run_state
-    return stands
+def _run_state(row: Any) -> RunState:
+    state: RunState = row.run_state
+    return state
 
 
 def _since(row: Any, state: TaskState) -> datetime | None:
