@@ -98,7 +98,7 @@ def test_bytes_of_any_kind_are_a_dag_or_a_protocol_error(data: bytes) -> None:
 
 
 def test_bytes_that_are_no_dag_are_the_peers_fault() -> None:
-    with pytest.raises(RemoteProtocolError, match="3 bytes are no DAG"):
+    with pytest.raises(RemoteProtocolError, match="3 bytes are not a DAG"):
         decode_dag(b"\x93ab")
 
 
@@ -141,8 +141,8 @@ def test_a_dag_as_large_as_the_limits_allow_is_taken() -> None:
         ({"schedule": AssetSchedule(())}, "scheduled by 0 assets"),
         ({"schedule": AssetSchedule(("a b",))}, "the asset 'a b' must be printable ASCII"),
         ({"schedule": AssetSchedule(("a", "a"))}, "names an asset twice"),
-        ({"tasks": (TaskSpec("a", "E"), TaskSpec("a", "E"))}, "task 'a': stands in the DAG twice"),
-        ({"tasks": (TaskSpec("a", "E", upstream=("b",)),)}, "task 'a': its upstream 'b' is no task"),
+        ({"tasks": (TaskSpec("a", "E"), TaskSpec("a", "E"))}, "task 'a': is in the DAG twice"),
+        ({"tasks": (TaskSpec("a", "E", upstream=("b",)),)}, "task 'a': its upstream 'b' is not a task"),
         ({"tasks": (TaskSpec("a", "E", upstream=("a",)),)}, "task 'a': is upstream of itself: a >> a"),
         ({"tasks": (TaskSpec("a", "E"),) * 10_001}, "has 10001 tasks; the limit is 10000"),
     ],

@@ -103,14 +103,14 @@ def test_a_conversation_in_order_has_no_findings(tmp_path: Path) -> None:
         ([(1, hello()), (1, welcome(3))], [(1, "Welcome carries incarnation 3, not 1")]),
         (
             [(2, hello(2)), (1, hello(1))],
-            [(1, "a frame of incarnation 1 comes after one of incarnation 2")],
+            [(1, "a frame of incarnation 1 follows one of incarnation 2")],
         ),
-        ([*SHAKEN, (1, StateChanges(2))], [(2, "round 2 was sent where round 1 was due")]),
-        ([*SHAKEN, (1, StateChanges(1)), (1, StateChanges(1))], [(3, "round 1 was sent where round 2 was due")]),
-        ([*SHAKEN, (1, StateChanges(1)), (1, StateChanges(3))], [(3, "round 3 was sent where round 2 was due")]),
+        ([*SHAKEN, (1, StateChanges(2))], [(2, "round 2 was sent, but round 1 was due")]),
+        ([*SHAKEN, (1, StateChanges(1)), (1, StateChanges(1))], [(3, "round 1 was sent, but round 2 was due")]),
+        ([*SHAKEN, (1, StateChanges(1)), (1, StateChanges(3))], [(3, "round 3 was sent, but round 2 was due")]),
         (
             [*SHAKEN, (1, StateChanges(1, more=True)), (1, StateChanges(2))],
-            [(3, "round 2 was sent where round 1 was due")],
+            [(3, "round 2 was sent, but round 1 was due")],
         ),
         ([*SHAKEN, (1, StateSync(1))], [(2, "StateSync answers round 1, which was not sent before it")]),
         (
@@ -119,15 +119,15 @@ def test_a_conversation_in_order_has_no_findings(tmp_path: Path) -> None:
         ),
         (
             [*SHAKEN, (1, StateChanges(1)), (1, StateSync(1)), (1, StateSync(1))],
-            [(4, "StateSync answers round 1 where round 2 was due")],
+            [(4, "StateSync answers round 1, but round 2 was due")],
         ),
         (
             [*SHAKEN, (1, StateChanges(1)), (1, StateChanges(2)), (1, StateSync(2))],
-            [(4, "StateSync answers round 2 where round 1 was due")],
+            [(4, "StateSync answers round 2, but round 1 was due")],
         ),
         (
             [*SHAKEN, (1, StateChanges(1)), (1, StateSync(1, more=True)), (1, StateSync(0)), (1, StateSync(1))],
-            [(4, "StateSync of round 0 comes before that of round 1 is complete")],
+            [(4, "StateSync of round 0 was sent before that of round 1 was complete")],
         ),
     ],
 )

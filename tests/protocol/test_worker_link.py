@@ -231,7 +231,9 @@ def test_a_file_comes_in_so_many_pieces_and_the_next_one_in_as_many(role: Role) 
     for _ in range(2):
         for _ in range(FILE_PIECES_MAX - 1):
             session.move(WORKER, FileParsed("/dag.py", more=True))
-        with pytest.raises(fault, match=f"it is number {FILE_PIECES_MAX} for one file, and says that more will come"):
+        with pytest.raises(
+            fault, match=f"it is number {FILE_PIECES_MAX} for one file and has more; the limit is {FILE_PIECES_MAX}"
+        ):
             session.move(WORKER, FileParsed("/dag.py", more=True))
         session.move(WORKER, FileParsed("/dag.py"))
         session.move(SUPERVISOR, ParseFile("/dag.py"))

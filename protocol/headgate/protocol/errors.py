@@ -1,7 +1,7 @@
 """Errors of links, values and frame logs, by whose fault they are.
 
 ``Local``: this side broke a rule, so the bug is ours. ``Remote``: the peer broke one. The others are about values, DAGs
-and frame logs. On purpose ``headgate.protocol`` raises only `ProtocolError`.
+and frame logs. All errors that ``headgate.protocol`` raises on purpose are subclasses of `ProtocolError`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Marks: the points of the production code at which a kill is worth testing.
+"""Marks: the points of the production code at which crash tests may kill a process (failpoints).
 
-``marks.reach("store.committed")`` does nothing, at the cost of one global read, unless the marks of this process are
-armed with a callback. Nothing here reads the environment or does any I/O; arming is a call, and
-only tests make it. The callback runs where the mark stands: it may kill the process, stop it, or hold it there for as
-long as something is done to its environment. It may be called in any thread.
+``marks.reach("store.committed")`` does nothing, at the cost of one global read, unless a test has armed the marks of
+this process with a callback. The callback runs at the mark, in any thread: it may kill the process, stop it, or block
+it while the test changes its environment. Nothing here reads the environment or does I/O.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Final, Literal, NamedTuple
 
 Side = Literal["runner", "supervisor", "worker"]
 
-# When a mark is reached: with every round of events or step of a task, when a runner is replaced, when a supervisor
-# begins.
+# When a mark is reached: in every round of events or step of a task, when a runner is replaced, or when a supervisor
+# starts.
 When = Literal["flow", "respawn", "start"]
 
 
 class Mark(NamedTuple):
-    """One mark: in whose process it stands, when it is reached, and what is true there."""
+    """One mark: the process that reaches it, when it does, and the state of affairs at that point."""
 
     side: Side
     when: When
@@ -27,7 +26,7 @@ class Mark(NamedTuple):
 
 
 MARKS: Final[dict[str, Mark]] = {
-    # --- the way of an event out of the runner
+    # --- the path of an event out of the runner
     "filelog.handed_out": Mark("runner", "flow", "a line is about to be given to the stream"),
     "host.event_bound": Mark("runner", "flow", "an event is bound to its message, and not yet in the outbox"),
     "host.event_queued": Mark("runner", "flow", "the event is in the outbox"),
@@ -35,7 +34,7 @@ MARKS: Final[dict[str, Mark]] = {
     "runner.frame_half_sent": Mark("runner", "flow", "half of the bytes of a frame are sent"),
     "runner.frame_sent": Mark("runner", "flow", "the whole frame is with the kernel"),
     # --- through the supervisor
-    "intake.round_read": Mark("supervisor", "flow", "a round has been read, and nothing is done about it"),
+    "intake.round_read": Mark("supervisor", "flow", "a round has been read, and not handled"),
     "capture.half_written": Mark("supervisor", "flow", "half of a record of the frame log is written"),
     "store.begun": Mark("supervisor", "flow", "the transaction is begun, and the epoch is held"),
     "store.rows_inserted": Mark("supervisor", "flow", "the rows of the events are in the open transaction"),
@@ -58,28 +57,28 @@ MARKS: Final[dict[str, Mark]] = {
     "session.greeted": Mark("runner", "respawn", "the handshake is done, and no trigger is known"),
     "session.started": Mark("runner", "respawn", "the triggers are started, and the streams are still held"),
     "leases.registered": Mark("supervisor", "start", "the epoch is in the database, and nothing is claimed"),
-    "leases.claim_written": Mark("supervisor", "start", "the claim is in the database, and nobody has acted on it"),
+    "leases.claim_written": Mark("supervisor", "start", "the claim is in the database, and not acted on"),
 }
 
-# Those of the pair of supervisor and runner are above, and their matrix is whole; these stand beside it.
+# The matrix of crash tests for triggers covers all marks above; these are the marks of tasks.
 TASK_MARKS: Final[dict[str, Mark]] = {
     # --- to a worker, and back
     "tasks.dispatched": Mark("supervisor", "flow", "the task is running in the database, and no worker has it"),
     "executor.step_submitted": Mark("supervisor", "flow", "a step is on its way to a worker"),
-    "worker.step_received": Mark("worker", "flow", "a step has been read, and nothing is done about it"),
-    "worker.step_done": Mark("worker", "flow", "the author's code has ended, and nobody knows what it came to"),
+    "worker.step_received": Mark("worker", "flow", "a step has been read, and not begun"),
+    "worker.step_done": Mark("worker", "flow", "the author's code has ended, and its outcome is not sent"),
     "worker.outcome_half_sent": Mark("worker", "flow", "half of the bytes of the outcome are sent"),
     "worker.outcome_sent": Mark("worker", "flow", "the whole outcome is with the kernel"),
-    "executor.outcome_read": Mark("supervisor", "flow", "the outcome has been read, and nothing is done about it"),
+    "executor.outcome_read": Mark("supervisor", "flow", "the outcome has been read, and not handled"),
     "tasks.before_outcome": Mark("supervisor", "flow", "the outcome is about to be stored"),
-    "tasks.outcome_stored": Mark("supervisor", "flow", "the outcome is durable, and nobody has acted on it"),
+    "tasks.outcome_stored": Mark("supervisor", "flow", "the outcome is durable, and not acted on"),
     # --- into a deferral, and out of it
     "defer.written": Mark("supervisor", "flow", "trigger and task are written, and not committed"),
-    "defer.committed": Mark("supervisor", "flow", "the deferral is durable, and nobody has claimed its trigger"),
+    "defer.committed": Mark("supervisor", "flow", "the deferral is durable, and its trigger not claimed"),
     "resume.by_event": Mark("supervisor", "flow", "an event has resumed its task in the open transaction"),
     "resume.by_end": Mark("supervisor", "flow", "an event has ended its task in the open transaction"),
     "resume.to_fail": Mark("supervisor", "flow", "a task is resumed to fail in the open transaction"),
-    "resume.committed": Mark("supervisor", "flow", "what a slice did to tasks is durable, and no answer exists"),
+    "resume.committed": Mark("supervisor", "flow", "the effects of a slice on tasks are durable, and no answer exists"),
     "plan.in_trigger": Mark("supervisor", "flow", "a task has begun in its trigger, in the open transaction"),
 }
 

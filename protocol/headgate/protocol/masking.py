@@ -75,7 +75,7 @@ class SecretMask:
 
     @contextmanager
     def apart(self) -> Generator[None]:
-        """Start empty inside the block, and forget what was added in it at its end: for tests."""
+        """Start empty inside the block, and restore the former secrets at its end: for tests."""
         before, self._forms, self._longest_first = (self._forms, self._longest_first), {}, ()
         try:
             yield

@@ -1,7 +1,7 @@
-"""Authors' values (kwargs, payloads) as bytes: readable JSON that gives every value back as it was.
+"""Encoding of authors' values (kwargs, payloads) as readable JSON, from which an equal value is decoded.
 
-What JSON has is written as it is. What it lacks is written as an object of two members, the tag and the
-content::
+Values that JSON can represent are written unchanged. All others are written as an object of two members, a tag and
+the content::
 
     datetime, date, time    {"$": "datetime", "v": "2025-03-30T02:30:00+02:00[Europe/Berlin]"}
     timedelta               {"$": "timedelta", "v": [days, seconds, microseconds]}
@@ -10,16 +10,15 @@ content::
     tuple, set, frozenset   {"$": "tuple", "v": [...]}
     nan, inf, -inf          {"$": "float", "v": "nan"}
     int beyond 64 bits      {"$": "int", "v": "-0x1f..."}     (many readers of JSON would round it)
-    dict that JSON lacks    {"$": "dict", "v": [[key, value], ...]}
-    registered types        {"$": "<name>", "v": <what encode gave>}
+    some dicts              {"$": "dict", "v": [[key, value], ...]}
+    registered types        {"$": "<name>", "v": <result of encode>}
 
-A dict is one that JSON lacks if a key is not a str, or if a key is "$": so nothing an author writes is
-ever taken for a tag. Types are compared exactly: an instance of a subclass would come back as something
-else, so it is refused unless its class is registered. Sets are written in the order of their encoded
-elements, so that equal values give equal bytes.
+A dict is tagged if a key is not a str or is "$", so an author's dict is never mistaken for a tag. Types are compared
+exactly: an instance of a subclass would be decoded as an instance of its base, so it is refused unless its class is
+registered. Sets are written in the order of their encoded elements, so that equal values give equal bytes.
 
-The UTC offset of a datetime travels; the name a `datetime.timezone` may have does not, as two of them are
-equal without it. A `zoneinfo.ZoneInfo` travels by its key.
+A datetime keeps its UTC offset. The name of a `datetime.timezone` is lost, because it does not matter for equality. A
+`zoneinfo.ZoneInfo` is written as its key.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ import msgspec
 from headgate.protocol.errors import ValueMalformed, ValueNotSerializable, ValueTooLong
 from headgate.protocol.messages.runner import REFUSED_HEAD_BYTES_MAX
 
-# How deep lists, dicts and the like may stand in one another. A tagged dict takes three levels of JSON for
-# one of these, and the JSON decoder gives up near 1000; authors' values have a handful.
+# Levels of nested containers. A tagged dict takes three levels of JSON for one of these, and the JSON decoder fails
+# near 1000; authors' values have a handful.
 DEPTH_MAX = 100
-PATH_KEY_CHARS_MAX = 60  # how much of a long key an error's path shows
+PATH_KEY_CHARS_MAX = 60  # the part of a long key that the path in an error shows
 
 _TAG: Final = "$"
 _CONTENT: Final = "v"
-_LEAVES: Final = frozenset({str, bool, type(None)})  # what is plain whatever its content
+_LEAVES: Final = frozenset({str, bool, type(None)})  # types whose every value JSON can represent
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
@@ -68,7 +67,7 @@ class _Registered:
 
     @property
     def source(self) -> list[str]:
-        """The modules it comes from, the same again when they are loaded anew, whatever has been edited in them."""
+        """The names of the modules that define it; they stay the same if a module is edited and reloaded."""
         return [getattr(part, "__module__", "") for part in (self.type_, self.encode, self.decode)]
 
 
@@ -85,11 +84,11 @@ _registered_by_name: Final[dict[str, _Registered]] = {}
 
 
 def register(type_: type[Any], name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
-    """Let values of exactly ``type_`` travel under ``name``.
+    """Allow values of exactly ``type_`` in kwargs and payloads, under the tag ``name``.
 
-    ``encode`` turns a value into one that can travel; ``decode`` turns that back. Register where the type
-    is defined, so that whoever imports it can read it. The same again, by a module that is loaded anew, takes the place
-    of the earlier call. Raises ValueError for a name or a type that is taken already, by this module or by another.
+    ``encode`` turns an instance into a value that can be encoded; ``decode`` turns that back into the instance.
+    Register a type in the module that defines it, so that every process that imports it can decode it. If a module is
+    reloaded, its call replaces the earlier one. Raises ValueError if the name or the type is taken already.
     """
     if not name:
         raise ValueError("a registered type needs a name")
@@ -108,19 +107,19 @@ def register(type_: type[Any], name: str, encode: Callable[[Any], Any], decode: 
 
 
 def encode_value(value: Any, *, where: str, bytes_max: int | None = None) -> bytes:
-    """Return ``value`` as bytes, from which `decode_value` gives an equal value of the same types.
+    """Return ``value`` as bytes, from which `decode_value` returns an equal value of the same types.
 
-    ``where`` names the value in errors: ``kwargs``, ``payload``. Raises `ValueNotSerializable`, which says
-    where in the value the fault is, and `ValueTooLong` for more than ``bytes_max`` bytes (I11).
+    ``where`` is the name of the value in errors, for example ``payload``. Raises `ValueNotSerializable` with the path
+    of the part at fault, and `ValueTooLong` for more than ``bytes_max`` bytes (I11).
     """
     try:
         data = _JSON.encode(value if _is_plain(value, DEPTH_MAX) else _Tagger().tag(value, where, 0))
     except UnicodeEncodeError:
-        # The encoder knows that some str is at fault, not which: the slow walk finds it.
+        # The encoder does not tell which str is at fault: the slow walk finds it.
         _Tagger(check_text=True).tag(value, where, 0)
         raise ValueNotSerializable(where, "contains a str with a lone surrogate") from None
     except RecursionError:
-        # The depth limit holds for a stack with room; the caller's own may have none left.
+        # Below the limit of depth it still fails if the caller has used up nearly all of the stack.
         raise ValueNotSerializable(where, "is nested too deeply for the stack it is encoded on") from None
     if bytes_max is not None and len(data) > bytes_max:
         raise ValueTooLong(where, len(data), bytes_max, data[:REFUSED_HEAD_BYTES_MAX])
@@ -128,7 +127,7 @@ def encode_value(value: Any, *, where: str, bytes_max: int | None = None) -> byt
 
 
 def _is_plain(value: Any, depth_left: int) -> bool:
-    """Return whether JSON holds ``value`` as it is; the walk almost all values are done with."""
+    """Return whether ``value`` needs no tags. This is the fast path: almost all values are plain."""
     kind = type(value)
     if kind in _LEAVES:
         return True
@@ -154,13 +153,13 @@ def _is_plain(value: Any, depth_left: int) -> bool:
 
 
 class _Tagger:
-    """Turns one value into plain JSON types with tags, or says where that fails."""
+    """Turns one value into plain JSON types with tags, or raises with the path of the part at fault."""
 
     __slots__ = ("_ancestors", "_check_text")
 
     def __init__(self, *, check_text: bool = False) -> None:
         self._check_text = check_text
-        self._ancestors: set[int] = set()  # the containers the walk is inside of, by id
+        self._ancestors: set[int] = set()  # ids of the containers around the current part
 
     def tag(self, value: Any, path: str, depth: int) -> Any:
         kind = type(value)
@@ -263,7 +262,7 @@ _SCALARS: Final[dict[type[Any], Callable[[Any, str], dict[str, Any]]]] = {
 
 
 def _item_path(path: str, key: Any) -> str:
-    # Of a key whose repr may be anything, take any time or not exist (a huge int) only the type is shown.
+    # Other keys are shown by type only: their repr may raise, take long or, for a huge int, not exist.
     kind = type(key)
     if kind is str or kind is bytes:
         return f"{path}[{key[:PATH_KEY_CHARS_MAX]!a}]"
@@ -284,7 +283,7 @@ def _describe_type(kind: type[Any]) -> str:
 def _describe_error(error: Exception) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # an author's exception may fail at anything, even at saying what it is
+    except Exception:  # the __str__ of an author's exception may raise
         return type(error).__name__
 
 
@@ -292,16 +291,16 @@ def _describe_error(error: Exception) -> str:
 
 
 def decode_value(data: bytes) -> Any:
-    """Return the value `encode_value` was given.
+    """Return the value that `encode_value` has encoded.
 
-    Raises `ValueMalformed` for anything else: not JSON, a tag that is not known here (a type that is not
-    registered in this process), content that does not fit its tag.
+    Raises `ValueMalformed` if the bytes are not JSON, if a tag is unknown (its type is not registered in this process),
+    or if the content does not fit its tag.
     """
     try:
         value = msgspec.json.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueMalformed(f"this is not the JSON of a value: {error}") from error
-    # A tag cannot be spelled in any other way than these two.
+    # These are the only two spellings of a tag in JSON.
     if b'"$"' in data or b"\\u0024" in data:
         return _untag(value, 0)
     return value
@@ -332,7 +331,7 @@ def _untag(value: Any, depth: int) -> Any:
     except ValueMalformed:
         raise
     except Exception as error:
-        # A registered decode may raise anything; the readers raise what their types raise.
+        # A registered decode may raise anything; the readers raise whatever the types' constructors do.
         raise ValueMalformed(f"the content of a {tag!r} is malformed: {_describe_error(error)}") from error
 
 
@@ -355,14 +354,14 @@ def _read_moment(kind: Callable[[str], Any], content: Any) -> Any:
     text, bracket, zone_name = _text_of(content).partition("[")
     value = kind(text)
     if not bracket:
-        # CPython (3.11 to 3.13 at least) takes an offset of less than a second for UTC.
+        # CPython (at least 3.11 to 3.13) reads an offset of less than a second as UTC.
         tiny = _OFFSET_BELOW_A_SECOND.search(text)
         return value.replace(tzinfo=timezone(timedelta(microseconds=int("".join(tiny.groups()))))) if tiny else value
     if zone_name[-1:] != "]":
-        raise ValueError("the name of the zone does not end")
+        raise ValueError("the name of the time zone must end with ']'")
     zone = ZoneInfo(zone_name[:-1])
     there = value.replace(tzinfo=zone)
-    # An hour that the clock shows twice is told apart by its offset, which is all that `fold` is for.
+    # In an hour that the clock shows twice, the offset decides about `fold`.
     if value.utcoffset() is not None and there.utcoffset() != value.utcoffset():
         other = there.replace(fold=1)
         return other if other.utcoffset() == value.utcoffset() else there
@@ -394,7 +393,7 @@ def _read_decimal(content: Any) -> Decimal:
     try:
         return Decimal(_text_of(content))
     except InvalidOperation:
-        raise ValueError(f"{content!r:.80} is no decimal number") from None
+        raise ValueError(f"{content!r:.80} is not a decimal number") from None
 
 
 def _read_bytes(content: Any) -> bytes:

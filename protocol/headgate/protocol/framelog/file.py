@@ -1,7 +1,7 @@
 """The files of the frame log: their format, their writer and their reader.
 
-The frame log is the flight recorder: every frame of both directions, in files that survive a crash while
-they are written. Their content is checked and shown by `headgate.protocol.framelog.log`.
+The frame log is a flight recorder: it has every frame of both directions, in files that stay readable if the writer
+crashes. `headgate.protocol.framelog.log` checks and shows their content.
 
 A file; integers are big-endian::
 
@@ -16,14 +16,13 @@ A record::
     body
     CRC32 of header and body u32
 
-``time`` is in seconds since 1970, ``direction`` a value of `Direction`. ``part`` is 0 in the first file of a
-writer and counts up when it rotates, so that a reader knows whether the file begins in the middle of a
-conversation. The header of a record has a CRC of its own: if it matches, the length can be trusted. So
-damage within one body costs that record alone, and a record cut off by a crash is distinguished from a damaged
-length.
+``time`` is in seconds since 1970, ``direction`` a value of `Direction`. ``part`` is 0 in the first file of a writer and
+is incremented at each rotation, so that a reader knows whether the file begins in the middle of a conversation. The
+header of a record has its own CRC: if it matches, the length can be trusted. Therefore damage in a body loses only that
+record, and a record cut off by a crash can be distinguished from a damaged length.
 
-Trigger kwargs, variables and connections are masked before they are written (I12). Payloads are not: files are
-created 0600.
+Trigger kwargs, variables and connections are masked before they are written (I12). Payloads are not, so the files are
+created with mode 0600.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ from headgate.protocol.messages.queries import Response, SecretText
 from headgate.protocol.messages.runner import StateSync, TriggerSpec
 
 FORMAT_VERSION = 1
-FILE_BYTES_MAX = 64 * 1024 * 1024  # a file rotates at this size: still comfortable to copy and to read
+FILE_BYTES_MAX = 64 * 1024 * 1024  # a file rotates at this size: still easy to copy and to read
 FILES_MAX = 16  # files kept in a folder: 1 GiB of history at most with the size above
-FILE_NUMBER_TRIES_MAX = 100  # how many taken names are skipped before a folder counts as unusable
+FILE_NUMBER_TRIES_MAX = 100  # names tried that exist already, before the folder counts as unusable
 
 _MAGIC: Final = b"\x89HGF\r\n\x1a\n"
 _FILE_HEADER: Final = struct.Struct("!8sHH")
@@ -69,7 +68,7 @@ _FILE_NAME: Final = re.compile(r"frames-(\d{8,})\.hgframe")
 
 
 def mask(message: Message) -> Message:
-    """Return ``message`` without secrets, and without the kwargs of its triggers: of those the size is left (I12)."""
+    """Return ``message`` without secrets, and with the sizes of its triggers' kwargs in place of the kwargs (I12)."""
     match message:
         case StateSync(to_create=specs) if specs:
             return msgspec.structs.replace(message, to_create=tuple(_mask_spec(spec) for spec in specs))
@@ -93,13 +92,12 @@ def encode_record(time: float, direction: Direction, incarnation: int, body: byt
 class FrameLogWriter:
     """Writes the frames of a supervisor's links into a folder.
 
-    Each record is one unbuffered append, so what was recorded before a crash is in the file. A file
-    rotates before it would grow over ``file_bytes_max`` (a longer record has a file of its own); beyond
-    ``files_max`` files in the folder the oldest is removed, whoever wrote it. No existing file is ever
-    written to.
+    Each record is one unbuffered append, so all records written before a crash are in the file. The file is rotated
+    before it would exceed ``file_bytes_max`` (a longer record gets its own file). If the folder then has more than
+    ``files_max`` files, the oldest is removed, even if another process wrote it. An existing file is never written to.
 
-    Raises `FrameLogError` if the folder cannot be used, and once more, from `record`, when writing fails
-    later (a full disk). It has then stopped for good: recording never takes the supervisor down.
+    Raises `FrameLogError` if the folder cannot be used. If writing fails later, for example because the disk is full,
+    `record` raises it once, and recording stops for good: it never takes the supervisor down.
     """
 
     def __init__(
@@ -128,10 +126,9 @@ class FrameLogWriter:
             raise FrameLogError(f"frames cannot be recorded in {self._folder}: {error}") from error
 
     def record(self, direction: Direction, incarnation: int, message: Message, body: bytes) -> None:
-        """Append one frame: ``message``, which ``body`` is the encoding of.
+        """Append one frame: ``message``, and ``body``, its encoding.
 
-        Raises `FrameLogError` the first time that cannot be done; does nothing from then on, and after
-        `close`.
+        Raises `FrameLogError` the first time that writing fails; does nothing from then on, and after `close`.
         """
         if self._fd < 0:
             return
@@ -152,7 +149,7 @@ class FrameLogWriter:
         """Stop recording. Closing twice is allowed; never raises."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            # What a failing disk still has to say at the close is of no use to anybody.
+            # An error at the close is of no use: a failing disk was reported when a record was written.
             with contextlib.suppress(OSError):
                 os.close(fd)
 
@@ -204,7 +201,7 @@ def _numbered_files(folder: Path) -> dict[int, Path]:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One frame of a frame log. ``offset`` is where it begins in the file; ``time`` is in seconds since 1970."""
+    """One frame of a frame log, at ``offset`` of the file; ``time`` is in seconds since 1970."""
 
     offset: int
     time: float
@@ -213,14 +210,14 @@ class Record:
     body: bytes
 
     def message(self) -> Message:
-        """Return the message; raises `RemoteProtocolError` if the body holds none."""
+        """Return the message; raises `RemoteProtocolError` if the body is not a message."""
         message: Message = RUNNER_WIRE.decode(self.direction.sender, self.body)
         return message
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """The end of the file is the beginning of a record: the writer died while it wrote. Nothing follows."""
+    """An incomplete record at the end of the file, because the writer died while it wrote."""
 
     offset: int
     torn_bytes: int
@@ -284,9 +281,9 @@ def _read_record(file: BinaryIO, offset: int, file_bytes: int) -> Record | Torn 
     if len(header) < _RECORD_HEADER_BYTES:
         return Torn(offset, file_bytes - offset)
     if _CRC.unpack_from(header, _RECORD_HEADER.size)[0] != zlib.crc32(header[: _RECORD_HEADER.size]):
-        return Damaged(offset, "the CRC of the record's header does not match; the records behind it are lost", False)
+        return Damaged(offset, "the CRC of the record's header does not match; the records after it are lost", False)
     body_bytes, time, incarnation, direction = _RECORD_HEADER.unpack_from(header)
-    # The file itself bounds what is read: a length beyond its end is never allocated.
+    # A length beyond the end of the file is never allocated.
     if offset + _RECORD_HEADER_BYTES + body_bytes + _CRC.size > file_bytes:
         return Torn(offset, file_bytes - offset)
     body = file.read(body_bytes)

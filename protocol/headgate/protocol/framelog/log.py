@@ -57,8 +57,8 @@ __all__ = [
     "verify",
 ]
 
-SHOWN_CHARS_MAX = 60  # how much of a payload, a key or an error `describe` shows
-SHOWN_ELEMENTS_MAX = 3  # how many elements of a list `describe` shows
+SHOWN_CHARS_MAX = 60  # the part of a payload, a key or an error that `describe` shows
+SHOWN_ELEMENTS_MAX = 3  # elements of a list that `describe` shows
 FINDINGS_MAX = 1000  # findings kept of one file; the rest is only counted
 
 
@@ -98,12 +98,16 @@ class Verification:
 def verify(path: str | os.PathLike[str]) -> Verification:
     """Check the CRCs of a frame log, and that its frames could have been sent in this order.
 
-    Errors are: a record whose CRC does not match, a body that cannot be decoded, an incarnation lower
-    than one before it, a message that its session's state does not allow (so the handshake comes first), a
-    handshake of another incarnation, rounds that do not count 1, 2, 3, ... in each incarnation, a
-    `StateSync` that answers a round that was not sent, was answered before, or is not the next to be
-    answered. Warnings are: a torn last record, times that go backwards within an incarnation. If a file
-    begins in the middle of a conversation, and after damage, the first frame is taken as given.
+    Errors:
+
+    - a record whose CRC does not match, or a body that cannot be decoded;
+    - an incarnation lower than one before it, or a handshake of another incarnation;
+    - a message that is illegal in the state of its session, for example one before the handshake;
+    - rounds that do not count 1, 2, 3, ... in each incarnation;
+    - a `StateSync` that answers a round that was not sent, was answered before, or is not the next to be answered.
+
+    Warnings: a torn last record, times that go backwards within an incarnation. The first frame is not checked against
+    earlier ones if the file begins in the middle of a conversation, or after damage.
 
     Raises as `read_frames` does.
     """
@@ -150,7 +154,7 @@ class _Checker:
             self.findings_left_off += 1
 
     def lose_track(self) -> None:
-        """Take the next frame as given, because the one before it is not known."""
+        """Do not check the next frame against the one before it, because that one is not known."""
         self._joins_within = True
 
     def frame(self, record: Record) -> None:
@@ -172,7 +176,7 @@ class _Checker:
         known = self.incarnations[-1] if self.incarnations else None
         if known != record.incarnation:
             if known is not None and record.incarnation < known:
-                problem = f"a frame of incarnation {record.incarnation} comes after one of incarnation {known}"
+                problem = f"a frame of incarnation {record.incarnation} follows one of incarnation {known}"
                 self.add(record.offset, "error", problem)
             self.incarnations.append(record.incarnation)
         elif self.ended is not None and record.time < self.ended:
@@ -183,7 +187,7 @@ class _Checker:
 
 
 class _Conversation:
-    """The order of the frames of one incarnation. None means: not known."""
+    """Checks the order of the frames of one incarnation. None means: not known."""
 
     def __init__(self, incarnation: int, *, joined_within: bool) -> None:
         self.incarnation = incarnation
@@ -219,7 +223,7 @@ class _Conversation:
             self._state = TRANSITIONS[self._state][event]
             return []
         problem = None if self._state is None else f"{type(message).__name__} in state {self._state.name}"
-        # Going on from a state in which the message is legal, one fault is found once.
+        # Continue in a state in which the message is legal, so that one fault gives one finding.
         self._state = next(table[event] for table in TRANSITIONS.values() if event in table)
         return [] if problem is None else [f"the {sender.value} sent {problem}"]
 
@@ -229,21 +233,21 @@ class _Conversation:
         if before is None:
             return []
         due = before if was_open else before + 1
-        return [] if message.round == due else [f"round {message.round} was sent where round {due} was due"]
+        return [] if message.round == due else [f"round {message.round} was sent, but round {due} was due"]
 
     def _follow_sync(self, message: StateSync) -> list[str]:
         number = message.round
         within, self._sync_open = self._sync_open, number if message.more else None
         problems = []
         if within is not None and within != number:
-            problems.append(f"StateSync of round {number} comes before that of round {within} is complete")
+            problems.append(f"StateSync of round {number} was sent before that of round {within} was complete")
         if number == 0:
             return problems
         due = number if self._answered is None else self._answered + 1
         if self._round is not None and (number > self._round or (number == self._round and self._round_open)):
             problems.append(f"StateSync answers round {number}, which was not sent before it")
         elif number != due:
-            problems.append(f"StateSync answers round {number} where round {due} was due")
+            problems.append(f"StateSync answers round {number}, but round {due} was due")
         self._answered = number - 1 if message.more else number
         return problems
 
@@ -254,7 +258,7 @@ class _Conversation:
 def describe(record: Record) -> str:
     """Return the record as one readable line: time (UTC), incarnation, direction, message and its main fields.
 
-    Payloads, keys and errors are cut; control characters are shown escaped.
+    Payloads, keys and errors are truncated; control characters are escaped.
     """
     arrow = "->" if record.direction is Direction.FROM_RUNNER else "<-"
     try:

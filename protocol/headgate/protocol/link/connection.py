@@ -8,8 +8,8 @@
         ...
     sock.sendall(connection.send(Welcome(...)))
 
-`Connection` puts together what the other modules hold one by one: frames (`framing`), bodies (`wire`) and the order of
-messages (`session`, `runner_dialect`, `worker_dialect`).
+`Connection` combines the other modules: frames (`framing`), bodies (`wire`) and the order of messages (`session`,
+`runner_dialect`, `worker_dialect`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Received = TypeVar("Received", bound=WireStruct)
 class Connection(Generic[Sent, Received]):
     """One side of the link between a child and its supervisor.
 
-    ``dialect`` is the language of the link, ``role`` this side of it. ``frame_bytes_max`` bounds frames both ways until
-    `Welcome` or `WorkerWelcome`, whose settings then hold for both sides. ``observer`` is called with sender, message
-    and body of every frame sent, and of every frame received that could be decoded, before it is judged by the
-    session; it must not raise.
+    ``dialect`` defines the messages of the link and their order, ``role`` is this side. ``frame_bytes_max`` limits the
+    frames of both directions until `Welcome` or `WorkerWelcome`, whose settings then apply to both sides. ``observer``
+    is called with sender, message and body of every frame sent, and of every frame received that could be decoded,
+    before the session checks it; it must not raise.
 
     A `LocalProtocolError` changes nothing. After a `RemoteProtocolError` the connection is broken: every further call
     raises it again, and the link must be closed.
@@ -82,19 +82,19 @@ class Connection(Generic[Sent, Received]):
 
     @property
     def state(self) -> State:
-        """The state of the conversation: CLOSED once the peer's end is reached and all its messages are taken."""
+        """The state of the conversation: CLOSED once the peer has closed the link and all its messages are taken."""
         return self._session.state
 
     @property
     def frame_bytes_max(self) -> int:
-        """The longest body of a frame that may go either way now, in bytes."""
+        """The limit of a frame's body in either direction, in bytes."""
         return self._reader.frame_bytes_max
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what was read from the link; then call `next_message` until it gives None.
+        """Take data read from the link; then call `next_message` until it returns None.
 
-        Raises `RemoteProtocolError` for a frame over the limit or an empty one, `LocalProtocolError` when
-        messages are left untaken, or the link is closed.
+        Raises `RemoteProtocolError` if a frame is empty or over the limit, `LocalProtocolError` if messages were left
+        untaken or the link is closed.
         """
         self._require_open()
         try:
@@ -104,7 +104,7 @@ class Connection(Generic[Sent, Received]):
             raise
 
     def receive_eof(self) -> None:
-        """Take the end of the peer's stream. Whole messages that came before it can still be taken.
+        """Take the end of the peer's stream. Complete messages received before can still be taken.
 
         Raises `RemoteProtocolError` if the peer left in the middle of a frame.
         """
@@ -117,10 +117,10 @@ class Connection(Generic[Sent, Received]):
         self._close_at_eof()
 
     def next_message(self) -> Received | None:
-        """Return the peer's next message; None while it is not complete, or after the last one (`state` is CLOSED).
+        """Return the peer's next message; None if it is not complete yet, or after the last one (`state` is CLOSED).
 
-        Raises `RemoteProtocolError` that says which: a malformed frame or body, an unknown tag, a message of the wrong
-        direction or out of session state, one that does not fit what it answers, another version (`VersionMismatch`).
+        Raises `RemoteProtocolError` for a malformed frame or body, an unknown tag, a message that is illegal in this
+        direction or state, one that does not fit the message it answers, and another version (`VersionMismatch`).
         """
         self._require_open()
         try:
@@ -139,10 +139,10 @@ class Connection(Generic[Sent, Received]):
         return cast(Received, message)
 
     def send(self, message: Sent) -> bytes:
-        """Return the bytes that carry ``message``; they count as sent.
+        """Return the bytes of ``message``, which now counts as sent.
 
-        Raises `FrameTooLong` (see `headgate.protocol.link.splitting`), and `LocalProtocolError` for a message
-        that is not this side's to send, or not now; nothing has changed then, and nothing may be sent.
+        Raises `FrameTooLong` (see `headgate.protocol.link.splitting`), and `LocalProtocolError` if this side may not
+        send this message, or not in this state; then nothing has changed, and nothing may be sent.
         """
         self._require_open()
         body = encode_message(message)

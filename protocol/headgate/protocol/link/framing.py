@@ -42,10 +42,10 @@ def encode_frame(body: bytes, frame_bytes_max: int, *, message_name: str = "a me
 
 
 class FrameReader:
-    """Cuts a stream of bytes, however it was split on its way, into frames.
+    """Cuts a stream of bytes, read in pieces of any size, into frames.
 
-    Feed it what was read, then take frames until there is None. It never holds more than the longest
-    frame plus one read (I11), and its work is linear in the bytes it is fed.
+    Feed it the data of one read, then take frames until `next_frame` returns None. It never holds more than the longest
+    frame plus one read (I11), and its work is linear in the number of bytes.
     """
 
     __slots__ = ("_buffer", "_eof", "_frame_bytes_max")
@@ -53,8 +53,8 @@ class FrameReader:
     def __init__(self, frame_bytes_max: int) -> None:
         check_frame_limit(frame_bytes_max)
         self._frame_bytes_max = frame_bytes_max
-        # The front of a bytearray is deleted by moving its start, not its content, so taking frames off
-        # the front costs no copy of what follows them.
+        # To delete the front of a bytearray moves its start and not its content, so taking a frame copies nothing
+        # that follows it.
         self._buffer = bytearray()
         self._eof = False
 
@@ -70,7 +70,7 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes are held that no frame was made of yet."""
+        """The number of bytes held that were not returned in a frame yet."""
         return len(self._buffer)
 
     @property
@@ -79,25 +79,25 @@ class FrameReader:
         return self._eof and not self._buffer
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what was read from the stream.
+        """Take data read from the stream.
 
-        Raises `RemoteProtocolError` as soon as the next frame declares a length that is 0 or over the
-        limit, before any of its body is waited for; `LocalProtocolError` when whole frames are left
-        untaken beyond the memory bound, or after the end of the stream.
+        Raises `RemoteProtocolError` as soon as the header of the next frame declares a length that is 0 or over the
+        limit; `LocalProtocolError` if so many frames were left untaken that the memory bound is exceeded, or after the
+        end of the stream.
         """
         if self._eof:
             raise LocalProtocolError("data was fed after the end of the stream")
         self._body_bytes()
         if len(self._buffer) >= HEADER_BYTES + self._frame_bytes_max:
-            raise LocalProtocolError("data was fed before the frames already here were taken")
+            raise LocalProtocolError("data was fed before the frames received so far were taken")
         self._buffer += data
         self._body_bytes()
 
     def next_frame(self) -> bytes | None:
-        """Return the body of the next frame, or None while it is not complete.
+        """Return the body of the next frame, or None if it is not complete yet.
 
-        Raises `RemoteProtocolError` for a length that is 0 or over the limit, and when the stream ended
-        within a frame.
+        Raises `RemoteProtocolError` if the declared length is 0 or over the limit, or if the stream ended within the
+        frame.
         """
         body_bytes = self._body_bytes()
         if body_bytes is None or len(self._buffer) < HEADER_BYTES + body_bytes:
@@ -113,8 +113,8 @@ class FrameReader:
     def receive_eof(self) -> None:
         """Take the end of the stream. Frames that are complete can still be taken.
 
-        Raises `RemoteProtocolError` if what is left is the beginning of a frame; behind whole frames,
-        `next_frame` raises it when they are taken.
+        Raises `RemoteProtocolError` if the buffer holds only the beginning of a frame. If complete frames precede that
+        beginning, `next_frame` raises it after them.
         """
         self._eof = True
         body_bytes = self._body_bytes()
@@ -122,7 +122,7 @@ class FrameReader:
             self.next_frame()
 
     def _body_bytes(self) -> int | None:
-        """Return the length the next frame declares, None while its header is not complete."""
+        """Return the length that the next frame declares, None if its header is not complete yet."""
         if len(self._buffer) < HEADER_BYTES:
             return None
         body_bytes: int = _LENGTH.unpack_from(self._buffer)[0]

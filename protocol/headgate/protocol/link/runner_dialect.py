@@ -11,10 +11,10 @@
                                                                         +---+
     any state -- either side: Closed --> CLOSED
 
-Both sides speak at will once READY, so messages can cross: what the runner sent before it read `Drain` is legal in
-DRAINING too. Beside the table:
+In READY both sides may send at any time, so messages can cross: a message that the runner sent before it read `Drain`
+is legal in DRAINING too. In addition to the table:
 
-- Both sides speak one version and mean the same incarnation (I6).
+- Both sides speak the same version and name the same incarnation (I6).
 - The `Request` of a runner carries a query that a trigger may send.
 """
 

@@ -1,17 +1,17 @@
 """The state of one conversation between a child of the supervisor, a runner or a worker, and its supervisor.
 
-Both sides hold a `Session` and move it by what either of them sends, so both always know what may come next. What may
-be sent when is the `Dialect` of the link: see the drawings at the head of `runner_dialect` and `worker_dialect`. They
-begin and end alike::
+Both sides hold a `Session` and move it with every message that either of them sends, so both always know which messages
+are legal next. The `Dialect` of the link defines them: see the drawings at the head of `runner_dialect` and
+`worker_dialect`. They begin and end alike::
 
                child: Hello                        supervisor: Welcome
     OPENING ------------------> HELLO_RECEIVED ------------------> ...
 
     any state -- either side: Closed --> CLOSED
 
-A message is judged when it is sent and when it arrives, by the same table. A side can die at any moment, so `Closed` is
-legal everywhere; whether it was expected is for the owner of the link to say. A message with ``more`` is continued by
-the next one, so it leaves the state as it is.
+A message is checked when it is sent and when it is received, by the same table. A side can die at any moment, so
+`Closed` is legal in every state; the owner of the link decides whether it was expected. A message with ``more`` is
+continued by the next one, so it does not change the state.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ def closing(child: Role) -> dict[tuple[Role, type[Event]], State]:
 
 
 class Dialect(ABC, Generic[FromChild, FromSupervisor]):
-    """What one kind of child and its supervisor may send each other, and when.
+    """Rules for the messages between one kind of child and its supervisor.
 
-    ``transitions`` says who may send what in which state. `check` adds what a table cannot say: a message must fit
-    what it answers. An instance belongs to one session, and remembers what `check` needs to know.
+    ``transitions`` has the messages that each side may send in each state. `check` adds the rules that depend on
+    earlier messages: for example, an answer must fit its question. An instance belongs to one session and keeps the
+    data that `check` needs.
     """
 
     child: ClassVar[Role]
@@ -73,13 +74,13 @@ class Dialect(ABC, Generic[FromChild, FromSupervisor]):
 
     @abstractmethod
     def check(self, here: Role, sender: Role, message: WireStruct) -> str | None:
-        """Return why a message that the table allows does not fit what came before it; None if it does.
+        """Return why a message that the table allows does not fit the messages before it; None if it does.
 
         ``here`` is this side. Raises `VersionMismatch` for a peer of another version.
         """
 
     def note(self, here: Role, message: WireStruct) -> None:  # not every dialect has to remember
-        """Remember what `check` needs to know of a message that was sent or received."""
+        """Keep the data of a sent or received message that `check` needs later."""
 
     def check_handshake(
         self, here: Role, sender: Role, message: Hello | Welcome | WorkerHello | WorkerWelcome
@@ -118,10 +119,10 @@ class Session:
         return self._state
 
     def move(self, sender: Role, event: Event) -> None:
-        """Move on by one event of ``sender``.
+        """Change the state by one event of ``sender``.
 
-        Raises `LocalProtocolError` if this side is the sender and the event is illegal now, `RemoteProtocolError`
-        (`VersionMismatch` for a peer of another version) if the peer is; the state is then as it was.
+        If the event is illegal now, raises `LocalProtocolError` if this side is the sender, otherwise
+        `RemoteProtocolError` (`VersionMismatch` for a peer of another version); then the state does not change.
         """
         to = self.dialect.transitions[self._state].get((sender, type(event)))
         if to is None:

@@ -1,4 +1,4 @@
-"""Rounds and syncs too long for one frame, cut into pieces that fit."""
+"""Splitting of a `StateChanges` or `StateSync` that is too long for one frame."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import StateChanges, StateSync
 
 # The order of the fields in the pieces. Events go before ends of triggers, so that an end never overtakes its events;
-# confirmations go before starts; cancels go before creates, so that a trigger that is handed over again is ended before
-# it is started.
+# confirmations go before starts; cancels go before creates, so that a trigger that is assigned again is ended before it
+# is started.
 _ROUND_FIELDS: Final = ("events", "refused", "finished", "stuck")
 _SYNC_FIELDS: Final = ("persisted", "refused", "to_cancel", "to_create")
 
-# What one element of a tuple, or a message without any, can need at most beside its variable parts: 9
-# bytes an integer, 5 a header, the longest literal; a little more than counted, to be on the safe side.
+# The size limit of one element of a tuple, or of a message without any, apart from its variable parts: 9 bytes for an
+# integer, 5 for a header, the longest literal; rounded up.
 _EVENT_BYTES_FIXED = 96
 _PERSISTED_BYTES_FIXED = 9
 _ENVELOPE_BYTES_FIXED = 64
 
 
 def split_round(changes: StateChanges, frame_bytes_max: int) -> list[StateChanges]:
-    """Cut a round into pieces that fit a frame each, in order, all but the last with ``more``.
+    """Split a round into messages that each fit a frame, all but the last with ``more``.
 
-    Elements keep their order, and no `FinishedTrigger` comes before an event of its run. A round that
-    fits, which is the ordinary case, is returned as it is, without being encoded to find out. Raises
-    `FrameTooLong` for an element that does not fit a frame alone.
+    Elements keep their order, and no `FinishedTrigger` precedes an event of its run. A round that fits, which is the
+    ordinary case, is returned unchanged; it is not encoded to measure it. Raises `FrameTooLong` if one element does not
+    fit a frame by itself.
     """
     fields = [getattr(changes, field) for field in _ROUND_FIELDS]
     variable_bytes = sum(
@@ -50,11 +50,11 @@ def split_round(changes: StateChanges, frame_bytes_max: int) -> list[StateChange
 
 
 def split_sync(sync: StateSync, frame_bytes_max: int) -> list[StateSync]:
-    """Cut a `StateSync` into pieces that fit a frame each, in order, all but the last with ``more``.
+    """Split a `StateSync` into messages that each fit a frame, all but the last with ``more``.
 
-    All pieces carry its round. What is persisted and refused comes first, then what to cancel, then what
-    to create; elements keep their order. One that fits is returned as it is. Raises `FrameTooLong` for an
-    element that does not fit a frame alone.
+    All of them carry its round. The order is: ``persisted``, ``refused``, ``to_cancel``, ``to_create``; elements keep
+    their order. A message that fits is returned unchanged. Raises `FrameTooLong` if one element does not fit a frame by
+    itself.
     """
     fields = [getattr(sync, field) for field in _SYNC_FIELDS]
     bound = (
@@ -74,7 +74,7 @@ def split_sync(sync: StateSync, frame_bytes_max: int) -> list[StateSync]:
 def _cut(
     envelope: StateChanges | StateSync, names: tuple[str, ...], fields: list[tuple[Any, ...]], frame_bytes_max: int
 ) -> list[dict[str, tuple[Any, ...]]]:
-    """Return the fields of each piece; every piece is as full as the order of elements allows."""
+    """Return the fields of each message; each is filled as far as the order of elements allows."""
     envelope_bytes = len(encode_message(envelope))
     pieces: list[dict[str, list[Any]]] = [{name: [] for name in names}]
     elements_bytes = 0
@@ -96,12 +96,12 @@ def _cut(
 
 
 def _encoded_bytes(part: Any) -> int:
-    """Return the encoded size of a part of a message, which is the same inside the message as alone."""
+    """Return the encoded size of a part of a message: it is the same inside the message."""
     return len(encode_message(part))
 
 
 def _array_header_bytes(elements: int) -> int:
-    """Return the size of msgpack's header of an array, of which an empty one has 1 byte."""
+    """Return the size of the msgpack header of an array; that of an empty array is 1 byte."""
     if elements < 16:
         return 1
     return 3 if elements < 2**16 else 5

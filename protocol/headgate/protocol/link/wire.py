@@ -1,7 +1,7 @@
-"""Messages as bytes: tagged msgpack arrays, and which side of a link may send which.
+"""Encoding of messages as tagged msgpack arrays, and the message types that each side of a link may send.
 
-Each link has one decoder for each direction, built once, so a message that goes the wrong way is refused before any of
-its content is looked at.
+Each link has one decoder for each direction, built once, so a message of the wrong direction is refused before any of
+its content is decoded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from headgate.protocol.messages import WireStruct
 _ENCODER = msgspec.msgpack.Encoder()
 _PARTS: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
-# All that msgspec raises for bytes of any kind: RecursionError comes from deep nesting in a field that a
-# newer peer appended and this side skips.
+# All errors that msgspec raises for malformed bytes. It raises RecursionError for deep nesting in a field that a newer
+# peer appended and this side skips.
 _MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -53,8 +53,7 @@ class Wire:
     def decode(self, sender: Role, body: bytes) -> Any:
         """Return the message in ``body``, one of ``types[sender]``.
 
-        Raises `RemoteProtocolError` that says what is wrong: a malformed body, an unknown tag, or a message of the
-        other direction.
+        Raises `RemoteProtocolError` for a malformed body, an unknown tag, or a message of the other direction.
         """
         try:
             return self._decoders[sender].decode(body)
@@ -76,8 +75,8 @@ class Wire:
 def encode_message(message: WireStruct) -> bytes:
     """Return the body of the message's frame.
 
-    Raises `LocalProtocolError` if a field has no form on the wire: a str with a lone surrogate, an int of more than 64
-    bits, an object of another type.
+    Raises `LocalProtocolError` if a field cannot be encoded: a str with a lone surrogate, an int of more than 64 bits,
+    an object of another type.
     """
     try:
         return _ENCODER.encode(message)

@@ -17,12 +17,12 @@
                                            +--+
     any state -- either side: Closed --> CLOSED
 
-Beside the table, a message must fit what it answers:
+In addition to the table, a message must fit the messages before it:
 
 - `StepEnded` carries the token of the step that runs, `FileParsed` the file of the last `ParseFile`.
 - At most `FILE_PIECES_MAX` messages `FileParsed` are sent for one file.
-- The `Request` of a worker carries a query that a task may send. The ids grow, so that none is used twice, and at most
-  `REQUESTS_OPEN_MAX` requests are open.
+- The `Request` of a worker carries a query that a task may send. The ids increase, so that none is used twice, and at
+  most `REQUESTS_OPEN_MAX` requests are open.
 - `Response` carries the id of an open request. The end of a step closes its requests; a response that was on its way
   by then arrives in IDLE and is dropped. It cannot arrive later: the supervisor sends `RunStep` only after it has read
   `StepEnded`.
@@ -48,8 +48,8 @@ from headgate.protocol.messages.worker import (
     WorkerWelcome,
 )
 
-FILE_PIECES_MAX = 32  # messages that describe one DAG file: the supervisor has them all in memory
-REQUESTS_OPEN_MAX = 100  # of a step's threads together: what a supervisor must remember of one worker
+FILE_PIECES_MAX = 32  # messages that describe one DAG file: the supervisor holds all of them in memory
+REQUESTS_OPEN_MAX = 100  # of all threads of a step: bounds the state that the supervisor keeps for one worker
 
 WORKER_WIRE: Final = Wire(
     {
@@ -121,7 +121,7 @@ class WorkerDialect(Dialect[FromWorker, ToWorker]):
             case FileParsed() if message.file != self._file:
                 return f"its file is {message.file!r:.300}, and {self._file!r:.300} is being parsed"
             case FileParsed() if message.more and self._pieces >= FILE_PIECES_MAX - 1:
-                return f"it is number {self._pieces + 1} for one file, and says that more will come"
+                return f"it is number {self._pieces + 1} for one file and has more; the limit is {FILE_PIECES_MAX}"
             case Request():
                 return self._request_problem(message)
             case Response() if message.id not in self._open and message.id not in self._late:

@@ -1,11 +1,10 @@
-"""What a parsed DAG is on the wire: one frozen struct per part, the limits, and the check that both sides make.
+"""A parsed DAG on the wire: one frozen struct per part, the limits, and the check that both sides make.
 
-A DAG file is parsed by a worker process, which runs its author's code; what it reports is a `DagSpec`. The supervisor
-imports no such code: it schedules from the spec alone, and believes nothing in it that `check_dag` has not looked at.
+A worker process parses a DAG file by running its author's code, and reports each DAG as a `DagSpec`. The supervisor
+never imports that code: it schedules from the spec alone, and only after `check_dag` has accepted it.
 
 Structs travel as msgpack arrays, as in `headgate.protocol.messages.runner`: a new field goes to the end of its struct
-and has
-a default. Times are seconds; moments are seconds since the epoch, in UTC.
+and has a default. Durations are in seconds; points in time are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 
-# The limits of a DAG (I11). What exceeds one is refused when the file is parsed, where its author sees it.
-TASKS_PER_DAG_MAX = 10_000  # the scheduler looks at all tasks of a run in one go
-UPSTREAM_PER_TASK_MAX = 1000  # a task's rule looks at all of them whenever one of them ends
+# The limits of a DAG (I11). A DAG that exceeds one is refused when its file is parsed, where its author sees the error.
+TASKS_PER_DAG_MAX = 10_000  # the scheduler evaluates all tasks of a run at once
+UPSTREAM_PER_TASK_MAX = 1000  # the trigger rule of a task is evaluated over all of them whenever one of them ends
 DAG_SPEC_BYTES_MAX = 4 * 1024 * 1024  # one encoded spec: several still fit a frame
 ID_CHARS_MAX = 250  # dag_id, task_id: 1,000 bytes of UTF-8 at most, so that both together fit an index row
 NAME_CHARS_MAX = 250  # queues, pools, tags, operators, cron expressions: for the same reason
 TEXT_CHARS_MAX = 64 * 1024  # a description
 TAGS_MAX = 100
 ASSETS_MAX = 100  # of one schedule
-EVENTS_PER_RUN_MAX = 1000  # asset events that one run is made for; they travel with each of its steps
+EVENTS_PER_RUN_MAX = 1000  # asset events of one run; they are sent with each of its steps
 ASSET_CHARS_MAX = 1500  # the URI of an asset: an index row holds 2,704 bytes, and URIs are ASCII
 CLASSPATH_CHARS_MAX = 1000
-RETRIES_MAX = 10_000  # who wants more wants a loop
+RETRIES_MAX = 10_000  # a task that needs more should loop
 DURATION_S_MAX = 10 * 365 * 86_400.0  # any delay or timeout: ten years, which every clock and column can hold
-# Moments: the years 2 to 9998. Beyond them a time zone, or the moment before, may have no date.
+# Points in time: the years 2 to 9998. Outside of them a conversion to a time zone may leave the range of datetime.
 MOMENT_S_MIN = -62_104_060_800.0
 MOMENT_S_MAX = 253_370_764_799.0
 PRIORITY_MAX = 1_000_000_000  # either sign; sums of them stay within 64 bits
 POOL_SLOTS_MAX = 1_000_000
 ACTIVE_RUNS_MAX = 100_000
-XCOM_BYTES_MAX = 48 * 1024  # one encoded XCom; what is bigger belongs in a file or an object store
+XCOM_BYTES_MAX = 48 * 1024  # one encoded XCom; larger values belong in a file or an object store
 XCOMS_PER_STEP_MAX = 100  # pushed by one step of a task
 XCOM_KEY_CHARS_MAX = 250
 
@@ -71,7 +70,7 @@ RunContract: TypeAlias = Literal["all", "each", "batch", "latest"]
 
 
 class StartTrigger(WireStruct, frozen=True):
-    """The trigger a task starts with, in the runner and without a worker; part of `TaskSpec`.
+    """The trigger in which a task starts, without a worker; part of `TaskSpec`.
 
     ``kwargs`` and ``next_kwargs`` are dicts encoded by `headgate.protocol.values`. The task resumes in ``next_method``.
     """
@@ -86,12 +85,12 @@ class StartTrigger(WireStruct, frozen=True):
 class TaskSpec(WireStruct, frozen=True):
     """One task of a DAG; part of `DagSpec`.
 
-    ``upstream`` are task ids in order of their names. ``execution_timeout_s`` counts over the whole try, deferrals
-    included; None is no limit, and so is ``max_retry_delay_s``.
+    ``upstream`` are sorted task ids. ``execution_timeout_s`` limits the whole try, deferrals included. None means no
+    limit, for ``max_retry_delay_s`` as well.
     """
 
     task_id: str
-    operator: str  # the name to show: the class, or what the decorator says
+    operator: str  # the name to show: that of the class, or of the decorator
     upstream: tuple[str, ...] = ()
     trigger_rule: TriggerRule = "all_success"
     retries: int = 0
@@ -107,18 +106,18 @@ class TaskSpec(WireStruct, frozen=True):
 
 
 class CronSchedule(WireStruct, frozen=True, tag="cron"):
-    """Runs whenever a cron expression says so, read in the IANA time zone ``timezone``; part of `DagSpec`."""
+    """Runs at the times of a cron expression in the IANA time zone ``timezone``; part of `DagSpec`."""
 
     cron: str
     timezone: str = "UTC"
 
 
 class AssetSchedule(WireStruct, frozen=True, tag="assets"):
-    """Runs on events of ``assets`` (their URIs); part of `DagSpec`. ``contract`` says which events make a run.
+    """Runs on events of ``assets`` (their URIs); part of `DagSpec`. ``contract`` says which events create a run.
 
-    ``all``: one of every asset, and whatever else waits then. ``each``: a run per event. ``batch``: as soon as
-    ``batch_count`` wait, or ``batch_seconds`` after the first of them, if that is not None. ``latest``: the newest one,
-    which supersedes those that wait as well.
+    ``all``: a run as soon as every asset has a waiting event; it gets all waiting events. ``each``: one run per event.
+    ``batch``: a run as soon as ``batch_count`` events wait, or ``batch_seconds`` after the first of them unless that is
+    None. ``latest``: a run for the newest event, which supersedes all others that wait.
     """
 
     assets: tuple[str, ...]
@@ -128,9 +127,9 @@ class AssetSchedule(WireStruct, frozen=True, tag="assets"):
 
 
 class DagSpec(WireStruct, frozen=True):
-    """One DAG as its file says; a worker process reports it. ``schedule`` None: it runs when asked to.
+    """One DAG, as a worker process reports it. If ``schedule`` is None, it runs only on request.
 
-    ``start_date_s`` is in seconds since the epoch: no run's interval begins before it.
+    No run's interval begins before ``start_date_s``, in seconds since the epoch.
     """
 
     dag_id: str
@@ -167,14 +166,14 @@ def encode_dag(spec: DagSpec) -> bytes:
 def decode_dag(data: bytes) -> DagSpec:
     """Return the spec in ``data``, checked by `check_dag`.
 
-    Raises `RemoteProtocolError` for bytes that are no spec, `DagTooLong` and `DagMalformed` for a spec that is none.
+    Raises `RemoteProtocolError` if the bytes are not a spec, `DagTooLong` or `DagMalformed` if the spec breaks a rule.
     """
     if len(data) > DAG_SPEC_BYTES_MAX:
         raise DagTooLong("?", len(data), DAG_SPEC_BYTES_MAX)
     try:
         spec = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"these {len(data):,} bytes are no DAG: {error}") from error
+        raise RemoteProtocolError(f"these {len(data):,} bytes are not a DAG: {error}") from error
     check_dag(spec)
     return spec
 
@@ -183,9 +182,9 @@ def decode_dag(data: bytes) -> DagSpec:
 
 
 def check_dag(spec: DagSpec) -> None:
-    """Raise `DagMalformed` unless the spec keeps all limits, its ids are ids, and its tasks form no cycle.
+    """Raise `DagMalformed` if the spec exceeds a limit, has a malformed id, or has a cycle.
 
-    What takes a library or a table of the machine to check, a cron expression and a time zone, is not looked at here.
+    Cron expressions and time zones are checked elsewhere, because that needs a library and the machine's tz database.
     """
     dag_id = spec.dag_id
 
@@ -213,19 +212,19 @@ def check_dag(spec: DagSpec) -> None:
     _check_schedule(spec)
     known: set[str] = set()
     for task in spec.tasks:
-        need(task.task_id not in known, task.task_id, "stands in the DAG twice")
+        need(task.task_id not in known, task.task_id, "is in the DAG twice")
         known.add(task.task_id)
         problem = task_problem(task)
         need(problem is None, task.task_id, str(problem))
     for task in spec.tasks:
         for upstream in task.upstream:
-            need(upstream in known, task.task_id, f"its upstream {upstream!r} is no task of this DAG")
+            need(upstream in known, task.task_id, f"its upstream {upstream!r} is not a task of this DAG")
     cycle = find_cycle({task.task_id: task.upstream for task in spec.tasks})
     need(cycle is None, cycle[0] if cycle else None, f"is upstream of itself: {' >> '.join(cycle or ())}")
 
 
 def id_problem(name: str) -> str | None:
-    """Return what is wrong with a dag_id or task_id, None for nothing: letters, digits, ``_``, ``-`` and ``.``."""
+    """Return the problem with a dag_id or task_id, or None. Letters, digits, ``_``, ``-`` and ``.`` are allowed."""
     if not name:
         return "is empty"
     if len(name) > ID_CHARS_MAX:
@@ -236,7 +235,7 @@ def id_problem(name: str) -> str | None:
 
 
 def name_problem(name: str) -> str | None:
-    """Return what is wrong with a short text that is shown and indexed, None for nothing."""
+    """Return the problem with a short text that is shown and indexed, or None."""
     if not 0 < len(name) <= NAME_CHARS_MAX:
         return f"{name[:60]!a} must have 1..{NAME_CHARS_MAX} characters, not {len(name)}"
     if not name.isprintable():
@@ -245,19 +244,19 @@ def name_problem(name: str) -> str | None:
 
 
 def find_cycle(upstream: dict[str, tuple[str, ...]]) -> list[str] | None:
-    """Return the ids of one cycle in the order they run in, the first one again at the end; None if there is none."""
+    """Return the ids of one cycle in the order of execution, with the first one repeated at the end, or None."""
     done: set[str] = set()
     for root in upstream:
         if root in done:
             continue
-        # Depth first without recursion: a chain may be as long as a DAG may have tasks.
+        # Depth first, but not recursive: a chain may be as long as TASKS_PER_DAG_MAX.
         path: list[str] = [root]
         on_path = {root}
         pending = [iter(upstream[root])]
         while path:
             for above in pending[-1]:
                 if above in on_path:
-                    # The path walks against the arrows; turned round, it reads as the author wrote it.
+                    # The path leads upstream; reversed, it reads like the author's a >> b.
                     return [*reversed([*path[path.index(above) :], above])]
                 if above not in done and above in upstream:
                     path.append(above)
@@ -305,7 +304,7 @@ def _contract_problem(schedule: AssetSchedule) -> str | None:
 
 
 def asset_problem(uri: str) -> str | None:
-    """Return what is wrong with the URI of an asset, None for nothing."""
+    """Return the problem with the URI of an asset, or None."""
     if not 0 < len(uri) <= ASSET_CHARS_MAX:
         return f"{uri[:60]!a} must have 1..{ASSET_CHARS_MAX} characters, not {len(uri)}"
     if not uri.isascii() or not uri.isprintable() or " " in uri:
@@ -314,7 +313,7 @@ def asset_problem(uri: str) -> str | None:
 
 
 def task_problem(task: TaskSpec) -> str | None:
-    """Return what is wrong with one task on its own, None for nothing."""
+    """Return the problem with one task by itself, or None."""
     if (problem := id_problem(task.task_id)) is not None:
         return f"the task_id {problem}"
     if len(task.upstream) > UPSTREAM_PER_TASK_MAX:
@@ -344,7 +343,7 @@ def task_problem(task: TaskSpec) -> str | None:
 
 
 def duration_problem(seconds: float | None) -> str | None:
-    """Return what is wrong with a limit of time, None for nothing."""
+    """Return the problem with a timeout or the limit of a delay, or None."""
     if seconds is None or 0 < seconds <= DURATION_S_MAX:
         return None
     return f"must be more than 0 and at most {DURATION_S_MAX:.0f} s, not {seconds}"

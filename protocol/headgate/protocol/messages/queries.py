@@ -35,7 +35,7 @@ class GetVariable(WireStruct, frozen=True, tag="get_variable"):
 
 
 class GetConnection(WireStruct, frozen=True, tag="get_connection"):
-    """A connection, as the URI it was stored as. Answered by `SecretText`."""
+    """The URI of a connection. Answered by `SecretText`."""
 
     name: str
 
@@ -43,7 +43,8 @@ class GetConnection(WireStruct, frozen=True, tag="get_connection"):
 class GetTaskStates(WireStruct, frozen=True, tag="get_task_states"):
     """The states of another DAG's run and its tasks. Answered by `TaskStates`.
 
-    The run is the one with ``run_id`` or ``logical_date_s`` if given, otherwise the newest. No ``task_ids``: all tasks.
+    The run is the one with ``run_id`` or ``logical_date_s`` if given, otherwise the newest. If ``task_ids`` is empty,
+    the result has all tasks.
     """
 
     dag_id: str
@@ -69,7 +70,7 @@ TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates  # those t
 
 
 class StoredEvent(WireStruct, frozen=True, tag="stored_event"):
-    """One event as the database holds it."""
+    """One event, as stored in the database."""
 
     trigger_run_id: str
     sequence_index: int
@@ -84,7 +85,7 @@ class EncodedValue(WireStruct, frozen=True, tag="value"):
 
 
 class SecretText(WireStruct, frozen=True, tag="secret"):
-    """A variable or a connection; None if there is none. It is masked in frame logs and in what children write."""
+    """A variable or a connection; None if there is none. It is masked in frame logs and in the output of children."""
 
     value: str | None
 
@@ -106,10 +107,10 @@ class TaskState(enum.StrEnum):
 
 
 class TaskStates(WireStruct, frozen=True, tag="task_states"):
-    """The states of a run and its tasks, sorted by task id; ``run_id`` None: there is no such run.
+    """The states of a run and its tasks, sorted by task id. ``run_id`` is None if there is no such run.
 
-    ``run_state`` is ``queued``, ``running``, ``success`` or ``failed``. ``missing`` are tasks that are not in the run.
-    ``has_dag`` False: no DAG of this name is known.
+    ``run_state`` is ``queued``, ``running``, ``success`` or ``failed``. ``missing`` are requested tasks that the run
+    does not have. ``has_dag`` is False if no DAG of this name is known.
     """
 
     run_id: str | None = None
@@ -120,7 +121,7 @@ class TaskStates(WireStruct, frozen=True, tag="task_states"):
 
 
 class RunCreated(WireStruct, frozen=True, tag="run_created"):
-    """``is_new`` False: the DAG had a run of this name already."""
+    """The run exists now; ``is_new`` is False if it existed before."""
 
     is_new: bool
 

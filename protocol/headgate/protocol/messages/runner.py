@@ -31,12 +31,12 @@ from headgate.protocol.messages.queries import Request, Response
 PROTOCOL_VERSION = 2  # of both links
 
 # The limits of the wire. Both sides hold them; the supervisor's settings reach the runner in `Welcome`.
-FRAME_BYTES_MAX = 16 * 1024 * 1024  # one frame: what either side may have to hold in memory at once
+FRAME_BYTES_MAX = 16 * 1024 * 1024  # one frame: either side must hold a whole one in memory
 EVENT_BYTES_MAX = 1024 * 1024  # one encoded payload: 16 of them still fit a frame
 KWARGS_BYTES_MAX = 1024 * 1024  # the encoded kwargs of one trigger, for the same reason
 KEY_CHARS_MAX = 512  # an event key: 2,048 bytes of UTF-8 at most, which fits an index row everywhere
 ERROR_CHARS_MAX = 16 * 1024  # an error or a traceback that is reported, kept and shown
-REFUSED_HEAD_BYTES_MAX = 4096  # how much of a refused payload is kept for diagnosis
+REFUSED_HEAD_BYTES_MAX = 4096  # the part of a refused payload that is kept for diagnosis
 
 CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
 EventKind = Literal["event", "success", "failed", "skipped"]
@@ -47,7 +47,7 @@ Outcome = Literal["returned", "failed", "cancelled"]
 
 
 class RunnerSettings(WireStruct, frozen=True):
-    """The limits and times the runner works with; part of `Welcome`. All times in seconds."""
+    """Settings of the runner; part of `Welcome`. All times in seconds."""
 
     heartbeat_s: float = 5.0  # an idle runner sends an empty round this often
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -57,7 +57,7 @@ class RunnerSettings(WireStruct, frozen=True):
     subscriber_queue_max: int = 1024  # raw events a subscriber of a shared stream may have waiting
     ack_timeout_s: float = 300.0  # see SharedStreamManager
     cohort_grace_s: float = 0.0  # see SharedStreamManager
-    rejoin_wait_s: float = 60.0  # how long a shared stream waits for a subscriber that failed to be back
+    rejoin_wait_s: float = 60.0  # how long a shared stream waits for a failed subscriber to return
     cancel_grace_s: float = 10.0  # how long a cancelled trigger may take to end
     hook_timeout_s: float = 10.0  # how long cleanup() and on_kill() may take, each
     blocked_after_s: float = 0.25  # one step of one trigger longer than this is reported
@@ -67,8 +67,8 @@ class RunnerSettings(WireStruct, frozen=True):
 class TriggerSpec(WireStruct, frozen=True):
     """One trigger to run; part of `StateSync`.
 
-    ``kwargs`` are encoded by `headgate.protocol.values`, in clear: they are decrypted by the supervisor
-    and masked in every capture.
+    ``kwargs`` are encoded by `headgate.protocol.values`, in plain text: the supervisor has decrypted them, and every
+    capture masks them.
     """
 
     trigger_id: int
@@ -88,10 +88,10 @@ class CancelTrigger(WireStruct, frozen=True):
 class FiredEvent(WireStruct, frozen=True):
     """One event a trigger fired; part of `StateChanges`.
 
-    ``(trigger_run_id, sequence_index)`` names the event itself: the same pair is never stored twice, not
-    even when the supervisor cannot know whether a commit happened. ``(trigger_id, key, position)`` names
-    its origin: a redelivered message gives the same triple (I2). ``seq`` is the number by which the runner's
-    shared stream waits for its confirmation; 0 if nothing waits.
+    ``(trigger_run_id, sequence_index)`` identifies the event: the same pair is never stored twice, even if the
+    supervisor cannot know whether a commit happened. ``(trigger_id, key, position)`` identifies its origin: a
+    redelivered message gives the same triple (I2). The runner's shared stream waits for the confirmation of ``seq``;
+    0 if no stream does.
     """
 
     trigger_id: int
@@ -139,10 +139,10 @@ class FinishedTrigger(WireStruct, frozen=True):
 
 
 class Refusal(WireStruct, frozen=True):
-    """One event that went to the dead letters instead of the event log; part of `StateSync`.
+    """One event that was stored as a dead letter instead of an event; part of `StateSync`.
 
-    ``payload_kept``: the dead letter holds the whole payload, so the event counts as handled. If it does
-    not, only the broker still has the message, which must be rejected there, not acknowledged.
+    If ``payload_kept``, the dead letter holds the whole payload, so the event counts as handled. Otherwise only the
+    broker still has the message, which must be rejected there, not acknowledged.
     """
 
     seq: int
@@ -166,8 +166,8 @@ class Hello(WireStruct, frozen=True, tag="hello"):
 class StateChanges(WireStruct, frozen=True, tag="changes"):
     """Runner to supervisor: one round of events and ends of triggers. Answered by the `StateSync` of the same round.
 
-    A round too long for one frame is sent as several, all but the last with ``more``. A round without
-    content is the runner's heartbeat. ``stuck`` names triggers that did not end when cancelled.
+    A round too long for one frame is sent in several messages, all but the last with ``more``. An empty round is the
+    runner's heartbeat. ``stuck`` are triggers that were cancelled and did not end.
     """
 
     round: int
@@ -192,12 +192,12 @@ class Welcome(WireStruct, frozen=True, tag="welcome"):
 class StateSync(WireStruct, frozen=True, tag="sync"):
     """Supervisor to runner: stored events, triggers to start and to cancel. Not answered.
 
-    ``round`` is the round it answers, 0 if it answers none. ``persisted`` are seqs whose events are durable: only
-    these let the runner advance the broker (I1). ``more``: it is too long for one frame and continues in the next
-    `StateSync`, which has the same ``round``; the round is answered, and shared streams start, when it is complete.
-    ``lease_s``, in an answer: for that many seconds after the round was sent brokers may be advanced (I10); None: no
-    limit. ``lease_lost``: the supervisor has lost its lease, so no broker may be advanced any more, whatever this or
-    an earlier message confirmed.
+    ``round`` is the round it answers, 0 if it answers none. ``persisted`` are seqs whose events are durable: the runner
+    may advance the broker only for these (I1). If ``more``, the message is too long for one frame and continues in the
+    next `StateSync`, which has the same ``round``; the round is answered, and shared streams start, when it is
+    complete. In an answer, ``lease_s`` is the time after the round was sent during which brokers may be advanced (I10);
+    None means no limit. If ``lease_lost``, the supervisor has lost its lease, so no broker may be advanced any more,
+    whatever this or an earlier message confirmed.
     """
 
     round: int = 0
@@ -211,7 +211,7 @@ class StateSync(WireStruct, frozen=True, tag="sync"):
 
 
 class Drain(WireStruct, frozen=True, tag="drain"):
-    """Supervisor to runner: stop pulling, send the last events, advance what is resolved, then close.
+    """Supervisor to runner: stop pulling, send the last events, advance the resolved ones, then close.
 
     Answered by the runner closing the link, at the latest after ``deadline_s`` seconds.
     """

@@ -12,28 +12,28 @@ from headgate.protocol.messages import WireStruct
 
 
 class XCom(WireStruct, frozen=True):
-    """One value that a task leaves for others; ``value`` is encoded, ``XCOM_BYTES_MAX`` bytes at most."""
+    """One value that a task pushes for others; ``value`` is encoded, at most ``XCOM_BYTES_MAX`` bytes."""
 
     key: str
     value: bytes
 
 
 class StepSucceeded(WireStruct, frozen=True, tag="succeeded"):
-    """The task is done. ``skips`` are tasks downstream of it that must not run in this run."""
+    """The task succeeded. ``skips`` are downstream tasks to be skipped in this run."""
 
     xcoms: tuple[XCom, ...] = ()
     skips: tuple[str, ...] = ()
 
 
 class StepSkipped(WireStruct, frozen=True, tag="skipped"):
-    """The task says that there was nothing to do."""
+    """The task skipped itself."""
 
     reason: str = ""
     xcoms: tuple[XCom, ...] = ()
 
 
 class StepFailed(WireStruct, frozen=True, tag="failed"):
-    """The try has failed. ``may_retry`` False: another try would fail as well, so the task is not retried."""
+    """The try failed. ``may_retry`` is False if another try would fail as well; then the task is not retried."""
 
     error: str
     traceback: str = ""
@@ -44,7 +44,7 @@ class StepFailed(WireStruct, frozen=True, tag="failed"):
 class StepDeferred(WireStruct, frozen=True, tag="deferred"):
     """The task waits for a trigger, and resumes in ``next_method(context, event=..., **next_kwargs)``.
 
-    ``kwargs`` and ``next_kwargs`` are encoded dicts. ``timeout_s`` counts from the moment the deferral is stored.
+    ``kwargs`` and ``next_kwargs`` are encoded dicts. ``timeout_s`` starts when the deferral is stored.
     """
 
     classpath: str

@@ -41,7 +41,7 @@ class WorkerSettings(WireStruct, frozen=True):
 
 
 class AssetEvent(WireStruct, frozen=True):
-    """One event that a run was made for; part of `Step`. ``payload`` is encoded."""
+    """One event for which the run was created; part of `Step`. ``payload`` is encoded."""
 
     asset: str
     payload: bytes
@@ -51,7 +51,7 @@ class AssetEvent(WireStruct, frozen=True):
 class Step(WireStruct, frozen=True):
     """One step of a task, with all that a worker needs to run it.
 
-    ``token`` names this step and no other, of this try or any; the outcome carries it back. ``next_method`` None: from
+    ``token`` is unique among all steps; the outcome carries it back. If ``next_method`` is None, the step calls
     ``execute``. ``next_kwargs`` is an encoded dict, ``event`` the encoded payload that resumes the task, ``params`` the
     run's encoded conf. ``data_interval_s`` is (start, end).
     """
@@ -106,7 +106,7 @@ class WorkerHello(WireStruct, frozen=True, tag="work_hello"):
 
 
 class StepEnded(WireStruct, frozen=True, tag="step_ended"):
-    """Worker to supervisor: the outcome of the step with this token. All its output and records were sent before."""
+    """Worker to supervisor: the outcome of the step with this token, sent after all its output and log records."""
 
     token: str
     outcome: StepOutcome
@@ -115,7 +115,7 @@ class StepEnded(WireStruct, frozen=True, tag="step_ended"):
 class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
     """Worker to supervisor: the DAGs of a file, or ``error`` and its traceback.
 
-    DAGs that are too long for one frame together are sent in several messages, all but the last with ``more``.
+    If all DAGs together are too long for one frame, they are sent in several messages, all but the last with ``more``.
     """
 
     file: str
