@@ -1,4 +1,4 @@
-"""The task worker: ``python -P -m headgate.worker``, started by the supervisor and by nobody else."""
+"""The task worker: ``python -P -m headgate.worker``. Only the supervisor starts it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import NoReturn
 from headgate.child.parent_death import die_with
 from headgate.protocol.startup import import_structlog, without_collections
 
-EXIT_BUG = 70  # something escaped that should not have; the traceback is on standard error
+EXIT_BUG = 70  # an unexpected exception escaped; the traceback is on standard error
 
 
 def main() -> NoReturn:
     """Run until the supervisor closes the link or ends this process, and end it with the exit code."""
     arguments = _parse(sys.argv[1:])
     die_with(arguments.supervisor_pid)
-    # Ctrl-C is the supervisor's, which ends its workers as it sees fit.
+    # Ctrl-C is for the supervisor, which ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable(all_threads=False)  # what is kept of a dead worker's last output is for the thread that died
+    faulthandler.enable(all_threads=False)  # only the crashed thread: the supervisor keeps little of the last output
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    # The descriptors are ours alone: a process that a task starts must not keep the link open.
+    # Not inheritable: a process that a task starts must not keep the link open.
     os.set_inheritable(arguments.frames_fd, False)
     os.set_inheritable(arguments.logs_fd, False)
     with without_collections():
@@ -42,7 +42,7 @@ def main() -> NoReturn:
     try:
         code = run(socket.socket(fileno=arguments.frames_fd), channel, stops)
     except BaseException:
-        # The pipe is where the supervisor looks for the cause of a death.
+        # In the pipe of standard error the supervisor looks for the cause of a death.
         traceback.print_exc(file=sys.__stderr__)
         code = EXIT_BUG
     with contextlib.suppress(Exception):

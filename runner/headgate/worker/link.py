@@ -1,4 +1,4 @@
-"""The worker's end of its link. A thread of its own receives, so that the threads of a step can wait for responses.
+"""The worker's end of its link. A separate thread receives, so that the threads of a step can wait for responses.
 
 The thread also handles signals (`Stops.notice`), because the main thread may be busy in C code.
 """
@@ -22,7 +22,7 @@ from headgate.protocol.messages.queries import Query, QueryResult, Request, Resp
 from headgate.protocol.messages.worker import FromWorker, StepEnded, ToWorker
 from headgate.worker.stops import Stops
 
-READ_BYTES_MAX: Final = 256 * 1024  # read in one go
+READ_BYTES_MAX: Final = 256 * 1024  # of one read
 
 
 class BlockingLink:
@@ -123,7 +123,7 @@ class BlockingLink:
                 return
             if not isinstance(message, Response):
                 self._inbox.put(message)
-            elif waiter is not None:  # it may be gone with the step
+            elif waiter is not None:  # None if the step has ended
                 waiter.put(message)
 
     def _refuse_all(self, reason: str) -> None:

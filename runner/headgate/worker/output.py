@@ -1,6 +1,6 @@
-"""A worker's log records and output streams: what a step prints becomes log records (`headgate.child.output`).
+"""A worker's log records and output streams: the printed lines of a step become log records (`headgate.child.output`).
 
-Records are sent by the thread that makes them, so a step that logs faster than the supervisor reads waits, and loses
+A record is sent by the thread that logs it, so a step that logs faster than the supervisor reads has to wait, but loses
 no line. Output that bypasses Python goes to the descriptors 1 and 2, a pipe that the supervisor reads.
 """
 
@@ -26,14 +26,14 @@ class RecordSocket:
         self._socket = sock
         self._stops = stops
         self._lock = threading.Lock()
-        # A fork of the step may log too, and the thread that held the lock does not exist in it.
+        # A fork of the step may log too, but the thread that held the lock does not exist in it.
         os.register_at_fork(after_in_child=self._unlock)
 
     def put(self, record: bytes) -> None:
         """Send one or more records; blocks while the supervisor reads slowly."""
-        # If this fails, the supervisor is gone, and this process ends too.
+        # If this fails, the supervisor has died, and this process ends too.
         with self._stops.held(), self._lock, contextlib.suppress(OSError):
-            # One record at a time, which the kernel takes as a whole, so that records of a fork are not mixed in.
+            # One record at a time: the kernel takes it as a whole, so that records of a fork are not mixed in.
             for each in record.split(b"\n"):
                 self._socket.sendall(each + b"\n")
 
@@ -69,7 +69,7 @@ class Output:
                 self._streams[index].reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
             except ValueError:  # the step has detached it
                 self._streams[index] = self._captured(name)
-        self._libc.fflush(None)  # output of C code is in a buffer of its library
+        self._libc.fflush(None)  # C code writes to a buffer of its library
         self.take()
 
     def _captured(self, name: str) -> io.TextIOWrapper:

@@ -1,4 +1,4 @@
-"""State of the process that outlives a step: users' modules, and what a step may change of the process itself.
+"""State of the process that outlives a step: users' modules, and for example the working directory and the environment.
 
 User modules are loaded from source, never from cached bytecode, because bytecode is considered current for a source
 that changed twice within a second. The file that each module was read from is recorded. When one of these files
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from headgate.triggers.encoding import DAG_MODULES
 
-# Without those that headgate handles itself, and those that cannot be handled.
+# Signals that headgate handles itself or that cannot be handled.
 _KEPT: Final = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL, signal.SIGSTOP}
 _HANDLED: Final = sorted(signal.valid_signals() - _KEPT)
 
@@ -39,7 +39,7 @@ class ProcessState:
         self._handlers = {number: signal.getsignal(number) for number in _HANDLED}
 
     def restore(self) -> None:
-        """Restore what has changed."""
+        """Undo all changes to them."""
         with contextlib.suppress(OSError):  # the folder may have been deleted
             os.chdir(self._folder)
         if dict(os.environ) != self._environment:

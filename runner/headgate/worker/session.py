@@ -47,7 +47,7 @@ EXIT_LEFT: Final = 0  # the supervisor closed the link: this worker is not neede
 EXIT_PROTOCOL: Final = 76  # the supervisor broke the protocol
 EXIT_STOPPED: Final = 78  # ended by a signal, with the step that ran
 WARM_MODULES: Final = ("trio", "headgate.tasks.sensors", "httpx2", "headgate.tasks.http", "headgate.tasks.bash")
-FILE_ENVELOPE_BYTES: Final = 64 * 1024  # of a frame, for what `FileParsed` holds beside its DAGs
+FILE_ENVELOPE_BYTES: Final = 64 * 1024  # of a frame, for the fields of `FileParsed` other than its DAGs
 
 
 def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
@@ -57,7 +57,7 @@ def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
         with stops.interruptible():
             link.send(WorkerHello(PROTOCOL_VERSION, os.getpid(), VERSION))
             welcome = link.receive()
-        assert isinstance(welcome, WorkerWelcome), "the session lets nothing else through"
+        assert isinstance(welcome, WorkerWelcome), "the session allows no other message"
         WorkerSession(link, welcome, channel, stops).run()
     except SupervisorGone:
         return EXIT_LEFT
@@ -70,7 +70,7 @@ def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
 
 
 class WorkerSession:
-    """A handshaken session."""
+    """A session after its handshake."""
 
     def __init__(self, link: BlockingLink, welcome: WorkerWelcome, channel: Channel, stops: Stops) -> None:
         folders = welcome.settings.import_paths
@@ -87,11 +87,11 @@ class WorkerSession:
         self._process_state = ProcessState()
         self._handlers = list(logging.getLogger().handlers)
         self._warm_up()
-        # What is loaded by now lives as long as the process: the collector need not look at it again.
+        # The modules loaded so far live as long as the process: the collector need not scan them again.
         gc.freeze()
 
     def _warm_up(self) -> None:
-        """Import what many steps need and not all, as long as no step waits for it."""
+        """Import modules that many steps need, but not all, as long as no step waits."""
         with without_collections():
             for name in WARM_MODULES:
                 if self._link.has_message:
@@ -99,7 +99,7 @@ class WorkerSession:
                 importlib.import_module(name)
 
     def run(self) -> None:
-        """Do what the supervisor says until it has left, or a signal ends it (`StepStopped`)."""
+        """Run steps and parse files until the supervisor closes the link, or until a signal (`StepStopped`)."""
         while True:
             with self._stops.interruptible():
                 message = self._link.receive()
@@ -109,7 +109,7 @@ class WorkerSession:
                 case ParseFile():
                     self._parse(message.file)
                 case WorkerWelcome() | Response():
-                    raise RemoteProtocolError(f"{type(message).__name__} came to nobody")
+                    raise RemoteProtocolError(f"expected RunStep or ParseFile, got {type(message).__name__}")
                 case _:
                     assert_never(message)
             if self._stops.is_asked:
@@ -126,25 +126,25 @@ class WorkerSession:
             self._settle()
         marks.reach("worker.step_done")
         if self._stops.is_asked and isinstance(outcome, StepFailed):
-            # What the author's code made of being stopped is no failure of the task's; whoever stopped it knows why.
+            # The stop made the author's code fail, not the task; the supervisor, which stopped it, stores the reason.
             outcome = None
         if outcome is not None:
             self._send_outcome(step, outcome)
             marks.reach("worker.outcome_sent")
 
     def _outcome_of(self, step: Step) -> StepOutcome | None:
-        """Run the step; None where it was stopped."""
-        self._load_anew(step.file)
+        """Run the step; return its outcome, or None if it was stopped."""
+        self._refresh_modules(step.file)
         try:
             with queries_handled_by(self._link.send_query), self._stops.interruptible():
                 return steps.run(step, ask=self._link.send_query, killing=self._stops.killing)
         except StepStopped:
-            # Where it was is what its author will want to know.
+            # With the traceback, which shows the author the line where it was stopped.
             log.warning("the step was stopped", exc_info=True)
             return None
 
     def _end_fork(self, outcome: StepOutcome | None) -> None:
-        """End a process that the step has forked, and that came out of the author's code: the step is its parent's."""
+        """Exit if this is a fork of the step that returned from the author's code: its parent reports the outcome."""
         if os.getpid() == self._pid:
             return
         if isinstance(outcome, StepFailed):
@@ -157,14 +157,14 @@ class WorkerSession:
             self._link.send(StepEnded(step.token, outcome))
         except LocalProtocolError as error:
             self._link.send(
-                StepEnded(step.token, StepFailed(f"what task {step.task_id!r} has left cannot be sent: {error}"))
+                StepEnded(step.token, StepFailed(f"the outcome of task {step.task_id!r} cannot be sent: {error}"))
             )
 
     # --- files ------------------------------------------------------------------------------------
 
     def _parse(self, file: str) -> None:
         with naming_process({"dag_file": file}):
-            self._load_anew(file)
+            self._refresh_modules(file)
             parsed = self._parsed(file)
             self._settle()
         self._send_parsed(parsed)
@@ -174,7 +174,7 @@ class WorkerSession:
             for piece in _pieces(parsed, self._link):
                 self._link.send(piece)
         except (DagFileRefused, LocalProtocolError) as error:
-            self._link.send(FileParsed(parsed.file, error=f"what the file holds cannot be sent: {error}"))
+            self._link.send(FileParsed(parsed.file, error=f"the DAGs of the file cannot be sent: {error}"))
 
     def _parsed(self, file: str) -> FileParsed:
         try:
@@ -182,20 +182,20 @@ class WorkerSession:
                 parsed = parse_file(file)
         except StepStopped:
             raise
-        except KeyboardInterrupt as error:  # the author's own
+        except KeyboardInterrupt as error:  # raised by the author's code
             text, trace = describe_error(error)
             return FileParsed(file, error=text, traceback=trace)
         return FileParsed(file, parsed.dags, parsed.error, parsed.traceback)
 
     # --- both -------------------------------------------------------------------------------------
 
-    def _load_anew(self, file: str) -> None:
-        """Have what the DAG file imports be what is on the disk now; its own folder may be in nobody's settings."""
+    def _refresh_modules(self, file: str) -> None:
+        """Make the DAG file import modules in their current versions, also from its own folder."""
         self._modules.add_folder(os.path.dirname(file))
         self._modules.refresh()
 
     def _settle(self) -> None:
-        """Have all that was printed on its way, and the process as it was."""
+        """Flush all output, and restore the state of the process."""
         self._output.end_step()
         self._process_state.restore()
         self._stops.restore()
@@ -208,9 +208,9 @@ class WorkerSession:
 
 
 def _pieces(parsed: FileParsed, link: BlockingLink) -> list[FileParsed]:
-    """Cut what a file holds into messages that fit a frame each; a DAG alone does, with any limit that is sensible.
+    """Split the DAGs of a file into messages that each fit a frame; one DAG fits, unless the frame limit is very low.
 
-    Raises `DagFileRefused` where that would be more than `FILE_PIECES_MAX`.
+    Raises `DagFileRefused` if more than `FILE_PIECES_MAX` messages are needed.
     """
     room = link.frame_bytes_max - FILE_ENVELOPE_BYTES
     pieces: list[FileParsed] = []

@@ -49,7 +49,7 @@ def _find(step: Step) -> BaseOperator | StepFailed:
         dags = load_dags(step.file)
     except StepStopped:
         raise
-    except BaseException as error:  # SystemExit too: the author's file is run as it is
+    except BaseException as error:  # also SystemExit, which the author's file may raise
         linecache.checkcache()
         text, trace = describe_error(error)
         return StepFailed(f"the DAG file {step.file} cannot be loaded: {text}", trace)

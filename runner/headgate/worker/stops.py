@@ -1,6 +1,6 @@
 """Signals of the supervisor that stop the running step, and with it the process.
 
-SIGTERM stops the step because its time limit is over, or headgate shuts down. SIGUSR2 stops it because a user acted on
+SIGTERM stops the step because its time limit is over or headgate shuts down. SIGUSR2 stops it because a user acted on
 the task; only then the task's ``on_kill()`` is called as well (I14).
 
 The step is stopped by `StepStopped`, raised in the main thread, so that the author's ``finally`` blocks run. It is
@@ -28,7 +28,7 @@ USER_SIGNAL: Final = signal.SIGUSR2
 
 
 class StepStopped(KeyboardInterrupt):
-    """The step is to stop now. An interrupt, so that ``except Exception`` does not catch it."""
+    """The step must stop now. A `KeyboardInterrupt`, so that ``except Exception`` does not catch it."""
 
 
 class Stops:

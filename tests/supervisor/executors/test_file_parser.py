@@ -108,7 +108,7 @@ def test_what_takes_too_many_frames_or_fits_none_is_an_error_that_says_so(
     source += f"        for i in range({tasks}):\n            EmptyOperator(task_id=f'{{i:0>200}}')"
     with closing(Parser(tmp_path, frame_bytes_max=132_000)) as parser:
         parsed = parser.parse(author.write(source))
-        assert re.search("^what the file holds cannot be sent: " + error, parsed.error), parsed.error
+        assert re.search("^the DAGs of the file cannot be sent: " + error, parsed.error), parsed.error
         assert not parsed.dags
         assert parser.parse(author.write(GOOD, "good.py")).dags
         assert parser.spawned == 1
