@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import sqlite3
@@ -94,6 +95,20 @@ def test_a_folder_or_file_that_is_not_writable_is_a_fault_that_names_it(
 def test_a_folder_that_is_not_there_is_away(secrets: Secrets, tmp_path: Path) -> None:
     with pytest.raises(DatabaseAway, match=f"unable to open database file: there is no folder {tmp_path}/no$"):
         Store(open_engine(f"sqlite:///{tmp_path}/no/folder.db"), secrets=secrets).live_triggerers()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_folder_that_cannot_even_be_looked_at_is_away(
+    secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        raise OSError(code, os.strerror(code), str(path))
+
+    store = Store(open_engine(f"sqlite:///{tmp_path}/no/h.db"), secrets=secrets)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stat)
+        with pytest.raises(DatabaseAway, match=f"unable to open database file: {tmp_path}/no: {os.strerror(code)}$"):
+            store.live_triggerers()
 
 
 def test_a_file_that_is_no_database_is_a_fault(secrets: Secrets, tmp_path: Path) -> None:

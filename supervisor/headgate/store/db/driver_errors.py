@@ -126,10 +126,13 @@ def _translate_sqlite(error: sqlite3.Error, database: str) -> StoreError:
     primary = code & 0xFF
     if primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         path = Path((make_url(database).database if "://" in database else None) or os.devnull)
-        if not path.parent.is_dir():
-            reason = f"{reason}: there is no folder {path.parent}"
-        elif (why := not_writable(path)) is not None:
-            return DatabaseFault(database, why)
+        try:
+            if not path.parent.is_dir():
+                reason = f"{reason}: there is no folder {path.parent}"
+            elif (why := not_writable(path)) is not None:
+                return DatabaseFault(database, why)
+        except OSError as unreachable:  # a folder above it, or its file system; both may be back later
+            reason = f"{reason}: {path.parent}: {unreachable.strerror}"
     if primary in _SQLITE_AWAY:
         return DatabaseAway(database, reason)
     if primary in _SQLITE_REFUSED:
