@@ -229,6 +229,17 @@ def test_a_runner_that_does_not_wait_for_answers_is_stopped() -> None:
         intake.add_frame(1, StateChanges(ROUNDS_WAITING_MAX + 1))
 
 
+def test_rounds_of_runners_that_died_do_not_keep_out_a_report_of_the_core() -> None:
+    """While the database is away each may leave one; a trigger that cannot be read must not end the core (I9)."""
+    intake = intake_of(ScriptedStore())
+    for incarnation in range(ROUNDS_WAITING_MAX):
+        intake.add_frame(incarnation + 1, StateChanges(1))
+    intake.add_frame(0, StateChanges(0, finished=(FinishedTrigger(1, "", "failed", 0, error="no key fits"),)))
+    for _ in range(ROUNDS_WAITING_MAX + 1):
+        assert intake.step(EPOCH, 0.0)
+    assert intake.is_empty
+
+
 @given(
     events=st.integers(0, 9), refused=st.integers(0, 5), finished=st.integers(0, 5), ends=st.booleans(), data=st.data()
 )

@@ -202,7 +202,8 @@ class Intake:
     def add_frame(self, incarnation: int, changes: StateChanges) -> None:
         """Queue one frame of a round. Raises `RemoteProtocolError` if the runner does not wait for answers."""
         marks.reach("intake.round_read")
-        if len({(slice_.incarnation, slice_.round) for slice_ in self._waiting}) >= ROUNDS_WAITING_MAX:
+        rounds = {(slice_.incarnation, slice_.round) for slice_ in self._waiting}
+        if incarnation and len(rounds) >= ROUNDS_WAITING_MAX:  # the core itself, as 0, reports each trigger once
             raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
         self._waiting.append(
             Slice(incarnation, changes.round, changes.events, changes.refused, changes.finished, not changes.more)
