@@ -1,3 +1,5 @@
+"""The lock that gives a group one reader."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""What one partition has read, and how far its offset may be committed."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -1,3 +1,5 @@
+"""Subscribers of one file log that share its reader."""
+
 from __future__ import annotations
 
 import json

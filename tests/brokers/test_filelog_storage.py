@@ -1,3 +1,5 @@
+"""Files of a file log: its identity, its partitions, offsets and rejected lines."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""`FileLogTrigger`: its kwargs, its producer and its filter."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

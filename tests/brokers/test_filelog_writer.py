@@ -1,3 +1,5 @@
+"""The writer of a file log, and the command that writes events."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""`FileTrigger`: files, patterns, and the keys of its events."""
+
 from __future__ import annotations
 
 import os

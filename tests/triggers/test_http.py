@@ -1,3 +1,5 @@
+"""`HttpTrigger`, on a server that the tests run."""
+
 from __future__ import annotations
 
 import socket

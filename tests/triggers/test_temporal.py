@@ -1,3 +1,5 @@
+"""Triggers of a moment and of a duration, on a clock that the tests set."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone

@@ -196,3 +196,6 @@ def closing(loop: Loop) -> Iterator[Any]:
         for part in loop.parts:
             part.close()
         loop.selector.close()
+
+
+MakePool = Callable[..., Pool]

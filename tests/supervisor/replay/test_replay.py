@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 from tests.replay.live import Live
+from tests.supervisor.replay.replay_harness import (
+    FILE_HEADER_BYTES,
+    a_bit_of_everything,
+    assert_clean,
+    edited,
+    fired,
+    problem,
+    replayed,
+    with_field,
+)
 
-from headgate.protocol.errors import FrameLogError
 from headgate.protocol.framelog.log import FrameLogWriter, Record, describe, encode_record, read_frames
 from headgate.protocol.link.runner_dialect import Direction, Message
 from headgate.protocol.link.wire import encode_message
@@ -30,13 +38,9 @@ from headgate.protocol.messages.queries import (
     TaskStates,
 )
 from headgate.protocol.messages.runner import (
-    FinishedTrigger,
     FiredEvent,
     Hello,
-    RefusedEvent,
-    StateChanges,
     StateSync,
-    TriggerSpec,
 )
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import DatabaseAway
@@ -46,78 +50,10 @@ from headgate.supervisor.replay import supervisor_run
 from headgate.supervisor.replay.run import (
     DatabaseNotFresh,
     LogIncomplete,
-    Replayed,
     ReplayStore,
     open_replay_store,
     replay,
 )
-
-FILE_HEADER_BYTES = 16
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
-    live = Live(tmp_path / "captured")
-    yield live
-    live.close()
-
-
-def fired(spec: TriggerSpec, index: int, *, key: str | None = "", trigger_id: int | None = None) -> FiredEvent:
-    key = f"k{index}" if key == "" else key
-    id_ = spec.trigger_id if trigger_id is None else trigger_id
-    return FiredEvent(id_, spec.trigger_run_id, index, seq=index + 1, payload=b'{"n":%d}' % index, key=key)
-
-
-def replayed(files: Sequence[Path], *, until: int | None = None) -> Replayed:
-    with open_replay_store(None) as store:
-        return replay(files, store, until=until)
-
-
-def problem(files: Sequence[Path]) -> str:
-    difference = replayed(files).difference
-    return "" if difference is None else difference.problem
-
-
-def assert_clean(files: Sequence[Path]) -> Replayed:
-    result = replayed(files)
-    assert result.is_clean, result.difference
-    return result
-
-
-def a_bit_of_everything(live: Live) -> None:
-    """Handovers, retries, users, refusals, queries, redeliveries, a stuck trigger, a drain."""
-    live.store.add_watcher("one", "users.One", {"path": "/data"})
-    live.store.add_watcher("two", "users.Two", {})
-    live.start_runner()
-    one, two = live.specs()["one"], live.specs()["two"]
-    live.say(Request(1, LastEvent(one.trigger_id)))
-    live.round(fired(one, 0), fired(one, 1), fired(two, 0), fired(two, 1), fired(two, 2, key=None))
-    live.say(Request(2, LastEvent(two.trigger_id)))
-    live.round(fired(one, 2, key="bad\0key"), fired(one, 3))
-    refused = RefusedEvent(two.trigger_id, two.trigger_run_id, 3, 4, "too long", 9, b"head")
-    failed = FinishedTrigger(one.trigger_id, one.trigger_run_id, "failed", 4, error="ValueError: no")
-    live.round(refused=(refused,), finished=(failed,))
-    live.store.add_watcher("three", "users.Three", {"a": 1})
-    live.pass_time(3.0)
-    live.round(fired(live.specs()["three"], 0))
-    live.round(fired(live.specs()["one"], 0))  # it came again, in the next run
-    live.start_runner()
-    live.round(fired(live.specs()["two"], 7))
-    live.store.remove_watcher("two")
-    live.pass_time(1.5)
-    live.round(stuck=(two.trigger_id,))
-    live.start_runner()
-    live.say(Request(1, LastEvent(one.trigger_id)))
-    three = live.specs()["three"]
-    live.round(fired(three, 8), finished=(FinishedTrigger(three.trigger_id, three.trigger_run_id, "returned", 9),))
-    live.core.drain(live.now)
-    live.settle()
-    live.round()
-    live.core.runner_ended(live.core.runner.incarnation, "exited", live.now)
-    live.settle()
-    live.start_supervisor()
-    live.start_runner()
-    live.round(fired(live.specs()["one"], 0))
 
 
 def test_a_log_with_a_bit_of_everything_replays_clean(live: Live) -> None:
@@ -128,141 +64,6 @@ def test_a_log_with_a_bit_of_everything_replays_clean(live: Live) -> None:
     assert result.rows == len(rows)
     assert result.redelivered == sum(row.redelivered for row in rows) > 0
     assert result.dead_letters == 1
-
-
-def edited(path: Path, folder: Path, edit: Callable[[int, Message], Message | None]) -> Path:
-    """Return a copy of a log with its messages edited and every CRC put right; None takes a frame out."""
-    data = path.read_bytes()[:FILE_HEADER_BYTES]
-    for number, record in enumerate(read_frames(path), 1):
-        assert isinstance(record, Record)
-        message = edit(number, record.message())
-        if message is not None:
-            data += encode_record(record.time, record.direction, record.incarnation, encode_message(message))
-    copy = folder / "edited.hgframe"
-    copy.write_bytes(data)
-    return copy
-
-
-def change_first(kind: type[Any], change: Callable[[Any], Any], *, having: str = "") -> Callable[[int, Message], Any]:
-    """Return an edit of the first message of a kind with content in a field."""
-    done: list[int] = []
-
-    def edit(number: int, message: Message) -> Message | None:
-        if not done and isinstance(message, kind) and (not having or getattr(message, having)):
-            done.append(number)
-            changed: Message | None = change(message)
-            return changed
-        return message
-
-    return edit
-
-
-def with_field(**fields: Any) -> Callable[[Any], Any]:
-    return lambda message: msgspec.structs.replace(message, **fields)
-
-
-EDITS: dict[str, tuple[Callable[[int, Message], Any], str]] = {
-    "a confirmation changed": (
-        change_first(StateSync, lambda m: with_field(persisted=(9, *m.persisted[1:]))(m), having="persisted"),
-        r"persisted\[0\] is 9, replayed 1",
-    ),
-    "a confirmation taken out": (
-        change_first(StateSync, lambda m: with_field(persisted=m.persisted[:-1])(m), having="persisted"),
-        "persisted has 4 elements, replayed 5",
-    ),
-    "an answer taken out": (change_first(StateSync, lambda m: None, having="persisted"), "round is 2, replayed 1"),
-    "a round taken out": (change_first(StateChanges, lambda m: None), "the replay says nothing"),
-    "a start taken out": (change_first(StateSync, lambda m: None, having="to_create"), "."),
-    "a trigger renamed": (
-        change_first(
-            StateSync,
-            lambda m: with_field(to_create=(with_field(classpath="x.Y")(m.to_create[0]), *m.to_create[1:]))(m),
-            having="to_create",
-        ),
-        "classpath is 'users.One', replayed 'x.Y'",  # where it is started again
-    ),
-    "an answer to a query changed": (
-        change_first(Response, lambda m: with_field(result=with_field(payload=b"0")(m.result))(m), having="result"),
-        r"result.payload is b'0', replayed b'\{",
-    ),
-    "an answer to a query made up": (
-        change_first(
-            Response, lambda m: with_field(result=with_field(sequence_index=77)(m.result))(m), having="result"
-        ),
-        r"result.sequence_index is 77, replayed 2",
-    ),
-    "an answer to no query": (change_first(Response, with_field(id=77)), "query 77, which was not asked"),
-    "a refusal taken out": (
-        change_first(StateSync, with_field(refused=()), having="refused"),
-        "refused has 0 elements, replayed 1",
-    ),
-    "a cancel for another reason": (
-        change_first(
-            StateSync,
-            lambda m: with_field(to_cancel=(with_field(reason="shutdown")(m.to_cancel[0]),))(m),
-            having="to_cancel",
-        ),
-        r"to_cancel\[0\].reason is 'shutdown', replayed 'user'",
-    ),
-    "another event": (
-        change_first(StateChanges, lambda m: with_field(events=m.events[1:])(m), having="events"),
-        r"persisted\[0\] is 1, replayed 2",
-    ),
-    "an unknown trigger": (
-        change_first(
-            StateChanges,
-            lambda m: with_field(events=(with_field(trigger_id=99)(m.events[0]), *m.events[1:]))(m),
-            having="events",
-        ),
-        "persisted",
-    ),
-    "a second Hello": (change_first(StateChanges, lambda m: Hello(1, 1, 1, "")), "the conversation went on"),
-}
-
-
-@pytest.mark.parametrize("what", EDITS)
-def test_a_log_that_was_edited_with_its_crc_put_right_differs(live: Live, tmp_path: Path, what: str) -> None:
-    a_bit_of_everything(live)
-    edit, expected = EDITS[what]
-    # Each edit is used once, and remembers that.
-    found = problem([edited(live.files()[0], tmp_path, edit), *live.files()[1:]])
-    assert re.search(expected, found), found
-
-
-def test_a_difference_shows_both_frames(live: Live, tmp_path: Path) -> None:
-    a_bit_of_everything(live)
-    edit = change_first(StateSync, lambda m: with_field(persisted=(9, *m.persisted[1:]))(m), having="persisted")
-    difference = replayed([edited(live.files()[0], tmp_path, edit)]).difference
-    assert difference is not None
-    assert difference.frame == 7
-    assert difference.recorded is not None
-    assert "persisted=5[9, 2, 1" in difference.recorded
-    assert difference.replayed is not None
-    assert "persisted=5[1, 2, 1" in difference.replayed
-
-
-def test_no_byte_of_a_log_can_be_changed_unnoticed(live: Live, tmp_path: Path) -> None:
-    live.store.add_watcher("one", "users.One", {})
-    live.start_runner()
-    live.round(fired(live.specs()["one"], 0))
-    whole = live.files()[0].read_bytes()
-    copy = tmp_path / "flipped.hgframe"
-    for position in range(len(whole)):
-        copy.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
-        try:
-            assert not replayed_cheaply(copy), f"byte {position}"
-        except FrameLogError:
-            assert position < FILE_HEADER_BYTES
-
-
-def replayed_cheaply(path: Path) -> bool:
-    """Whether a log replays clean, on a database in memory: a thousand of them are made here."""
-    from headgate.supervisor.replay import log as replay_log
-
-    passed = replay_log.SkippedFrames()
-    if any(isinstance(item, replay_log.Unreadable) for item in replay_log.read_log([path], passed)):
-        return False
-    return replayed([path]).is_clean and not passed.torn
 
 
 def test_a_log_torn_anywhere_replays_clean(live: Live, tmp_path: Path) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import trio
-from tests.runner.host_rig import REASONS, SETTINGS, Authored, beside_a_neighbour, hosting, raise_error, return_at_once
+from tests.runner.host.host_rig import (
+    REASONS,
+    SETTINGS,
+    Authored,
+    beside_a_neighbour,
+    hosting,
+    raise_error,
+    return_at_once,
+)
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.protocol.messages.runner import (

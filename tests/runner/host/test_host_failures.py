@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.runner.authors import AUTHORS
-from tests.runner.host_rig import Authored, beside_a_neighbour, hosting, raise_error, return_at_once
+from tests.runner.host.host_rig import Authored, beside_a_neighbour, hosting, raise_error, return_at_once
 from trio.testing import MockClock
 
 from headgate.protocol.messages.runner import (

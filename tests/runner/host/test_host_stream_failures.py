@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.runner.stream_rig import ACK_TIMEOUT_S, OneByOne, Watcher, hosting
+from tests.runner.host.stream_rig import ACK_TIMEOUT_S, OneByOne, Watcher, hosting
 from trio.testing import MockClock
 
 from headgate.protocol.messages.runner import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.runner.host_rig import Authored, beside_a_neighbour, hosting
+from tests.runner.host.host_rig import Authored, beside_a_neighbour, hosting
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.protocol.messages.runner import (

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 import trio
-from tests.runner.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, REJECTED, OneByOne, Watcher, hosting
+from tests.runner.host.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, REJECTED, OneByOne, Watcher, hosting
 from trio.testing import MockClock
 
 from headgate.protocol.messages.runner import (
