@@ -1,4 +1,4 @@
-"""The store: all access to the database. SQLite and PostgreSQL are treated alike.
+"""The store: all access to the database. It supports SQLite and PostgreSQL.
 
 Each durable transition is one verb and one transaction. `headgate.store.db.verbs` says how verbs are declared.
 
@@ -7,10 +7,10 @@ Each durable transition is one verb and one transaction. `headgate.store.db.verb
 `task_verbs`          ``store.tasks``: the verbs of tasks, from `headgate.store.tasks`
 `scheduling_verbs`    ``store.scheduling``: the verbs of a scheduler, from `headgate.store.scheduling`
 `cleaning`            ``store.cleaning``: deletes old rows
-`inspect`             ``store.inspect``: the verbs by which people look
+`inspect`             ``store.inspect``: read-only queries
 `triggers`            leases, claims, the event log, dead letters, watchers, assets
 `db`                  engine, migrations, transactions, prepared and bulk statements, secrets, changes
 `tables`, `ids`       the tables, and the types of their ids
-`errors`              errors by what the caller should do about them (imports nothing heavy)
+`errors`              errors, by the reaction they need (imports nothing heavy)
 ====================  ======================================================================================
 """

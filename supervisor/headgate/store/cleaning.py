@@ -1,16 +1,16 @@
-"""Deleting rows that are old and not needed, a bounded number a transaction, while supervisors go on working.
+"""Deletion of old rows that are not needed, in small transactions, while supervisors run.
 
-Rows are read in the order of their ids, which is about that of their age, so that a batch reads no more than it may,
-and ends at the first rows that are too young. Rows that others are changing at the moment are passed over, and never
-waited for. They stay for the next time, and so do rows that a kept row refers to: foreign keys ensure that as well.
+Rows are read in the order of their ids, which is roughly that of their age, so that a batch reads a bounded number and
+ends at the first rows that are too young. Rows that other transactions have locked are skipped. They stay until the
+next time, and so do rows that a kept row refers to; foreign keys ensure that as well.
 
-These rows are kept, however old they are:
+These rows are kept at any age:
 
-- of an open trigger its newest event, because `last_event` gives it to the next run, and every event with a key,
-  because that key identifies a message that is delivered again (I2); the latter unless ``keyed_events`` are asked for;
-- an event that resumed a task, or that a run was made for, while the task and the run are there;
-- an event that a DAG still has to have a run for;
-- a trigger that is present, open, waited for, or still in the hands of a supervisor that is not known to be gone.
+- of an open trigger its newest event, because `last_event` returns it in the next run, and every event with a key,
+  because the key identifies a message that is delivered again (I2); the latter unless ``keyed_events`` are asked for;
+- an event that resumed a task, or for which a run was created, as long as the task or the run exists;
+- an event that still waits for a run of a DAG;
+- a trigger that is open, waited for, that of a watcher, or owned by a supervisor that is not known to have ended.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from headgate.store.tables import (
 )
 from headgate.store.triggers import leases
 
-# Rows looked at for one transaction: it takes some tens of milliseconds, and others have their turn between two.
+# Rows read per transaction: that takes some tens of milliseconds, and others can write between two.
 CLEAN_ROWS_MAX = 1000
-# Younger rows are not deleted: a supervisor that does not know whether its commit arrived reports an event
-# again, and the event must be there to be recognised. One that renews its lease does so within seconds; one that is
-# cut off or suspended does it when it is back, after days perhaps, and so a clean fences it first.
+# Younger rows are not deleted: a supervisor that does not know whether its commit arrived reports an event again, and
+# the event must still exist to be recognised. While it renews its lease, it reports within seconds. If it is cut off or
+# suspended, it may report after days, so a clean fences it first.
 CLEAN_AGE_MIN_S = 3600.0
-# How long before it last renewed its lease a supervisor may have written what it has not heard of. Far more than the
-# waits between its tries: so much less than the age of what is deleted may a supervisor be silent.
+# A supervisor may not know the outcome of commits that it made up to this long before it last renewed its lease: far
+# more than the waits between its tries. It is fenced if its silence is longer than the age of deleted rows minus this.
 IN_DOUBT_MAX_S = 900.0
 
 Kind = Literal["runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters"]
-# In this order, because rows of a later kind may be referred to by rows of an earlier one.
+# In this order, because rows of an earlier kind may refer to rows of a later one.
 KINDS: tuple[Kind, ...] = ("runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters")
-# Only the user can know whether the others are still needed.
+# Only the user can know whether the other kinds are still needed.
 UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_events", "dead_letters"))
 
 
 class Cleaned(msgspec.Struct, frozen=True):
     """Result of one batch: the number of rows deleted by table, and the deleted runs, as (dag_id, run_id).
 
-    ``next_id``: beyond which the next batch begins, None after the last. ``fenced``: epochs that lost their leases.
+    ``next_id``: the next batch begins after this id; None after the last. ``fenced``: epochs that lost their leases.
     """
 
     rows: dict[str, int]
@@ -81,7 +81,7 @@ def _ended_runs(before: datetime) -> ColumnElement[bool]:
 
 
 def _event_is_free() -> ColumnElement[bool]:
-    """No task was resumed by it, no run was made for it, and none is still to be made."""
+    """Return the condition that no task was resumed by it, and no run has been or will be created for it."""
     return and_(
         ~exists().where(task_instance.c.event_id == trigger_event.c.id),
         ~exists().where(dag_run_event.c.trigger_event_id == trigger_event.c.id),
@@ -90,7 +90,7 @@ def _event_is_free() -> ColumnElement[bool]:
 
 
 def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
-    """It ended before then, nobody has it or waits for it, and it is no watcher's, or that of a removed one."""
+    """Return the condition that it ended before then, and has no owner, no task, and no watcher that is not removed."""
     gone = select(triggerer.c.id).where(or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
     present = exists().where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
     return and_(
@@ -148,7 +148,7 @@ def _old_letters(before: datetime) -> ColumnElement[bool]:
 
 
 def clean_batch(tx: Tx, kind: Kind, before: datetime, *, after_id: int, rows_max: int) -> Cleaned:
-    """Look at ``rows_max`` rows of a kind beyond an id; delete those that may go, and what belongs to them."""
+    """Read ``rows_max`` rows of a kind after an id; delete those that are free, and the rows that belong to them."""
     table, born, condition, remove = _KINDS[kind]
     window = tx.connection.execute(
         select(table.c.id, born).where(table.c.id > after_id).order_by(table.c.id).limit(rows_max)
@@ -176,9 +176,9 @@ def _delete(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[int]
 
 
 def _remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    """Delete runs with all their tasks. The runs are locked already; a task that somebody is at keeps its run.
+    """Delete runs with all their tasks. The runs are locked already; a task that is locked by others keeps its run.
 
-    As many runs as have `CLEAN_ROWS_MAX` tasks together, but one at least.
+    It deletes as many runs as have `CLEAN_ROWS_MAX` tasks in total, but at least one.
     """
     of_run = task_instance.c.dag_run_id
     counted = tx.connection.execute(select(of_run, func.count()).where(of_run.in_(ids)).group_by(of_run))
@@ -264,7 +264,7 @@ _KINDS: dict[Kind, _Rows] = {
 
 
 class _RollBack(Exception):
-    """Ends a transaction that was only to be tried."""
+    """Ends a transaction that was only a trial."""
 
 
 class CleaningVerbs(Verbs):
@@ -278,11 +278,11 @@ class CleaningVerbs(Verbs):
         rows_max: int = CLEAN_ROWS_MAX,
         is_tried_only: bool = False,
     ) -> Iterator[tuple[Kind, Cleaned]]:
-        """Delete rows older than this by the database's clock; yield after each transaction what it deleted.
+        """Delete rows older than this by the database's clock; yield the result of each transaction.
 
-        Supervisors that have been silent for about as long are fenced first. Otherwise they would store again, after
-        it is deleted, an event whose commit they have not heard of. To keep rows that are younger than their silence
-        would not do, because a supervisor that died may never be fenced by another.
+        Supervisors that have been silent for about as long are fenced first. Otherwise, if one does not know whether a
+        commit arrived, it would store the event again after it is deleted. Keeping all rows that are younger than the
+        silence is not an alternative, because a supervisor that died may never be fenced by another.
 
         ``is_tried_only``: every transaction is rolled back. Rows that only become free when an earlier kind is deleted
         are not counted then.

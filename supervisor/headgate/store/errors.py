@@ -1,4 +1,4 @@
-"""Errors of the store, by what the caller should do about them."""
+"""Errors of the store, by the reaction that they need from the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class StoreError(Exception):
 
 
 class DatabaseAway(StoreError):
-    """The database cannot be reached or used at the moment: ask again later.
+    """The database cannot be reached or used at the moment: try again later.
 
     It is unknown whether the transaction was committed; every verb may be repeated. ``database``
     is its URL without password.
@@ -25,7 +25,7 @@ class DatabaseAway(StoreError):
 class DatabaseFault(StoreError):
     """The database refuses, and neither waiting nor leaving out rows would help.
 
-    A permission is missing, a file is damaged, a setting makes it unsafe, or a statement of ours is wrong.
+    A permission is missing, a file is damaged, a setting makes it unsafe, or a statement of headgate is wrong.
     """
 
     def __init__(self, database: str, reason: str) -> None:
@@ -39,16 +39,16 @@ class UnsupportedDatabase(StoreError):
 
 
 class SchemaOutOfDate(StoreError):
-    """The tables of the database do not fit this version of headgate; the message says what to run."""
+    """The tables of the database do not fit this version of headgate; the message has the command to run."""
 
 
-# The database is away, or it is there and unusable (a permission, a full disk, a migration under way). Giving up
-# would help with none of these, because events that are not stored are not confirmed: the caller tries again.
+# The database is away, or cannot be used (a permission, a full disk, a running migration). The caller tries again,
+# because events that are not stored are not confirmed, and stopping would solve none of these.
 DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate)
 
 
 class RowsRefused(StoreError):
-    """The database says that these rows cannot be stored: at least one of them is bad, find it by halving."""
+    """The database refuses these rows: at least one of them is bad, and the caller finds it by halving."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the database refuses the rows: {reason}")
@@ -64,7 +64,7 @@ class LeaseLost(StoreError):
 
 
 class WatcherExists(StoreError):
-    """There is a watcher of this name already."""
+    """A watcher of this name exists already."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is a watcher named {name!r} already; remove it first or choose another name")
@@ -80,9 +80,9 @@ class NoSuchWatcher(StoreError):
 
 
 class NoSuchRow(StoreError):
-    """There is no variable, connection, pool, DAG, run, task or trigger of this name; ``what`` says which of them.
+    """There is no row of this name; ``what`` is its kind, for example variable, pool, DAG, run or trigger.
 
-    ``of`` is where it was looked for, ``near`` the names that may have been meant.
+    ``of`` is the object in which it was looked up, ``near`` are similar names.
     """
 
     def __init__(self, what: str, name: str, *, of: str = "", near: Sequence[str] = ()) -> None:
@@ -103,7 +103,7 @@ class SpecUnreadable(StoreError):
 
 
 class ValueRefused(StoreError, ValueError):
-    """A value a user wants to be stored is too big, or has no form; the message names the value and the limit."""
+    """A user's value is too big, or cannot be encoded; the message names the value and the limit."""
 
 
 class BadName(StoreError, ValueError):
@@ -115,4 +115,4 @@ class BadKey(StoreError):
 
 
 class UnusableKey(StoreError):
-    """The encryption keys cannot be used: malformed, readable by others, or not to be had. Never shows a key."""
+    """The encryption keys are malformed, readable by others, or not accessible. The message never shows a key."""

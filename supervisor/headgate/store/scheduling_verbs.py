@@ -1,6 +1,6 @@
 """`SchedulingVerbs`: the verbs of a scheduler, each a short transaction. It is reached as ``store.scheduling``.
 
-What `headgate.store.store.Store` says of its verbs holds for these. Any number of supervisors call them on one
+The docstring of `headgate.store.store.Store` applies to these verbs, too. Any number of supervisors call them on one
 PostgreSQL, and share the work.
 """
 

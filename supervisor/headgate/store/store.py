@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
     """The verbs of the database, each one transaction (`headgate.store.db.verbs`): here those of triggers.
 
-    Those of tasks are `tasks`, those of the scheduler `scheduling`; people look by `inspect`, and delete old rows by
-    `cleaning`. A store is used by one thread.
+    Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, and the
+    deletion of old rows in `cleaning`. A store is used by one thread.
 
     Every verb may raise `DatabaseAway` (repeat it later), `DatabaseFault` and `SchemaOutOfDate`. Every verb that takes
     an epoch and writes raises `LeaseLost`, with nothing written, once the epoch is fenced or ended (I10). Every verb
@@ -48,11 +48,11 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
         self.tasks = TaskVerbs(self.database, graphs)
         self.scheduling = SchedulingVerbs(self.database, graphs)
 
-    # Modules that only the command line uses are imported when it does: a supervisor has to start quickly.
+    # Modules that only the command line uses are imported on first use, because a supervisor has to start quickly.
 
     @cached_property
     def inspect(self) -> Inspection:
-        """The verbs by which people look."""
+        """The read-only queries."""
         from headgate.store.inspect.inspection import Inspection
 
         return Inspection(self.database)
@@ -88,8 +88,8 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
     ) -> event_log.StoredSlice:
         """Store a slice of a round in one transaction: after the return all of it is durable (I1, I2).
 
-        The events of a run go in no later than its end. Raises `RowsRefused` if an event cannot be stored as it is;
-        then nothing of the slice is stored, and the caller finds the event by halving. ``refused`` and ``finished``
+        The events of a run are stored no later than its end. Raises `RowsRefused` if an event cannot be stored as it
+        is; then nothing of the slice is stored, and the caller finds the event by halving. ``refused`` and ``finished``
         can always be stored.
         """
         waited_for, assets = self.waited_for, self.assets

@@ -36,7 +36,7 @@ from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BY
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
 from headgate.store.db.times import UtcDateTime
 
-# Only a column declared INTEGER counts up by itself on SQLite, where it has 64 bits anyway.
+# On SQLite only a column declared INTEGER counts up by itself; it has 64 bits there.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
 metadata = MetaData(
@@ -48,21 +48,21 @@ metadata = MetaData(
     }
 )
 
-# One supervisor's lease. The id is the epoch: a supervisor that comes back registers anew and gets another.
+# One supervisor's lease. The id is the epoch: a supervisor that comes back registers again, and gets another.
 triggerer = Table(
     "triggerer",
     metadata,
     Column("id", BigId, primary_key=True),
     Column("hostname", Text, nullable=False),
     Column("pid", BigInteger, nullable=False),
-    Column("machine", Text, nullable=False),  # boot id and pid namespace: where ``pid`` means this process
-    Column("process_started", Double, nullable=False),  # clock ticks since boot: tells a pid from its next bearer
+    Column("machine", Text, nullable=False),  # boot id and pid namespace, in which ``pid`` is this process
+    Column("process_started", Double, nullable=False),  # clock ticks since boot; with ``pid`` unique
     Column("capacity", BigInteger, nullable=False),
     Column("queues", Text, nullable=False),  # comma separated
-    Column("workers", BigInteger, nullable=False, server_default=text("0")),  # 0: it runs triggers alone
+    Column("workers", BigInteger, nullable=False, server_default=text("0")),  # 0: it only runs triggers
     Column("started_at", UtcDateTime, nullable=False),
     Column("latest_heartbeat", UtcDateTime, nullable=False),
-    Column("stopped_at", UtcDateTime),  # it left by itself
+    Column("stopped_at", UtcDateTime),  # it ended by itself
     Column("fenced_at", UtcDateTime),  # others took over
     sqlite_autoincrement=True,
 )
@@ -75,13 +75,13 @@ trigger = Table(
     Column("kwargs", Text, nullable=False),  # encrypted
     Column("created_date", UtcDateTime, nullable=False),
     Column("queue", Text, nullable=False, server_default=text("'default'")),
-    Column("priority", BigInteger, nullable=False, server_default=text("0")),  # of the task that waits; claimed by it
-    Column("triggerer_id", BigId, ForeignKey("triggerer.id")),  # the owner; null or gone: claimable
+    Column("priority", BigInteger, nullable=False, server_default=text("0")),  # of the waiting task; orders claims
+    Column("triggerer_id", BigId, ForeignKey("triggerer.id")),  # the owner; claimable if null, fenced or ended
     Column("failure_count", BigInteger, nullable=False, server_default=text("0")),
     Column("last_error", Text),
     Column("last_failed_at", UtcDateTime),
-    # The run that ``failure_count`` counted last: a failure reported again, because nobody knew whether the
-    # first report was committed, is not counted again.
+    # The run that ``failure_count`` counted last: a failure that is reported again, because it was unknown
+    # whether the first report was committed, is not counted again.
     Column("last_failed_run_id", Text),
     Column("finished_at", UtcDateTime),
     Column("removed_at", UtcDateTime),
@@ -161,7 +161,7 @@ Index(
 )
 Index("ix_trigger_event_newest", trigger_event.c.trigger_id, trigger_event.c.id)
 
-# How often a stored event came again; no row for the many that never did.
+# The number of redeliveries of a stored event; no row if there was none.
 redelivery = Table(
     "redelivery",
     metadata,
@@ -181,7 +181,7 @@ dead_letter = Table(
     Column("sequence_index", BigInteger, nullable=False),
     Column("key", Text),
     Column("position", BigInteger, nullable=False),
-    Column("payload", LargeBinary),  # null where the runner refused the event and kept only its head
+    Column("payload", LargeBinary),  # null if the runner refused the event and kept only its head
     Column("payload_head", LargeBinary, nullable=False),
     Column("payload_bytes", BigInteger, nullable=False),
     Column("payload_kept", Boolean, nullable=False),
@@ -206,7 +206,7 @@ Index(
 RUN_STATES = ("running", "success", "failed")
 RUN_TYPES = ("manual", "scheduled", "asset")
 
-# A DAG as its file said last. ``name`` is its author's dag_id.
+# A DAG as its file last defined it. ``name`` is its author's dag_id.
 dag = Table(
     "dag",
     metadata,
@@ -219,7 +219,7 @@ dag = Table(
     Column("created_date", UtcDateTime, nullable=False),
     Column("parsed_at", UtcDateTime, nullable=False),
     Column("removed_at", UtcDateTime),  # its file no longer has it
-    Column("spec_hash", Text, nullable=False, server_default=text("''")),  # of ``spec``: whether it has to be read anew
+    Column("spec_hash", Text, nullable=False, server_default=text("''")),  # of ``spec``; a cache compares it
     Column("next_interval_start", UtcDateTime),  # of the data interval that ``next_run_at`` is the end of
     Column("next_run_at", UtcDateTime),  # when its next scheduled run is due; null without a cron schedule
     UniqueConstraint("name"),
@@ -251,11 +251,11 @@ dag_run = Table(
     Column("conf", LargeBinary),  # encoded by `headgate.protocol.values`
     Column("created_date", UtcDateTime, nullable=False),
     Column("ended_at", UtcDateTime),
-    # Something happened to it since the scheduler looked at it last; set by whatever ends a task or returns it to none.
+    # The scheduler has to evaluate it; set by each transition that ends a task or returns it to none.
     Column("needs_look", Boolean, nullable=False, server_default=false()),
     Column("data_interval_start", UtcDateTime),
     Column("data_interval_end", UtcDateTime),
-    Column("started_at", UtcDateTime),  # null: it waits, since its DAG has as many runs as it may have at once
+    Column("started_at", UtcDateTime),  # null: it waits, because its DAG has as many active runs as it may have
     UniqueConstraint("dag_id", "run_id"),
     CheckConstraint(column("state").in_(RUN_STATES), name="state"),
     CheckConstraint(column("run_type").in_(RUN_TYPES), name="run_type"),
@@ -266,15 +266,15 @@ Index("ix_dag_run_active", dag_run.c.dag_id, postgresql_where=_active_run, sqlit
 _look = text("needs_look")
 Index("ix_dag_run_look", dag_run.c.id, postgresql_where=_look, sqlite_where=_look)
 
-# Which DAG runs on the events of which asset; it follows the DAG's spec, which has the contract as well.
+# The subscriptions of DAGs to assets; a copy from the DAG's spec, which has the contract as well.
 asset_subscription = Table(
     "asset_subscription",
     metadata,
     Column("dag_id", BigId, ForeignKey("dag.id"), primary_key=True, autoincrement=False),
     Column("asset_id", BigId, ForeignKey("asset.id"), primary_key=True, autoincrement=False),
     Column("contract", Text, nullable=False),
-    Column("batch_seconds", Double),  # a run is due so long after the first event that waits
-    Column("dropped", BigInteger, nullable=False, server_default=text("0")),  # events: more waited than may
+    Column("batch_seconds", Double),  # a run is due this long after the first waiting event
+    Column("dropped", BigInteger, nullable=False, server_default=text("0")),  # events beyond the limit on waiting ones
     Index("ix_asset_subscription_asset", "asset_id"),
 )
 
@@ -289,7 +289,7 @@ waiting_event = Table(
     Index("ix_waiting_event_event", "trigger_event_id"),
 )
 
-# The events a run was made for; those that are superseded it did away with.
+# The events for which a run was created, and those that it superseded.
 dag_run_event = Table(
     "dag_run_event",
     metadata,
@@ -300,8 +300,8 @@ dag_run_event = Table(
     Index("ix_dag_run_event_event", "trigger_event_id"),
 )
 
-# One task of one run. ``token`` names what the task was last given to, a worker or a trigger: a new random one for
-# each dispatch and for each deferral, so that the answer of an earlier one matches no row.
+# One task of one run. ``token`` identifies the worker or trigger that the task was last given to: a new random one for
+# each dispatch and each deferral, so that a late answer of an earlier one matches no row.
 task_instance = Table(
     "task_instance",
     metadata,
@@ -349,13 +349,13 @@ def _index_tasks(name: str, *columns: str, where: ColumnElement[bool] | TextClau
     Index(name, *of, unique=unique, postgresql_where=where, sqlite_where=where)
 
 
-# Written out: a partial index serves a statement that says the same, and ours say ``state = 'scheduled'``.
+# As text: a partial index is only used for a statement with the same condition, here ``state = 'scheduled'``.
 _index_tasks("ix_task_instance_scheduled", "pool", "queue", "priority_weight", "id", where=text("state = 'scheduled'"))
 _index_tasks("ix_task_instance_retry", "retry_at", where=task_instance.c.retry_at.is_not(None))
 _index_tasks("ix_task_instance_timeout", "trigger_timeout", where=text("state = 'deferred'"))
 _index_tasks("uq_task_instance_trigger", "trigger_id", where=task_instance.c.trigger_id.is_not(None), unique=True)
 _index_tasks("ix_task_instance_owner", "triggerer_id", where=task_instance.c.triggerer_id.is_not(None))
-# A row of ``trigger_event`` is deleted only after a look at who refers to it.
+# A row of ``trigger_event`` is deleted only after a check for rows that refer to it.
 _index_tasks("ix_task_instance_event", "event_id", where=task_instance.c.event_id.is_not(None))
 
 xcom = Table(

@@ -1,7 +1,7 @@
 """`TaskVerbs`: the verbs for DAGs, runs, tasks, and the values they read. It is reached as ``store.tasks``.
 
-What `headgate.store.store.Store` says of its verbs holds for these. A verb that moves a task returns whether it did; if
-another transaction was first, it changes nothing.
+The docstring of `headgate.store.store.Store` applies to these verbs, too. A verb that moves a task returns whether it
+did; if another transaction was first, it changes nothing.
 """
 
 from __future__ import annotations

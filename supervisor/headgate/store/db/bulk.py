@@ -1,9 +1,9 @@
-"""Many rows at a time, in the way that is fast on each database.
+"""Insert and find many rows at a time, in the way that is fast on each database.
 
-SQLite runs in this process, so a statement costs it little: what counts is how many times Python goes through a
-row. There an insert has a parameter a value, in one of a few sizes, and a lookup is a statement a row. On PostgreSQL
-every statement is a trip, and the driver would spend more time on the text of a long one than the server on its
-rows; there every column travels as one array.
+SQLite runs in this process, so a statement costs little, and most of the time is spent in Python, per row. There an
+insert has one parameter per value, in one of a few sizes, and a lookup is one statement per row. On PostgreSQL every
+statement is a round trip, and the driver would spend more time on the text of a long one than the server on its rows.
+There every column is sent as one array.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 
 from headgate.store.db.prepared import Prepared, driver_of
 
-ROWS_PER_STATEMENT_MAX = 500  # times 12 columns: far below the 32,766 parameters that SQLite takes
+ROWS_PER_STATEMENT_MAX = 500  # times 12 columns: far below SQLite's limit of 32,766 parameters
 IDS_PER_STATEMENT_MAX = 1000  # the same for ids in one IN (...)
-# Rows of the prepared inserts on SQLite, largest first; each is parsed once a connection. Any number of rows is a
-# sum of them.
+# Sizes of the prepared inserts on SQLite, in rows, largest first. Each is parsed once per connection. Any number of
+# rows is a sum of them.
 _SIZES = (256, 64, 16, 4, 1)
 
 Item = TypeVar("Item")
@@ -30,7 +30,7 @@ Insert = sqlite.Insert | postgresql.Insert
 
 
 class Kind(NamedTuple):
-    """Which columns of a table the rows have, in order. Hashable: statements are kept by it."""
+    """A table, and the columns that the rows have, in order. Hashable: compiled statements are cached by it."""
 
     table: Table
     columns: tuple[str, ...]
@@ -41,20 +41,21 @@ class Kind(NamedTuple):
 
 
 def chunks(items: Sequence[Item], items_max: int = IDS_PER_STATEMENT_MAX) -> Iterator[Sequence[Item]]:
-    """Cut into pieces that one statement can take."""
+    """Yield slices that are small enough for one statement."""
     for start in range(0, len(items), items_max):
         yield items[start : start + items_max]
 
 
 def insert_into(connection: Connection, table: Table) -> Insert:
-    """Return the INSERT of the connection's dialect, because ON CONFLICT is not in the common one."""
+    """Return the INSERT of the connection's dialect, because SQLAlchemy's generic one has no ON CONFLICT."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def insert_new(connection: Connection, kind: Kind, rows: Rows, *, returning: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    """Insert the rows that meet no unique rule; return the columns ``returning`` of those that went in.
+    """Insert the rows that violate no unique constraint; return the columns ``returning`` of those inserted.
 
-    Rows may meet one another: the first goes in. Values are the driver's (see `headgate.store.db.times`).
+    If rows conflict with one another, the first is inserted. Values are in the driver's form (see
+    `headgate.store.db.times`).
     """
     inserted: list[tuple[Any, ...]] = []
     driver = driver_of(connection)
@@ -71,7 +72,7 @@ def insert_new(connection: Connection, kind: Kind, rows: Rows, *, returning: tup
 
 
 def insert_or_add(connection: Connection, kind: Kind, rows: Rows, *, add: str) -> None:
-    """Insert rows; where the primary key is there already, add to the column ``add`` and replace the others.
+    """Insert rows; if the primary key exists already, add to the column ``add`` and replace the other columns.
 
     No two rows have the same primary key.
     """
@@ -85,7 +86,7 @@ def insert_or_add(connection: Connection, kind: Kind, rows: Rows, *, add: str) -
 
 
 def find(connection: Connection, kind: Kind, rows: Rows, *, returning: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    """Return the columns ``returning`` of the rows whose columns ``kind.columns`` together are one of ``rows``."""
+    """Return the columns ``returning`` of all rows whose values of ``kind.columns`` are in ``rows``."""
     found: list[tuple[Any, ...]] = []
     if connection.dialect.name == "sqlite":
         statement = _find_values(kind, returning)
@@ -97,7 +98,7 @@ def find(connection: Connection, kind: Kind, rows: Rows, *, returning: tuple[str
     return found
 
 
-# --- SQLite: a parameter a value -----------------------------------------------------------------
+# --- SQLite: one parameter per value -------------------------------------------------------------
 
 
 def _in_sizes(rows: Rows) -> Iterator[Rows]:
@@ -115,7 +116,7 @@ def _insert_new_values(kind: Kind, returning: tuple[str, ...], rows: int) -> Pre
     ]
     statement = sqlite.insert(kind.table).values(names).on_conflict_do_nothing()
     prepared = Prepared(statement.returning(*[kind.table.c[name] for name in returning]))
-    # The rows are handed over one after the other; this is the order that the text must have.
+    # The values are passed row by row, so the statement must have its parameters in this order.
     in_order = [f"{name}_{number}" for number in range(rows) for name in kind.columns]
     assert list(prepared.places(sqlite.dialect())) == in_order
     return prepared
@@ -133,7 +134,7 @@ def _find_values(kind: Kind, returning: tuple[str, ...]) -> Prepared:
     return Prepared(select(*[kind.table.c[name] for name in returning]).where(*same))
 
 
-# --- PostgreSQL: an array a column ---------------------------------------------------------------
+# --- PostgreSQL: one array per column ------------------------------------------------------------
 
 
 @cache
@@ -156,7 +157,7 @@ def _find_arrays(kind: Kind, returning: tuple[str, ...]) -> Prepared:
 
 
 def _unnested(kind: Kind) -> TableValuedAlias:
-    """Return the rows as a table with the names and types of their columns, from one array parameter a column."""
+    """Return the rows as a table with the names and types of their columns, from one array parameter per column."""
     columns = kind.all_columns()
     arrays = [bindparam(c.name, type_=postgresql.ARRAY(c.type)) for c in columns]
     return func.unnest(*arrays).table_valued(*[column(c.name, c.type) for c in columns]).render_derived()

@@ -1,10 +1,10 @@
-"""Whether others may have written to the database since the last look, at next to no cost.
+"""Whether others may have written to the database since the last check, at almost no cost.
 
 A supervisor has to hear of the changes of users and other supervisors: triggers added and removed, runs begun, tasks
-cleared. A query for them costs a transaction, and nearly always its answer is that there are none. So a supervisor
-queries rarely, and looks often: on PostgreSQL at the notifications of those who write, on SQLite at its counter of the
-commits of other connections. A look may find changes that do not matter, and in the worst case it finds none (a
-connection pool in between does not pass notifications on). It only brings forward a query that comes anyway.
+cleared. A query for them costs a transaction, and nearly always finds none. So a supervisor queries rarely, and checks
+often: on PostgreSQL for notifications of the processes that write, on SQLite by its counter of the commits of other
+connections. A check may report changes that do not matter, or miss some (a connection pool in between does not pass
+notifications on). It only makes the next query earlier, which would be made in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHANNEL = "headgate_triggers"  # of PostgreSQL's notifications: a trigger may be
 
 
 class ChangeListener(Protocol):
-    """Looks for the changes of others by one connection."""
+    """Finds out over one connection whether others have made changes."""
 
     def has_changes(self) -> bool:
         """Whether others may have written since the last call. Raises the driver's errors."""
@@ -33,13 +33,13 @@ class ChangeListener(Protocol):
 
 
 def notify(connection: Connection) -> None:
-    """Have the listeners of others see a change, once the transaction is committed."""
+    """Report a change to the listeners of others, once the transaction is committed."""
     if connection.dialect.name == "postgresql":
         driver_of(connection).execute(f"NOTIFY {CHANNEL}")
 
 
 def listen(engine: Engine, connection: Connection) -> ChangeListener:
-    """Begin to look for changes by this connection; the first answer is yes."""
+    """Begin to listen over this connection; the first answer is yes."""
     driver = connection.connection.driver_connection
     if not isinstance(driver, sqlite3.Connection):
         return _Notifications(cast("psycopg.Connection[Any]", driver))
@@ -65,8 +65,8 @@ class _Counter:
 class _Notifications:
     """Reads the notifications that have arrived; they come with other answers of the server, or alone.
 
-    The server sends a connection its own as well. They are no changes of others, and as many as there are steps of
-    tasks.
+    The server sends a connection its own as well. These are not changes of others, and there are as many as
+    steps of tasks, so they are ignored.
     """
 
     def __init__(self, driver: psycopg.Connection[Any]) -> None:

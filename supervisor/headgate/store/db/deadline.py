@@ -1,9 +1,9 @@
-"""A limit on how long a connection may take to answer, held from outside of it.
+"""A limit on the duration of a transaction that holds even if the server does not answer.
 
-The limits a server is given hold only as long as it lives and is heard. One that was suspended, or a network
-that went quiet, would keep the supervisor waiting, and with it heartbeats and signals. So a thread watches:
-when a transaction has taken too long, the socket under it is shut down, the driver sees a broken connection,
-and the caller gets `DatabaseAway` like for any other.
+A server applies its own timeouts only while it runs and can be reached. If it is suspended, or the network drops
+packets, the supervisor would wait, and neither renew its lease nor react to signals. So a thread watches: if a
+transaction takes too long, it shuts the socket down, the driver sees a broken connection, and the caller gets
+`DatabaseAway` as for any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 
 class Deadline:
-    """Shuts the socket of a transaction down that takes longer than ``limit_s`` seconds."""
+    """Shuts down the socket of a transaction that takes longer than ``limit_s`` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -39,14 +39,14 @@ class Deadline:
             yield
         finally:
             with self._changed:
-                # Under the lock: the descriptor is not closed, and given to somebody else, while it is shut down.
+                # Under the lock, so that the descriptor is not closed and reused while it is shut down.
                 self._ends_at = None
 
     def _watch(self) -> None:
         with self._changed:
             while True:
                 if self._ends_at is None:
-                    # Nobody tells of a beginning, which would cost every transaction a switch of threads.
+                    # Transactions do not wake this thread when they begin: that would cost each a switch of threads.
                     self._changed.wait(self._limit_s / 2)
                 elif (left_s := self._ends_at - time.monotonic()) > 0:
                     self._changed.wait(left_s)
@@ -60,4 +60,4 @@ def _shut_down(descriptor: int) -> None:
         with socket.socket(fileno=os.dup(descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
     except OSError:
-        pass  # it is closed already, which is what was wanted
+        pass  # it is closed already, as intended

@@ -1,8 +1,8 @@
 """Translation of the drivers' errors to `headgate.store.errors`: the only place that knows their codes.
 
-The class says what the caller should do. It says to wait whenever waiting might help, because waiting loses nothing. It
-is `RowsRefused` only if the rows themselves are at fault: the caller moves them to the dead letters, and if a fault of
-the database were taken for this, all events would end there.
+The class tells the caller how to react: to wait if waiting might help, because waiting loses nothing. It is
+`RowsRefused` only if the rows themselves are at fault. The caller makes these dead letters, so if a fault of the
+database were classified like this, all events would end there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SQLITE_NO_SUCH = ("no such table", "no such column", "has no column named")
 _CLASS_AWAY = frozenset(
     {
         "08",  # connection
-        "28",  # authorization: passwords are rotated, and a failover may meet half a configuration
+        "28",  # authorization: a password is being rotated, or a failover is not finished
         "40",  # rolled back: deadlock, serialization, completion unknown
         "53",  # disk full, out of memory, too many connections
         "57",  # shut down by an administrator, cancelled, starting up
@@ -62,15 +62,15 @@ _CLASS_REFUSED = frozenset(
         "54",  # limits of size: an index row too long
     }
 )
-# The server's answer to a connection has no code, only this text (of an English server).
+# An error while connecting has no code, only the server's text (here in English).
 _NOT_THERE = re.compile(r'FATAL: +((?:database|role) ".*" does not exist)')
 _CODES = {
     "25006": DatabaseAway,  # read only: a standby, in the middle of a failover
-    "25P03": DatabaseAway,  # idle in transaction for too long: we were stopped
+    "25P03": DatabaseAway,  # idle in transaction for too long: this process was stopped
     "25P04": DatabaseAway,  # a transaction that took too long
-    "26000": DatabaseAway,  # a prepared statement is gone: a pooler changed the server under us
-    "0A000": DatabaseAway,  # a cached plan no longer fits: somebody upgraded; a new connection mends it
-    "55P03": DatabaseAway,  # a lock was not to be had in time
+    "26000": DatabaseAway,  # a prepared statement does not exist: a connection pooler switched servers
+    "0A000": DatabaseAway,  # a cached plan no longer fits, because the schema was upgraded; a new connection solves it
+    "55P03": DatabaseAway,  # a lock was not available in time
     "55006": DatabaseAway,  # an object is in use
     "42P01": SchemaOutOfDate,  # no such table
     "42703": SchemaOutOfDate,  # no such column
@@ -79,16 +79,16 @@ _CODES = {
 
 
 def psycopg_errors() -> tuple[type[psycopg.Error], ...]:
-    """Return the base of psycopg's errors, for ``except`` and ``isinstance``; nothing where nobody has imported it.
+    """Return the base of psycopg's errors, for ``except`` and ``isinstance``; empty if psycopg was not imported.
 
-    That import takes as long as a fifth of a supervisor's start, and with SQLite nothing needs it.
+    The import takes a fifth of the time that a supervisor needs to start, and SQLite does not need it.
     """
     psycopg = sys.modules.get("psycopg")
     return () if psycopg is None else (psycopg.Error,)
 
 
 def translated() -> tuple[type[Exception], ...]:
-    """Return everything a statement may raise that is about the database or the rows, for ``except``.
+    """Return the classes of errors, about the database or the rows, that a statement may raise; for ``except``.
 
     Overflow and Unicode errors come from the drivers' conversions, before anything is sent.
     """
@@ -96,7 +96,7 @@ def translated() -> tuple[type[Exception], ...]:
 
 
 def translate(error: BaseException, *, database: str) -> StoreError:
-    """Return what ``error`` (one of `translated`) means. ``database`` names it to people, without password."""
+    """Return the store's error for ``error``, one of `translated`. ``database`` is its URL without password."""
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return DatabaseAway(database, _reason(error.orig or error))
     if isinstance(error, exc.StatementError) and error.orig is not None:
@@ -116,7 +116,7 @@ def translate(error: BaseException, *, database: str) -> StoreError:
 
 def _translate_sqlite(error: sqlite3.Error, database: str) -> StoreError:
     reason = _reason(error)
-    # Errors of the Python module itself have no code; a closed connection is one of them.
+    # Errors of the Python module itself have no code, for example that of a closed connection.
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         if "closed" in reason:
@@ -161,7 +161,7 @@ def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
     reason = _reason(error)
     code = error.sqlstate
     if code is None:
-        # The client's own: a value without a form on the wire, or a connection that could not be made.
+        # The client's own errors: a value that cannot be encoded, or a connection that cannot be opened.
         if (not_there := _NOT_THERE.search(reason)) is not None:
             return DatabaseFault(database, not_there[1])
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
@@ -178,7 +178,7 @@ def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line. PostgreSQL's details are left out: they quote the rows."""
+    """Return the error in one line, without PostgreSQL's details, because they quote the rows."""
     if isinstance(error, psycopg_errors()) and error.diag.message_primary:
         return error.diag.message_primary
     text = " ".join(str(error).split())

@@ -1,8 +1,8 @@
-"""From a URL to an engine that keeps its promises: what is committed is on the disk, and nothing waits for ever.
+"""Engines for the supported databases: a committed transaction is on the disk, and nothing waits for ever.
 
-Limits are set on every connection. On PostgreSQL they matter most when a supervisor is stopped in the middle
-of a transaction (SIGSTOP, a suspended machine): the server ends the transaction of its own accord, and its
-locks no longer stand in the way of those who take over.
+Limits are set on every connection. On PostgreSQL they matter most if a supervisor is stopped in the middle of a
+transaction (SIGSTOP, a suspended machine): the server then ends the transaction, so its locks do not block the
+supervisors that take over.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from sqlalchemy.pool import NullPool, StaticPool
 from headgate.store.db.prepared import driver_of
 from headgate.store.errors import DatabaseFault, UnsupportedDatabase
 
-SQLITE_BUSY_TIMEOUT_S = 5.0  # waiting for another process's transaction; ours are all shorter by far
-SQLITE_RETRY_WAIT_S = 0.01  # between tries to switch to WAL, where SQLite does not wait by itself
+SQLITE_BUSY_TIMEOUT_S = 5.0  # waiting for another process's transaction; all of headgate's are far shorter
+SQLITE_RETRY_WAIT_S = 0.01  # between tries to switch to WAL, for which SQLite does not wait by itself
 SQLITE_VERSION_MIN = (3, 35, 0)  # the first with RETURNING
-CONNECT_TIMEOUT_S = 5  # a server that does not answer by then is away
-LOCK_TIMEOUT_S = 5  # waiting for a row; whoever holds it for longer is stuck
+CONNECT_TIMEOUT_S = 5  # a server that does not answer by then counts as away
+LOCK_TIMEOUT_S = 5  # waiting for a row; a transaction that holds it for longer is stuck
 STATEMENT_TIMEOUT_S = 30  # the heartbeat limit: a supervisor that waits longer has lost its triggers anyway
-IDLE_IN_TRANSACTION_MAX_S = 10  # a stopped supervisor's locks are gone before others miss its heartbeat
-KEEPALIVE_IDLE_S = 10  # a server that vanished without a word is noticed after
+IDLE_IN_TRANSACTION_MAX_S = 10  # a stopped supervisor's locks are released before others miss its heartbeat
+KEEPALIVE_IDLE_S = 10  # a server that vanished without closing is noticed after
 KEEPALIVE_INTERVAL_S = 5  # KEEPALIVE_IDLE_S + KEEPALIVE_PROBES_MAX * KEEPALIVE_INTERVAL_S seconds,
 KEEPALIVE_PROBES_MAX = 3  # which is within the heartbeat limit
-TCP_UNACKED_MAX_S = 20  # the same, for what was sent and never acknowledged
+TCP_UNACKED_MAX_S = 20  # the same, for data that was sent and never acknowledged
 
 
 SUPPORTED = "use sqlite:///path/to/file.db or postgresql://user@host/database"
@@ -60,7 +60,7 @@ def database_name(engine: Engine) -> str:
 
 
 def is_in_memory(engine: Engine) -> bool:
-    """Whether the database is gone when its connection is."""
+    """Whether the database is in memory, and so ends with its connection."""
     return engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
 
 
@@ -76,7 +76,7 @@ def _open_sqlite(url: URL) -> Engine:
     in_memory = url.database in (None, "", ":memory:")
     engine = create_engine(
         url,
-        # In memory there is one connection, and it is the database; a file is opened by whoever uses it.
+        # In memory there is one connection, which is the database; a file is opened for each use.
         poolclass=StaticPool if in_memory else NullPool,
         connect_args={"isolation_level": None, "timeout": SQLITE_BUSY_TIMEOUT_S},
         hide_parameters=True,  # errors end up in logs, and parameters are users' data
@@ -88,8 +88,8 @@ def _open_sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # The driver would begin late and weakly. Taking the write lock at once means that a transaction that
-        # has begun to write can always go on: a later upgrade of the lock may fail, and waiting does not help.
+        # The driver would begin the transaction late, with a read lock. Its later upgrade to a write lock may fail, and
+        # waiting does not help then. So the write lock is taken at once.
         reads_only = connection.get_execution_options().get(READS_ONLY, False)
         driver_of(connection).execute("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
@@ -97,7 +97,7 @@ def _open_sqlite(url: URL) -> Engine:
 
 
 def _set_pragmas(connection: sqlite3.Connection, database: str) -> None:
-    """Set what durability needs, and read it back: SQLite says nothing when it does not obey."""
+    """Set the pragmas that durability needs, and read them back, because SQLite ignores some without an error."""
     journal_mode = _switch_to_wal(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -116,7 +116,7 @@ def _switch_to_wal(connection: sqlite3.Connection) -> str:
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             return str(mode)
         except sqlite3.OperationalError as error:
-            # Two processes that both open a new file: SQLite sees a deadlock ahead and does not wait.
+            # Two processes open a new file at once: SQLite foresees a deadlock, and does not wait.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
             time.sleep(SQLITE_RETRY_WAIT_S)
@@ -134,8 +134,8 @@ _CONNECT_ARGS = {
     "application_name": "headgate",
 }
 
-# Fencing relies on READ COMMITTED: whoever waited for a row sees it as it is then, not as it was (I10).
-# A role or a database may have set synchronous_commit to less than on, which would break I1; more is fine.
+# Fencing relies on READ COMMITTED: a statement that waited for a row sees its newest version (I10).
+# A role or a database may set synchronous_commit to a weaker value than on, which would break I1; stronger is fine.
 _SESSION = f"""
 SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false),
        set_config('statement_timeout', '{STATEMENT_TIMEOUT_S}s', false),
@@ -150,7 +150,7 @@ def _open_postgresql(url: URL) -> Engine:
     engine = create_engine(
         url,
         poolclass=NullPool,
-        # What the URL says itself goes before our defaults.
+        # Parameters of the URL override our defaults.
         connect_args={name: value for name, value in _CONNECT_ARGS.items() if name not in url.query},
         hide_parameters=True,
     )

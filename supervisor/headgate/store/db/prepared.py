@@ -1,11 +1,11 @@
-"""Statements that are compiled once, and from then on go to the driver as text.
+"""Statements that are compiled once, and from then on passed to the driver as text.
 
-Between a call and a small statement on SQLite, SQLAlchemy takes some fifteen times as long as SQLite does: it finds
-the compiled form, and converts every parameter and every result. The store's hot verbs say the same few statements
-for ever, so they are still built with SQLAlchemy's expressions, from the one definition of the tables, but compiled
-only once. What goes in and what comes out is the driver's: times pass through `times.bound` and `times.read`.
+For a small statement on SQLite, SQLAlchemy takes about fifteen times as long as SQLite itself, because it looks up the
+compiled form and converts every parameter and every result. The store's hot verbs repeat the same few statements. So
+these are built with SQLAlchemy's expressions, from the one definition of the tables, but compiled only once. Parameters
+and results are in the driver's form: times are converted by `times.bound` and `times.read`.
 
-Errors are the driver's, too; `headgate.store.db.driver_errors` knows them.
+Errors are the driver's, too; `headgate.store.db.driver_errors` translates them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PSYCOPG_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Cursor(Protocol):
-    """What both drivers' cursors have."""
+    """The attributes that the cursors of both drivers have."""
 
     @property
     def rowcount(self) -> int: ...
@@ -32,7 +32,7 @@ class Cursor(Protocol):
 
 
 class Driver(Protocol):
-    """What both drivers' connections have; ``closed`` and a settable ``autocommit`` only psycopg's."""
+    """The attributes of both drivers' connections; ``closed`` and a settable ``autocommit`` are psycopg's alone."""
 
     autocommit: bool
 
@@ -42,12 +42,12 @@ class Driver(Protocol):
 
 
 def driver_of(connection: Connection) -> Driver:
-    """Return the driver's connection under one of SQLAlchemy's, which must be in a transaction."""
+    """Return the driver's connection of one of SQLAlchemy's, which must be in a transaction."""
     return cast(Driver, connection.connection.driver_connection)
 
 
 class _Compiled:
-    """A statement in the form that one dialect's driver takes."""
+    """A statement in the form that the driver of one dialect expects."""
 
     def __init__(self, statement: Executable, dialect: Dialect, *, binary: bool) -> None:
         assert isinstance(statement, ClauseElement)
@@ -60,15 +60,15 @@ class _Compiled:
         self.fixed = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
 
     def arranged(self, parameters: dict[str, Any]) -> Any:
-        """Return the parameters as the driver takes them: by place, or by name."""
+        """Return the parameters as the driver expects them: by position, or by name."""
         values = {**self.fixed, **parameters} if self.fixed else parameters
         return values if self.names is None else tuple([values[name] for name in self.names])
 
 
 class Prepared:
-    """A statement with named parameters. A list in it (``IN``) would be another statement each time: not here.
+    """A statement with named parameters. It must not contain a list (``IN``), whose text differs with its length.
 
-    ``binary``: psycopg is to send the parameters in PostgreSQL's own form, which for arrays is twice as fast as text.
+    ``binary``: psycopg sends the parameters in PostgreSQL's binary format, which for arrays is twice as fast as text.
     """
 
     def __init__(self, statement: Executable, *, binary: bool = False) -> None:
@@ -82,7 +82,7 @@ class Prepared:
         return driver_of(connection).execute(compiled.text, compiled.arranged(parameters))
 
     def run_many(self, connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
-        """Execute it for each row of parameters; it returns no rows."""
+        """Execute it for each row of parameters, without results."""
         compiled = self._for(connection.dialect)
         arranged = [compiled.arranged(row) for row in rows]
         driver = connection.connection.driver_connection
@@ -93,20 +93,20 @@ class Prepared:
                 driver_of(connection).execute(compiled.text, arranged[0])
                 return
             with driver.cursor() as cursor:
-                # One after the other in psycopg's pipeline. A server does not limit how long the transaction may be
-                # idle after that (seen with PostgreSQL 15), and the locks of a supervisor that is stopped there would
-                # stay for ever; it does again after a statement of its own.
+                # One after the other in psycopg's pipeline. After a pipeline the server does not apply its limit on
+                # idle transactions (seen with PostgreSQL 15), so the locks of a supervisor that is stopped there would
+                # be held for ever. After a separate statement the limit applies again.
                 cursor.executemany(compiled.text, arranged)
                 cursor.execute("SELECT 1")
 
     def places(self, dialect: Dialect) -> Sequence[str]:
-        """Return the names of the parameters in the order of their places, where the dialect counts them."""
+        """Return the names of the parameters by position, for dialects with positional parameters."""
         names = self._for(dialect).names
         assert names is not None, f"{dialect.name} names its parameters"
         return names
 
     def text(self, dialect: Dialect) -> str:
-        """Return the statement as the driver takes it."""
+        """Return the text of the statement for the driver."""
         return self._for(dialect).text
 
     def _for(self, dialect: Dialect) -> _Compiled:

@@ -1,8 +1,8 @@
-"""The schema's version: bringing a database up to date, and refusing to work on one that is not.
+"""The schema's version: upgrades a database, and refuses one that is out of date.
 
-The migrations stand in ``headgate/store/db/migrations`` and are run by alembic, without an ``alembic.ini``. Alembic is
-imported where there is something to migrate: a supervisor that starts on a database that is up to date asks for one
-row, and alembic would be a fifth of its start.
+The migrations are in ``headgate/store/db/migrations`` and are run by alembic, without an ``alembic.ini``. Alembic is
+only imported if there is something to migrate, because the import would take a fifth of the time that a supervisor
+needs to start. If the database is up to date, one row is read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-HEAD_REVISION = "0004"  # the newest in the folder of migrations, which a test compares
-MIGRATION_LOCK = 0x68656164  # "head": an advisory lock of PostgreSQL that all our migrations agree on
-MIGRATION_WAIT_S = 60  # for another process's migration; longer than any of ours takes on a big table
+HEAD_REVISION = "0004"  # the newest in the folder of migrations, as a test checks
+MIGRATION_LOCK = 0x68656164  # "head": the advisory lock of PostgreSQL that all migrations of headgate take
+MIGRATION_WAIT_S = 60  # for another process's migration; longer than any takes on a big table
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -32,9 +32,9 @@ _MIGRATIONS = Path(__file__).with_name("migrations")
 def upgrade(engine: Engine) -> str:
     """Bring the database to the newest revision, in one transaction; return that revision.
 
-    Any number of processes may do it at once: one does it, the others find it done. Where nothing is to be done, nobody
-    is waited for: not for a supervisor that stands still and holds SQLite's lock, say. Raises `DatabaseAway`,
-    `DatabaseFault`, and `SchemaOutOfDate` when the database is newer than this headgate.
+    Any number of processes may call it at once: one upgrades, the others find it done. If the database is up to date,
+    it takes no lock, so it does not wait, for example, for a stopped supervisor that holds SQLite's lock. Raises
+    `DatabaseAway`, `DatabaseFault`, and `SchemaOutOfDate` if the database is newer than this headgate.
     """
     if current_revision(engine) == head_revision():
         return head_revision()
@@ -47,7 +47,7 @@ def upgrade(engine: Engine) -> str:
 
 
 def downgrade(engine: Engine, revision: str) -> None:
-    """Take the database back to ``revision`` (``base``: no tables at all). Data that has no place there is lost."""
+    """Downgrade the database to ``revision`` (``base``: no tables). Data with no place in the older tables is lost."""
     from alembic import command
 
     with _migrating(engine) as connection:
@@ -55,7 +55,7 @@ def downgrade(engine: Engine, revision: str) -> None:
 
 
 def current_revision(engine: Engine) -> str | None:
-    """Return the revision of the database; None where headgate never made its tables."""
+    """Return the revision of the database; None if headgate has not created its tables in it."""
     with _translated(engine), engine.connect().execution_options(**{READS_ONLY: True}) as connection:
         return _revision(connection)
 
@@ -89,7 +89,7 @@ def _refuse_newer(engine: Engine, current: str | None) -> None:
 
 
 def _revision(connection: Connection) -> str | None:
-    # Alembic's own table; a database that holds other people's tables only does not have it.
+    # Alembic's own table; it is missing if the database has only tables of other programs.
     if not inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
@@ -106,7 +106,7 @@ def _config(connection: Connection) -> Config:
     from alembic.config import Config
 
     config = Config()
-    # A percent sign in the path would be taken for an interpolation.
+    # A percent sign in the path would be read as an interpolation.
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
@@ -114,7 +114,7 @@ def _config(connection: Connection) -> Config:
 
 @contextmanager
 def _migrating(engine: Engine) -> Generator[Connection]:
-    """Run one transaction that keeps other migrations out. On SQLite its write lock does that."""
+    """Run one transaction that excludes other migrations. On SQLite its write lock does that."""
     with _translated(engine), engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_WAIT_S}s'"))

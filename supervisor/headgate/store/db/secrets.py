@@ -1,7 +1,7 @@
-"""The keys that encrypt trigger kwargs, and where they come from.
+"""The keys that encrypt trigger kwargs and other secrets.
 
-Fernet keys, one or several: the first encrypts, all decrypt, so a key is rotated by putting the new one in
-front. They come from the environment or from a file that is made on first use. No message shows a key.
+There are one or several Fernet keys: the first encrypts, and all decrypt, so a key is rotated by putting the new one
+first. They are read from the environment, or from a file that is created on first use. No message shows a key.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KEY_FILE_BYTES_MAX = 64 * 1024  # a key has 44 characters: a longer file is not 
 
 
 class Secrets:
-    """Encrypts and decrypts; `Secrets.open` finds the keys."""
+    """Encrypts and decrypts; `Secrets.open` reads the keys."""
 
     def __init__(self, keys: Sequence[str], *, source: str) -> None:
-        """Take url-safe base64 keys of 32 bytes, newest first; ``source`` is where they stood. Raises `UnusableKey`."""
+        """Take url-safe base64 keys of 32 bytes, newest first, read from ``source``. Raises `UnusableKey`."""
         if not keys:
             raise UnusableKey(f"there is no encryption key in {source}")
         fernets = []
@@ -32,7 +32,7 @@ class Secrets:
             try:
                 fernets.append(Fernet(key))
             except ValueError:
-                # The error of the library is dropped: whatever it says, it is about the key.
+                # The library's error is dropped, because its text may show the key.
                 raise UnusableKey(
                     f"key {number} of {len(keys)} in {source} is malformed: "
                     f"a key is 32 bytes in url-safe base64, 44 characters"
@@ -47,7 +47,7 @@ class Secrets:
     def open(cls, home: Path, environment_value: str | None) -> Secrets:
         """Return the keys of the environment (comma separated), else those of ``home / "fernet.key"`` (one a line).
 
-        The file is made with a new key, for its owner alone, where there is none. Raises `UnusableKey`.
+        If neither exists, the file is created with a new key, readable by its owner only. Raises `UnusableKey`.
         """
         if environment_value is not None:
             keys = [key.strip() for key in environment_value.split(",")]
@@ -65,7 +65,7 @@ class Secrets:
         return self._fernet.encrypt(data).decode("ascii")
 
     def decrypt(self, text: str) -> bytes:
-        """Return what was encrypted. Raises `BadKey` when no key fits, or the text was tampered with."""
+        """Return the encrypted data in clear. Raises `BadKey` if no key fits, or if the text was tampered with."""
         try:
             return self._fernet.decrypt(text)
         except (InvalidToken, ValueError):
@@ -74,7 +74,7 @@ class Secrets:
 
 
 def _make_key_file(path: Path) -> None:
-    """Make the file in one step, so that of two processes that both try, both end up with the same whole file."""
+    """Create the file atomically, so that two processes that try at once both use the same complete file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -86,10 +86,10 @@ def _make_key_file(path: Path) -> None:
         try:
             os.link(draft, path)
         except FileExistsError:
-            return  # another process was first: its key is the key
+            return  # another process was first, and its key is used
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(folder)  # what it is about to encrypt could not be read without it
+            os.fsync(folder)  # without the file, nothing that is encrypted from now on could be read
         finally:
             os.close(folder)
     finally:

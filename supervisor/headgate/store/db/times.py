@@ -16,8 +16,8 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware datetime in UTC: ``timestamptz`` on PostgreSQL, sortable text on SQLite.
 
-    SQLite has no type for times. The text always has six digits of a second, because texts of different
-    lengths would sort (and compare equal) otherwise than the times they stand for.
+    SQLite has no type for times. The text always has six digits after the second, because texts of different
+    lengths would not sort and compare like the times.
     """
 
     impl = DateTime(timezone=True)
@@ -28,7 +28,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return dialect.type_descriptor(Text() if dialect.name == "sqlite" else DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """Raise `ValueError` for a naive datetime: nobody could say which moment it is."""
+        """Raise `ValueError` for a naive datetime, because its moment is unknown."""
         return None if value is None else _bound(value, dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
@@ -51,12 +51,12 @@ def _read(value: Any, dialect: Dialect) -> datetime:
 
 
 def bound(connection: Connection, value: datetime) -> Any:
-    """Return the time as the driver takes it, for a statement that is `prepared`. Raises `ValueError` as above."""
+    """Return the time in the driver's form, for a `Prepared` statement. Raises `ValueError` if it is naive."""
     return _bound(value, connection.dialect)
 
 
 def read(connection: Connection, value: Any) -> datetime:
-    """Return the time that the driver gave, for a statement that is `prepared`: aware, in UTC."""
+    """Return a time that the driver returned, from a `Prepared` statement: aware, in UTC."""
     return _read(value, connection.dialect)
 
 

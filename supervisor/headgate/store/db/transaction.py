@@ -74,7 +74,7 @@ def wait_for_inflight(connection: Connection, epoch: Epoch) -> None:
 
 
 class Tx:
-    """One transaction: its connection, and everything that the functions of a verb need beside it."""
+    """One transaction: its connection, and everything else that the functions of a verb need."""
 
     __slots__ = ("_dirty_runs", "_now", "clock", "connection", "secrets")
 
@@ -87,7 +87,7 @@ class Tx:
 
     @property
     def now(self) -> datetime:
-        """The time of the transaction by the database's clock: of its lock on the lease, or of the first look here."""
+        """The time of the transaction by the database's clock: of its lock on the lease, or of the first access."""
         if self._now is None:
             self._now = read_clock(self.connection, self.clock)
         return self._now
@@ -98,7 +98,7 @@ class Tx:
         return self.connection.dialect.name == "postgresql"
 
     def notify(self) -> None:
-        """Have other supervisors look at the database, once this is committed (`headgate.store.db.changes`)."""
+        """Make other supervisors query the database, once this is committed (`headgate.store.db.changes`)."""
         changes.notify(self.connection)
 
     def mark_run_dirty(self, dag_run: DagRunId) -> None:
@@ -212,8 +212,8 @@ class Database:
                 try:
                     yield connection
                 except driver_errors.psycopg_errors():
-                    # SQLAlchemy has not seen what a prepared statement raises. It would roll back on a connection
-                    # that is gone, and the error of that would replace this one.
+                    # SQLAlchemy does not see the errors of prepared statements. It would roll back on a broken
+                    # connection, and the error of that would replace this one.
                     if driver_of(connection).closed:
                         connection.invalidate()
                     raise

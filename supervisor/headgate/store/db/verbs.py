@@ -1,13 +1,13 @@
 """How a verb of the store is declared: one method, one transaction, one docstring.
 
 A verb is a public method of a subclass of `Verbs`. Its decorator says which kind of transaction it runs in, and
-replaces the parameter ``tx`` by what callers pass. Everything else of the signature stays as it is written, for
-type checkers too::
+replaces the parameter ``tx`` as in the table below. The rest of the signature stays as it is written, for type
+checkers too::
 
     class TaskVerbs(Verbs):
         @leased
         def lose_worker(self, tx: LeasedTx, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None:
-            \"\"\"Record that the worker of a task is gone; return its new state.\"\"\"
+            \"\"\"Record that the worker of a task has died; return its new state.\"\"\"
             task = task_rows.locked(tx, instance, token=token)
             ...
 
@@ -26,11 +26,11 @@ type checkers too::
   leased transaction; in another it reads the database's clock once.
 - Verbs run plain SQLAlchemy (``tx.connection.execute``). `Prepared` is for hot paths only: there times go in by
   ``times.bound`` and come out by ``times.read``.
-- A verb that changes what others wait for calls ``tx.notify()``. One that may change what becomes of a run calls
+- A verb whose changes others wait for calls ``tx.notify()``. One that may affect the tasks or the end of a run calls
   ``tx.mark_run_dirty(run)``; the flags are written right before the commit.
 - If a part must run after the commit (marks, caches, decryption), the public method has no decorator, and either
   opens the transaction itself (``with self.database.leased(epoch) as tx:``) or calls a decorated private method.
-- To call a verb from another one would begin a second transaction. Call the function below it.
+- A verb that calls another one would begin a second transaction. Call the function below it instead.
 - Every verb may be repeated, and must be after `DatabaseAway`, because its commit may or may not have arrived.
 """
 
@@ -58,7 +58,7 @@ Result = TypeVar("Result")
 
 
 def _show_signature(run: Callable[..., Any], verb: Callable[..., Any], *instead_of_tx: Parameter) -> None:
-    """Have ``help()`` and `inspect.signature` show what callers pass."""
+    """Make ``help()`` and `inspect.signature` show the parameters that callers pass."""
     written = signature(verb)
     this, _, *others = written.parameters.values()
     vars(run)["__signature__"] = written.replace(parameters=[this, *instead_of_tx, *others])

@@ -1,1 +1,1 @@
-"""Queries by which people look at the database."""
+"""Read-only queries for the command line and other tools."""

@@ -1,4 +1,4 @@
-"""DAGs and pools as people look at them. Nothing here writes, and every list has a limit."""
+"""Read-only queries about DAGs and pools. Every list has a limit."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ NAMES_COMPARED_MAX = 2000  # with a name that was not found, to say which one wa
 NEAR_NAMES_MAX = 3
 
 _C = task_instance.c
-# A run that waits, since its DAG has as many as it may have at once, is shown as what it is.
+# A run that waits, because its DAG has as many active runs as it may have, is shown as queued.
 _waits = and_(dag_run.c.state == "running", dag_run.c.started_at.is_(None))
 RUN_STATE: Label[str] = case((_waits, "queued"), else_=dag_run.c.state).label("state")
 
 
 class DagLine(msgspec.Struct, frozen=True):
-    """One DAG in a list; ``name`` is None for a file that cannot be parsed and never held a DAG.
+    """One DAG in a list; ``name`` is None for a file that could never be parsed.
 
     ``waiting_events``: events of its assets that have had no run yet. ``next_run_at``: by its cron schedule.
-    ``import_error``: what is wrong with its file now, with the traceback; the DAG is as the file said before.
+    ``import_error``: the error of its file, with the traceback; the DAG is the last valid version.
     """
 
     name: str | None
@@ -80,7 +80,7 @@ def _contract_text(schedule: AssetSchedule) -> str:
 
 
 def schedule_text(spec: DagSpec) -> str:
-    """Return the schedule of a DAG as people write it."""
+    """Return the schedule of a DAG as text."""
     match spec.schedule:
         case None:
             return "none"
@@ -168,13 +168,13 @@ def _no_such_dag(tx: Tx, name: str) -> NoSuchRow:
 def near_names(tx: Tx, name: str, statement: Select[Any]) -> list[str]:
     """Return the names, of those that the statement finds, that may have been meant by ``name``."""
     names: list[str] = list(tx.connection.execute(statement.limit(NAMES_COMPARED_MAX)).scalars())
-    # By its beginning first: who types half of a long name has it right as far as it goes.
+    # By the beginning first, for a name that is only incomplete.
     begin = [one for one in names if name and one.startswith(name)][:NEAR_NAMES_MAX]
     return begin or difflib.get_close_matches(name, names, n=NEAR_NAMES_MAX)
 
 
 def dag_id_of(tx: Tx, name: str) -> int:
-    """Return the id of a DAG, removed or not: its runs stay to be looked at."""
+    """Return the id of a DAG, removed or not, because the runs of a removed one stay."""
     found = tx.connection.execute(select(dag.c.id).where(dag.c.name == name)).scalar_one_or_none()
     if found is None:
         raise _no_such_dag(tx, name)
@@ -185,11 +185,11 @@ def dag_id_of(tx: Tx, name: str) -> int:
 
 
 class DagInspection(Verbs):
-    """The verbs that look at DAGs and pools."""
+    """The queries about DAGs and pools."""
 
     @reading
     def dags(self, tx: Tx, *, is_paused: bool | None = None, limit: int = LIST_DAGS_MAX) -> list[DagLine]:
-        """Return the DAGs that some file has, by name, and then the files that hold none and have an error."""
+        """Return the DAGs that are in some file, by name, then the files with an error and without a DAG."""
         statement = _DAGS.order_by(dag.c.name).limit(min(limit, LIST_DAGS_MAX))
         if is_paused is not None:
             statement = statement.where(dag.c.is_paused.is_(is_paused))
@@ -200,7 +200,7 @@ class DagInspection(Verbs):
 
     @reading
     def dag(self, tx: Tx, name: str) -> tuple[DagLine, DagSpec]:
-        """Return a DAG and its spec. Raises `NoSuchRow`, which names those of like name."""
+        """Return a DAG and its spec. Raises `NoSuchRow`, which has similar names."""
         row = tx.connection.execute(_DAGS.where(dag.c.name == name)).first()
         if row is None:
             raise _no_such_dag(tx, name)
@@ -209,9 +209,9 @@ class DagInspection(Verbs):
 
     @reading
     def pools(self, tx: Tx) -> list[PoolLine]:
-        """Return the pools by name, and how much of each is in use."""
+        """Return the pools by name, with the slots in use."""
         holding, waits = _C.triggerer_id.is_not(None), task_rows.is_in(TaskState.SCHEDULED)
-        # Each count goes by its partial index; together they would read the whole table.
+        # Each count uses its own partial index; a single query would read the whole table.
         used = dict[str, tuple[int, int]]()
         for name, slots, count in tx.connection.execute(
             select(_C.pool, func.sum(_C.pool_slots), func.count()).where(holding).group_by(_C.pool)

@@ -1,4 +1,4 @@
-"""The event log and the dead letters as people and programs look at them, without the whole table in memory."""
+"""Read-only queries about stored events and dead letters, without the whole table in memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headgate.store.errors import NoSuchWatcher
 from headgate.store.inspect.dags import NEWEST_SHOWN
 from headgate.store.tables import asset_watcher, dead_letter, redelivery, trigger_event
 
-EVENTS_PER_BATCH_MAX = 100  # each may hold a payload of 1 MiB, so this is about what a reader may need of memory
+EVENTS_PER_BATCH_MAX = 100  # each may have a payload of 1 MiB, so a reader needs about 100 MiB
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """One stored event, its payload encoded by `headgate.protocol.values`; ``redelivered``: how often it came again."""
+    """One stored event, its payload encoded by `headgate.protocol.values`. ``redelivered`` counts later deliveries."""
 
     id: int
     watcher: str | None
@@ -52,14 +52,14 @@ class DeadLetterRow(msgspec.Struct, frozen=True):
 
 
 class EventInspection(Verbs):
-    """The verbs that look at stored events and dead letters."""
+    """The queries about stored events and dead letters."""
 
     def events(self, *, watcher: str | None = None, limit: int | None = None, after_id: int = 0) -> Iterator[EventRow]:
-        """Iterate over stored events by id, up to ``limit`` of them, a batch at a time, a transaction a batch.
+        """Iterate over stored events by id, up to ``limit`` of them, in batches, each in its own transaction.
 
-        ``watcher`` means every watcher that has or had this name. Raises `NoSuchWatcher`. Ids grow, but two
-        supervisors on one PostgreSQL may commit out of their order: a reader that follows the log by
-        ``after_id`` has to look back a little.
+        ``watcher`` means every watcher that has or had this name. Raises `NoSuchWatcher`. Ids increase, but two
+        supervisors on one PostgreSQL may commit out of the order of ids, so a reader that follows the log by
+        ``after_id`` must overlap its reads a little.
         """
         if watcher is not None and not self._is_or_was_watcher(watcher):
             raise NoSuchWatcher(watcher)

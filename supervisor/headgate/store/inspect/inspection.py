@@ -1,7 +1,7 @@
-"""`Inspection`: the verbs by which people look at the database. They write nothing; a store has them as ``inspect``.
+"""`Inspection`: all read-only queries, which a store has as ``store.inspect``.
 
-`headgate.store.store.Store` says which errors verbs raise. A name that is not there raises `NoSuchRow`, which holds the
-names that may have been meant. Lists have at most ``limit`` rows, `ROWS_PER_PAGE_MAX` unless they say otherwise.
+`headgate.store.store.Store` has the errors that they raise. An unknown name raises `NoSuchRow`, which has similar
+names. Lists have at most ``limit`` rows, by default `ROWS_PER_PAGE_MAX` if nothing else is stated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate.store.triggers.leases import SILENCE_MAX_S
 
 
 class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspection):
-    """All verbs that look, with those that explain."""
+    """All read-only queries, and `headgate why`."""
 
     @reading
     def now(self, tx: Tx) -> datetime:

@@ -1,6 +1,6 @@
-"""Runs and tasks as people look at them. Nothing here writes, and every list has a limit.
+"""Read-only queries about runs and tasks. Every list has a limit.
 
-Lists are newest first, a page at a time: the next page begins at the id of the last row.
+Lists are newest first, in pages: the next page begins at the id of the last row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from headgate.store.tables import asset, dag, dag_run, dag_run_event, task_insta
 from headgate.store.tasks import task_rows
 from headgate.store.tasks.graphs import read_spec
 
-RUN_EVENTS_MAX = 1000  # shown of those a run was made for
+RUN_EVENTS_MAX = 1000  # of one run that are shown
 LATEST = "latest"  # in place of a run_id: the newest run of the DAG
 
 _C = task_instance.c
 
 
 class RunLine(msgspec.Struct, frozen=True):
-    """One run, ``queued`` until it may start. ``tasks`` says how many of its tasks are in each state that any is in."""
+    """One run, ``queued`` until it may start. ``tasks`` has the number of its tasks by state."""
 
     id: DagRunId
     dag: str
@@ -46,7 +46,7 @@ class RunLine(msgspec.Struct, frozen=True):
 
 
 class RunDetail(msgspec.Struct, frozen=True):
-    """All that is known of a run. ``conf`` is encoded; ``events`` are what it was made for: id, asset, superseded."""
+    """All details of a run. ``conf`` is encoded; ``events`` are those it was created for: id, asset, superseded."""
 
     line: RunLine
     conf: bytes | None
@@ -78,7 +78,7 @@ class TaskLine(msgspec.Struct, frozen=True):
 
 
 class TaskDetail(msgspec.Struct, frozen=True):
-    """All that is known of a task. ``upstream`` and ``trigger_rule`` are its DAG's, None where that has it no more."""
+    """All details of a task. ``upstream`` and ``trigger_rule`` are None if its DAG no longer has it."""
 
     line: TaskLine
     operator: str | None
@@ -95,7 +95,7 @@ class TaskDetail(msgspec.Struct, frozen=True):
 
 
 class TaskRef(msgspec.Struct, frozen=True):
-    """A task that was looked up by its names."""
+    """A task that was found by its names."""
 
     id: TaskInstanceId
     dag_run_id: DagRunId
@@ -160,7 +160,7 @@ def _task_line_of(fields: dict[str, Any]) -> TaskLine:
 
 
 def task_spec(name: str, data: bytes, task_id: str) -> TaskSpec | None:
-    """Return what a DAG as it is stored says of a task; None where it has it no more. Raises `SpecUnreadable`."""
+    """Return the spec of a task in a stored DAG; None if the DAG no longer has it. Raises `SpecUnreadable`."""
     return next((task for task in read_spec(name, data).tasks if task.task_id == task_id), None)
 
 
@@ -177,7 +177,7 @@ def states_of(tx: Tx, dag_run_id: int, task_ids: Sequence[str]) -> dict[str, Tas
 
 
 class RunInspection(Verbs):
-    """The verbs that look at runs and tasks."""
+    """The queries about runs and tasks."""
 
     @reading
     def runs(
@@ -207,7 +207,7 @@ class RunInspection(Verbs):
 
     @reading
     def run(self, tx: Tx, dag: str, run_id: str) -> RunDetail:
-        """Return all that is known of a run; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
+        """Return all details of a run; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
         dag_run_id = run_id_of(tx, dag, run_id)
         columns = (dag_run.c.conf, dag_run.c.data_interval_start, dag_run.c.data_interval_end, dag_run.c.needs_look)
         statement = select(*_RUN_COLUMNS, *columns).select_from(_RUNS).where(dag_run.c.id == dag_run_id)
@@ -261,7 +261,7 @@ class RunInspection(Verbs):
     def find_task(self, tx: Tx, dag: str, run_id: str, task_id: str) -> TaskRef:
         """Return the task of these names; ``latest`` is the newest run.
 
-        Raises `NoSuchRow`, which says which of the names is wrong and what may be meant.
+        Raises `NoSuchRow`, with the name that is wrong and similar ones.
         """
         dag_run_id = run_id_of(tx, dag, run_id)
         row = tx.connection.execute(
@@ -276,7 +276,7 @@ class RunInspection(Verbs):
 
     @reading
     def task(self, tx: Tx, task: TaskRef) -> TaskDetail:
-        """Return all that is known of a task."""
+        """Return all details of a task."""
         row = tx.connection.execute(
             select(
                 *_TASK_COLUMNS,

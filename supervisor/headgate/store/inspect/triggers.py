@@ -1,4 +1,4 @@
-"""Supervisors, watchers and triggers as people look at them. Nothing here writes."""
+"""Read-only queries about supervisors, watchers and triggers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TriggerLine(msgspec.Struct, frozen=True):
 
 
 class TriggerDetail(msgspec.Struct, frozen=True):
-    """All that is known of a trigger but its kwargs. ``redelivered``: how often stored events came again."""
+    """All details of a trigger except its kwargs. ``redelivered`` counts later deliveries of stored events."""
 
     line: TriggerLine
     asset: str | None
@@ -117,11 +117,11 @@ def _lines(tx: Tx, where: ColumnElement[bool], beyond_id: int, limit: int) -> li
 
 
 class TriggerInspection(Verbs):
-    """The verbs that look at supervisors, watchers and triggers."""
+    """The queries about supervisors, watchers and triggers."""
 
     @reading
     def triggerers(self, tx: Tx, limit: int = NEWEST_SHOWN) -> list[TriggererLine]:
-        """Return the newest leases, living or not, newest first, with what each has."""
+        """Return the newest leases, alive or not, newest first, with the numbers of their triggers and tasks."""
         triggers = select(func.count()).where(trigger.c.triggerer_id == triggerer.c.id, _OPEN)
         tasks = select(func.count()).where(task_instance.c.triggerer_id == triggerer.c.id)
         statement = select(
@@ -187,7 +187,7 @@ class TriggerInspection(Verbs):
     def find_trigger(self, tx: Tx, name: str) -> int:
         """Return the id of a trigger by its number, by ``trigger-<id>``, or by the name of its watcher.
 
-        Of several watchers that had the name the newest is meant. Raises `NoSuchRow`.
+        If several watchers had the name, it is the newest. Raises `NoSuchRow`.
         """
         digits = name.removeprefix(_PREFIX)
         if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
@@ -203,7 +203,7 @@ class TriggerInspection(Verbs):
 
     @reading
     def trigger(self, tx: Tx, trigger_id: int) -> TriggerDetail:
-        """Return all that is known of a trigger but its kwargs. Raises `NoSuchRow`."""
+        """Return all details of a trigger except its kwargs. Raises `NoSuchRow`."""
         columns = (*_COLUMNS, asset.c.name.label("asset"), trigger.c.last_failed_run_id)
         from_ = _FROM.outerjoin(asset, asset.c.id == asset_watcher.c.asset_id)
         row = tx.connection.execute(select(*columns).select_from(from_).where(trigger.c.id == trigger_id)).first()

@@ -1,7 +1,7 @@
 """The facts that `headgate.scheduling.why` explains, read in one transaction.
 
-On PostgreSQL a transaction of several statements sees what others commit in between. That does no harm here: the answer
-then speaks of the change.
+On PostgreSQL a transaction of several statements sees commits of others in between. That does no harm here, because the
+answer then describes the new state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headgate.store.tables import (
 from headgate.store.tasks import task_rows
 
 _C = task_instance.c
-SUPERVISORS_MAX = 1000  # looked at; the newest
+SUPERVISORS_MAX = 1000  # the newest
 HOLDERS_MAX = 20  # of a pool
 OTHER_RUNS_MAX = 1000
 _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
@@ -52,7 +52,7 @@ def supervisors(tx: Tx, *, silence_max_s: float) -> list[Supervisor]:
 
 
 def supervisor(tx: Tx, epoch: int | None, *, silence_max_s: float) -> Supervisor | None:
-    """Return the supervisor of an epoch; None where there is none."""
+    """Return the supervisor of an epoch; None if there is none."""
     if epoch is None:
         return None
     row = tx.connection.execute(select(triggerer).where(triggerer.c.id == epoch)).first()
@@ -198,7 +198,7 @@ def _run_state(row: Any) -> RunState:
 
 
 def _since(row: Any, state: TaskState) -> datetime | None:
-    """Return when the task came to be where it is, where its row says so."""
+    """Return the time at which the task entered its state; None if that is not recorded."""
     match state:
         case TaskState.SCHEDULED:
             since = row.scheduled_at
@@ -237,7 +237,7 @@ def _pool(tx: Tx, name: str) -> Pool:
 
 
 def _ahead(tx: Tx, row: Any) -> int:
-    """Count the scheduled tasks of the pool that come before: as `headgate.store.tasks.dispatch.fit` orders them."""
+    """Count the scheduled tasks of the pool that come first, as `headgate.store.tasks.dispatch.fit` orders them."""
     is_resumed = row.next_method is not None
     before_it = or_(
         _C.priority_weight > row.priority_weight, and_(_C.priority_weight == row.priority_weight, _C.id < row.id)

@@ -1,8 +1,8 @@
-"""Runs by the events of assets: which DAG waits for which asset, and with which events.
+"""Runs for the events of assets: the subscriptions of DAGs to assets, and the events that wait for a run.
 
-An event begins to wait for a run in the very transaction that stores it, and ceases to in the one that makes the run.
-So none is lost, none makes two runs, and none is taken for another because of when somebody looked. While a DAG is
-paused, or has as many runs as it may have at once, its events wait.
+An event begins to wait for a run in the transaction that stores it, and ceases in the one that creates the run. So no
+event is lost, none gets two runs, and which events a run has does not depend on when a scheduler looks. While a DAG is
+paused, or has as many active runs as it may have, its events wait.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from headgate.store.tables import (
     waiting_event,
 )
 
-WAITING_EVENTS_MAX = 10_000  # per DAG; beyond it the oldest wait no longer, which is counted and logged
+WAITING_EVENTS_MAX = 10_000  # per DAG; beyond it the oldest are dropped, which is counted and logged
 
 _RUN_EVENT = Kind(dag_run_event, ("dag_run_id", "trigger_event_id", "asset_id", "is_superseded"))
 
 
 class Backlogged(msgspec.Struct, frozen=True):
-    """A DAG that events wait for. ``room``: how many runs it may have beside those that have not ended."""
+    """A DAG with waiting events. ``room``: how many more runs may be active."""
 
     dag_id: DagRowId
     name: str
@@ -44,11 +44,11 @@ class Backlogged(msgspec.Struct, frozen=True):
     backlog: Backlog
 
 
-# --- who waits for what --------------------------------------------------------------------------
+# --- subscriptions -------------------------------------------------------------------------------
 
 
 def subscribe(tx: Tx, dag_id: DagRowId, schedule: CronSchedule | AssetSchedule | None) -> None:
-    """Have a DAG wait for the assets of its schedule and for no others; what waited for others waits no longer."""
+    """Subscribe a DAG to exactly the assets of its schedule; events of other assets no longer wait for it."""
     ids: dict[str, int] = {}
     if isinstance(schedule, AssetSchedule):
         for name in sorted(schedule.assets):
@@ -66,7 +66,7 @@ def subscribe(tx: Tx, dag_id: DagRowId, schedule: CronSchedule | AssetSchedule |
         tx.connection.execute(delete(table).where(*others))
 
 
-# --- what waits ----------------------------------------------------------------------------------
+# --- waiting events ------------------------------------------------------------------------------
 
 _WAIT = Prepared(
     insert(waiting_event).from_select(
@@ -84,7 +84,7 @@ _HAS_SUBSCRIBERS = Prepared(
 
 
 def wait(tx: Tx, events: Mapping[int, int]) -> bool:
-    """Have events wait that this transaction has stored, the asset's id by the event's; return whether any DAG does."""
+    """Make new events wait, given as asset ids by event id; return whether any DAG is subscribed to their assets."""
     waited_for = {
         asset_id
         for asset_id in sorted(set(events.values()))
@@ -106,7 +106,7 @@ _ACTIVE = (
     .correlate(dag)
     .scalar_subquery()
 )
-# An event that was being stored while its subscription was taken away: its row has none, and makes no run.
+# Not true for an event that was being stored while its subscription was deleted; it gets no run.
 SUBSCRIBED = and_(
     asset_subscription.c.dag_id == waiting_event.c.dag_id, asset_subscription.c.asset_id == waiting_event.c.asset_id
 )
@@ -124,7 +124,7 @@ _BACKLOGS = (
 
 
 def backlogs(tx: Tx) -> list[Backlogged]:
-    """Return the DAGs that events wait for."""
+    """Return the DAGs with waiting events."""
     return [
         Backlogged(
             DagRowId(row.id),
@@ -144,12 +144,12 @@ _LOCK = Prepared(
 
 
 def lock_dag(tx: Tx, dag_id: DagRowId) -> bool:
-    """Lock a DAG's row, for as long as its runs are counted and others are begun; False where another has it."""
+    """Lock a DAG's row while its runs are counted and created; False if another transaction has locked it."""
     return _LOCK.run(tx.connection, of_id=dag_id).fetchone() is not None
 
 
 def waiting(tx: Tx, dag_id: DagRowId, limit: int | None) -> list[Waiting]:
-    """Return the events that wait for a DAG, by id; the DAG is locked."""
+    """Return the events that wait for a DAG, by id. The caller has locked the DAG."""
     statement = (
         select(
             waiting_event.c.trigger_event_id,
@@ -166,7 +166,7 @@ def waiting(tx: Tx, dag_id: DagRowId, limit: int | None) -> list[Waiting]:
 
 
 def take(tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: AssetRun) -> None:
-    """Give the events of a run to it; they wait no longer for this DAG."""
+    """Assign the events of a run to it; they no longer wait for this DAG."""
     rows = [(dag_run_id, event.event_id, event.asset_id, False) for event in run.events]
     rows += [(dag_run_id, event.event_id, event.asset_id, True) for event in run.superseded]
     insert_new(tx.connection, _RUN_EVENT, rows, returning=("trigger_event_id",))
@@ -176,9 +176,9 @@ def take(tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: AssetRun) -> None:
 
 
 def drop_oldest(tx: Tx, dag_id: DagRowId) -> int:
-    """Have those that wait longest for a DAG wait no longer, as far as more do than may, and count them.
+    """Drop the oldest events that wait for a DAG, if there are more than `WAITING_EVENTS_MAX`; return their number.
 
-    Return how many there were. They stay in the event log.
+    The number is added to that of their subscriptions, too. The events stay in the event log.
     """
     count = select(func.count()).select_from(waiting_event).where(waiting_event.c.dag_id == dag_id)
     events = max(0, tx.connection.execute(count).scalar_one() - WAITING_EVENTS_MAX)

@@ -1,8 +1,8 @@
 """Dead letters: events that cannot be stored as they are, kept with the reason in a form that any database takes.
 
 This is the last resort, so it must not fail for the reason that made the event unstorable. Text is escaped and cut,
-numbers are brought into range, and no column refers to another table. If coordinates of the event had to be changed,
-they get a digest of the original, so that two events never become one by that.
+numbers are brought into range, and no column refers to another table. Changed coordinates get a digest of the original,
+so that two events never get the same ones.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _ADD_PAYLOAD = Prepared(
     .values({name: bindparam(name) for name in _PAYLOAD})
 )
 
-INT_MIN, INT_MAX = -(2**63), 2**63 - 1  # what a BIGINT holds
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1  # the range of a BIGINT
 
 
 class Coordinates(msgspec.Struct, frozen=True):
-    """What names an event, and the message it derives from, in storable form."""
+    """The identity of an event, and of the message it derives from, in storable form."""
 
     trigger_id: int
     trigger_run_id: str
@@ -60,7 +60,7 @@ class Coordinates(msgspec.Struct, frozen=True):
 
 
 def storable_text(text: str, chars_max: int) -> str:
-    """Escape what a database's text cannot hold (NUL, lone surrogates) and cut to ``chars_max`` characters."""
+    """Escape characters that a database refuses (NUL, lone surrogates), and cut to ``chars_max`` characters."""
     return text.replace("\0", r"\x00").encode("utf-8", "backslashreplace").decode("utf-8")[:chars_max]
 
 
@@ -69,7 +69,7 @@ def _storable_number(number: int) -> int:
 
 
 def _storable_name(name: str, *others: int) -> str:
-    """Return ``name`` as it is where all of it can be stored, else a storable one that is as unique."""
+    """Return ``name`` if it and the ``others`` can be stored, else a storable name with a digest of all of them."""
     storable = storable_text(name, KEY_CHARS_MAX)
     if storable == name and all(_storable_number(other) == other for other in others):
         return name
@@ -78,7 +78,7 @@ def _storable_name(name: str, *others: int) -> str:
 
 
 def coordinates(event: FiredEvent | RefusedEvent) -> Coordinates:
-    """Return what names ``event``, unchanged wherever it can be stored."""
+    """Return the coordinates of ``event``, unchanged if they can be stored."""
     key = None if event.key is None else _storable_name(event.key, event.trigger_id, event.position)
     return Coordinates(
         trigger_id=_storable_number(event.trigger_id),
@@ -90,10 +90,10 @@ def coordinates(event: FiredEvent | RefusedEvent) -> Coordinates:
 
 
 def dead_letter(tx: Tx, event: FiredEvent, reason: str) -> None:
-    """Record an event with its whole payload. Doing it again changes nothing.
+    """Record an event with its whole payload. Repeating it changes nothing.
 
-    A dead letter of the same event or the same message, of which only the head was known, gets the payload:
-    the caller tells the broker that it is kept.
+    If there is a dead letter of the same event or message that has only the head of the payload, it gets the whole,
+    because the caller confirms to the broker that the payload is kept.
     """
     names = coordinates(event)
     payload = (
@@ -106,14 +106,14 @@ def dead_letter(tx: Tx, event: FiredEvent, reason: str) -> None:
     row = (*msgspec.structs.astuple(names), *payload, bound(tx.connection, tx.now))
     if insert_new(tx.connection, _LETTER, [row], returning=("id",)):
         return
-    told = dict(zip(_PAYLOAD, payload, strict=True))
+    columns = dict(zip(_PAYLOAD, payload, strict=True))
     _ADD_PAYLOAD.run(
-        tx.connection, **told, **{f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
+        tx.connection, **columns, **{f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
     )
 
 
 def dead_letter_refused(tx: Tx, events: Sequence[RefusedEvent]) -> None:
-    """Record events that the runner refused, with the head of their payload. Doing it again changes nothing."""
+    """Record events that the runner refused, with the head of their payload. Repeating it changes nothing."""
     stored_at = bound(tx.connection, tx.now)
     rows = [
         (

@@ -1,10 +1,9 @@
 """The event log: a slice of a round goes in whole or not at all, and no event goes in twice (I2).
 
-Two unique rules do the work, and the database holds them. ``(trigger_run_id, sequence_index)`` names the
-event: when nobody knows whether a commit happened, the slice is stored again, and nothing comes of it.
-``(trigger_id, key, position)`` names what the event derives from: when a broker delivers a message again,
-the event is counted in ``redelivery``. Whichever it was, in the end the event is in the database, and this
-is checked before the caller hears that it is.
+Two unique constraints of the database ensure this. ``(trigger_run_id, sequence_index)`` identifies the event: if it is
+unknown whether a commit arrived, the slice is stored again, which has no effect if it did. ``(trigger_id, key,
+position)`` identifies the message that the event derives from: if a broker delivers it again, the event is counted in
+``redelivery``. In both cases the event is in the database, and this is checked before the caller is told so.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _REDELIVERY = Kind(redelivery, ("trigger_event_id", "count", "last_at"))
 
 
 class StoredSlice(msgspec.Struct, frozen=True):
-    """What became of a slice: events stored now, events that came again, and failures so far by trigger id.
+    """Result of storing a slice: the number of events stored now and of redelivered ones, and failure counts.
 
-    ``failure_counts`` has the triggers that the slice reports as failed and the caller owns. ``over``: those of them
-    that need not be started again, for the task that waited has been resumed to fail. ``moved_tasks``: a task may go on
-    by what is stored, or a run begin.
+    ``failure_counts`` has, by id, the triggers that the slice reports as failed and the caller owns. ``over``: those of
+    them that need not be started again, because the task that waited has been resumed to fail. ``moved_tasks``: whether
+    a task may continue, or a run begin, because of this slice.
     """
 
     stored: int
@@ -60,16 +59,16 @@ def _identity(event: FiredEvent) -> Identity:
 
 
 def insert_events(tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, int]) -> tuple[int, int]:
-    """Store those events that are not stored yet; return how many were, and how many came again.
+    """Store the events that are not stored yet; return the number of these, and of redelivered ones.
 
-    A redelivery that is itself reported again, after a commit of which nobody knew, is counted again. An
-    event whose message became a dead letter earlier is stored if it can be now: the log is what its readers read, and
-    the dead letter stays as the record of the first try.
+    A redelivery that is itself reported again, because it was unknown whether its commit arrived, is counted again. If
+    the message of an event became a dead letter earlier, the event is stored if it can be now, because readers follow
+    the log; the dead letter stays as the record of the first try.
 
-    ``of_assets`` has the assets of triggers that may have one; what is stored of these waits for the runs it makes.
+    ``of_assets`` has the asset of each trigger that may have one. New events of these wait for the runs of DAGs.
     """
     for event in events:
-        # PostgreSQL refuses NUL. SQLite takes it, but then measures and shows the text only up to there.
+        # PostgreSQL refuses NUL. SQLite stores it, but then measures and shows the text only up to it.
         if "\0" in event.trigger_run_id or (event.key is not None and "\0" in event.key):
             raise RowsRefused(f"the key or the run id of an event of trigger {event.trigger_id} contains NUL")
     stored_at = bound(tx.connection, tx.now)
@@ -110,7 +109,7 @@ def _have_wait(tx: Tx, of_assets: Mapping[int, int], inserted: Sequence[tuple[An
 
 
 def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Identity, FiredEvent]) -> int:
-    """Account for events that met a row: the same event needs nothing, the same message is counted."""
+    """Handle events that conflicted with a row: the same event needs nothing, the same message is counted."""
     known = set(find(connection, _IDENTITY, list(events), returning=_IDENTITY.columns))
     again = Counter(
         (event.trigger_id, event.key, event.position) for name, event in events.items() if name not in known
@@ -120,7 +119,7 @@ def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Ide
     first = {(trigger_id, key, position): event_id for event_id, trigger_id, key, position in rows}
     unexplained = again.keys() - first.keys()
     if unexplained:
-        # They met a row and yet there is none: they must not count as stored, whatever the reason is (I1).
+        # A row conflicted, but none is found. For whatever reason, these events must not count as stored (I1).
         raise DatabaseFault(database_name(connection.engine), f"{len(unexplained)} events are neither new nor stored")
     # By id: two supervisors that count the same events lock them in the same order.
     counts = sorted((event_id, again[message], stored_at) for message, event_id in first.items())
@@ -129,11 +128,11 @@ def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Ide
 
 
 class EventVerbs(Verbs):
-    """The verbs of the event log but for `Store.store_slice`, which concerns tasks as well."""
+    """The verbs of the event log, except `Store.store_slice`, which concerns tasks as well."""
 
     @leased
     def dead_letter_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
-        """Record an event as a dead letter, with its whole payload. Doing it again changes nothing."""
+        """Record an event as a dead letter, with its whole payload. Repeating it changes nothing."""
         dead_letters.dead_letter(tx, event, reason)
 
     @reading
@@ -154,13 +153,13 @@ class EventVerbs(Verbs):
         return None if row is None else StoredEvent(**row._mapping)
 
 
-# --- runs that ended -----------------------------------------------------------------------------
+# --- runs of triggers that ended -----------------------------------------------------------------
 
 
 def finish(tx: LeasedTx, finished: Sequence[FinishedTrigger]) -> dict[int, int]:
-    """Record how trigger runs ended; return the failures so far of those that failed, by trigger id.
+    """Record how trigger runs ended; return the failure counts of those that failed, by trigger id.
 
-    A trigger that the epoch does not own is left alone. Doing it again changes nothing.
+    A trigger that the epoch does not own is left unchanged. Repeating it changes nothing.
     """
     returned = [run for run in finished if run.outcome == "returned"]
     failed = [run for run in finished if run.outcome == "failed"]
@@ -182,7 +181,7 @@ _MINE = and_(trigger.c.id == bindparam("id_"), trigger.c.triggerer_id == bindpar
 _RETURNED = Prepared(
     update(trigger)
     .where(_MINE)
-    # It is finished already where the task that waited for it has gone on; now its owner is done with it, too.
+    # It is finished already if the task that waited for it has continued; now its owner has released it, too.
     .values(finished_at=func.coalesce(trigger.c.finished_at, bindparam("now")), triggerer_id=null())
 )
 _FAILED = Prepared(

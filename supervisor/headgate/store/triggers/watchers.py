@@ -1,4 +1,4 @@
-"""Watchers, which users add and remove: a name, and one trigger that runs until the name is removed."""
+"""Watchers: named triggers that users add, and that run until users remove them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headgate.store.db.verbs import Verbs, writing
 from headgate.store.errors import BadName, NoSuchWatcher, WatcherExists
 from headgate.store.tables import asset, asset_watcher, trigger
 
-NAME_CHARS_MAX = 250  # 1,000 bytes of UTF-8 at most: fits an index row everywhere, and a line of a terminal
-CLASSPATH_CHARS_MAX = 1000  # longer than any module path of anybody
+NAME_CHARS_MAX = 250  # at most 1,000 bytes of UTF-8: fits into an index row of any database, and a line of a terminal
+CLASSPATH_CHARS_MAX = 1000  # longer than any real module path
 
-# Control characters, surrogates, line and paragraph separators: what breaks a database, a log or a terminal.
+# Control characters, surrogates, line and paragraph separators, which break databases, logs or terminals.
 _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 def check_name(name: str, what: str, *, chars_max: int = NAME_CHARS_MAX, separators: str = "") -> str:
-    """Return ``name``; raise `BadName` when it is empty, too long, or holds what cannot be stored and shown."""
+    """Return ``name``; raise `BadName` if it is empty, too long, or cannot be stored and shown safely."""
     if not name or name != name.strip():
         raise BadName(f"{what} must not be empty or begin or end with a space: {name!r}")
     if len(name) > chars_max:
@@ -36,7 +36,7 @@ def check_name(name: str, what: str, *, chars_max: int = NAME_CHARS_MAX, separat
 
 
 def check_queue(queue: str) -> str:
-    """Return the name of a queue; lists of them are written with commas."""
+    """Return the name of a queue, which must not have a comma, because lists of queues are separated by commas."""
     return check_name(queue, "the queue", separators=",")
 
 
@@ -52,7 +52,7 @@ class WatcherVerbs(Verbs):
         queue: str = "default",
         asset: str | None = None,
     ) -> int:
-        """Add a watcher with a trigger of its own, and its asset if that is new; return the id of the trigger.
+        """Add a watcher with its own trigger, and its asset if that is new; return the id of the trigger.
 
         ``kwargs`` are stored encrypted. Raises `WatcherExists`, `BadName`, and from `headgate.protocol.errors`
         `ValueNotSerializable` for kwargs that have no form on the wire, `ValueTooLong` for more than
