@@ -1,5 +1,5 @@
 """The supervisor: one thread that owns the database and keeps a runner of users' triggers alive.
 
-`arbiter` is the loop, `intake` stores what the runner fires, `config` and `logs` set both up. Nothing in
-here imports users' code.
+`arbiter` is the loop, `core` decides, `triggers.intake` stores the events of the runner. Nothing in here imports users'
+code.
 """

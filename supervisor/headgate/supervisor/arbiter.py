@@ -63,7 +63,7 @@ class Arbiter:
         self._statistics_at = 0.0
 
     def run(self) -> int:
-        """Run until the core says exit; return the exit code. SIGTERM and SIGINT drain, a second one kills."""
+        """Run until the core decides to exit; return the exit code. SIGTERM and SIGINT drain, a second one kills."""
         with _Signals(self._selector, self._signals):
             while self._exit is None:
                 wait_s = min(self._core.wake_at() - time.monotonic(), WAIT_MAX_S)
@@ -91,7 +91,7 @@ class Arbiter:
                 log.warning("killing the runner", pid=self._runner.pid, reason=command.reason)
                 self._runner.process.kill(command.reason)
             case Send() | DumpStacks() | Kill():
-                pass  # the runner it was meant for is gone
+                pass  # the runner has ended meanwhile
             case Exit():
                 self._exit = command
             case _:
@@ -123,7 +123,7 @@ class Arbiter:
         log.warning("output of the runner", line=line, incarnation=self._incarnation)
 
     def child_logged(self, pid: int, record: dict[str, Any]) -> None:
-        """Put the record of a trigger into the log of the task that waits for it; from warnings on also into ours."""
+        """Write the record of a trigger to the log of the task that waits for it; warnings and errors also to ours."""
         record["incarnation"] = self._incarnation
         trigger_id = record.get("trigger_id")
         task = self._core.assignments.task_of(trigger_id) if isinstance(trigger_id, int) else None
@@ -139,7 +139,7 @@ class Arbiter:
         self._core.protocol_failed(error)
 
     def child_ended(self, pid: int, explanation: str) -> None:
-        """Let the core decide what follows."""
+        """Report the end to the core."""
         assert self._runner is not None
         returncode, self._runner = self._runner.process.returncode, None
         marks.reach("arbiter.reaped")
@@ -171,7 +171,7 @@ class Arbiter:
 
 
 class _Signals:
-    """While this lasts, SIGTERM and SIGINT are enqueued by their handlers, and a descriptor wakes the selector."""
+    """In the block, the handlers of SIGTERM and SIGINT enqueue the signal, and a descriptor wakes the selector."""
 
     def __init__(self, selector: selectors.BaseSelector, queue: deque[int]) -> None:
         self._selector = selector

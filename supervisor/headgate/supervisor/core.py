@@ -1,22 +1,22 @@
 """The supervisor without its loop, sockets and processes: messages and a clock in, commands out.
 
-The arbiter (or a simulation) reports what happened: it calls `receive` for a message, `runner_ended`, `drain`.
-It calls `step` whenever something happened or `wake_at` has come, and carries out the commands that `step`
-returns. A step does one bounded piece of each duty, so that none waits long behind another: answering
-requests and keeping the lease come before storing, and a long round is stored slice by slice.
+The arbiter (or a simulation) reports events: it calls `receive` for a message, `runner_ended`, `drain`. After each
+event, and at the time of `wake_at`, it calls `step` and carries out the commands that `step` returns. A step does one
+bounded piece of each duty, so that none waits long for another: it answers requests and keeps the lease before it
+stores events, and a long round is stored slice by slice.
 
-The core connects parts that each have a state of their own:
+The core connects parts that each have their own state:
 
 ===============  =============================================================================
 `runner`         the life of the runner's process (`headgate.supervisor.runner_lifecycle`)
 `intake`         rounds that wait for the database, and which events may be acknowledged
 `leases`         the epoch, its heartbeats, and claims of triggers
 `assignments`    the triggers that are owned, and which of them run
-`releases`       those that are to end for good
+`releases`       triggers that must end for good
 tasks            scheduling and workers, if this supervisor runs tasks
 ===============  =============================================================================
 
-The database is reached through the store it is given, users' code never.
+The core reaches the database through the store that it is given, and never runs users' code.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ class SupervisorCore:
             store, answers, frame_bytes_max=settings.runner.frame_bytes_max, retry=retry_of("queries", None)
         )
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def receive(self, incarnation: int, message: FromRunner, now: float) -> None:
-        """Take a message of a runner. One of an earlier incarnation may still bring a round, nothing else."""
+        """Take a message of a runner. From an earlier incarnation only rounds are still handled."""
         self.runner.heard(incarnation, now)
         match message:
             case Hello():
@@ -158,8 +158,8 @@ class SupervisorCore:
                 if not self._leaving.is_fenced:
                     self.intake.add_frame(incarnation, message)
                 elif not message.more:
-                    # Its events would be written under an epoch that is no longer ours. The answer confirms none
-                    # of them; it only lets the runner go on with its end.
+                    # Its events would be written under an epoch that is no longer ours. The answer confirms none of
+                    # them; it only lets the runner end.
                     self.runner.send(StateSync(round=message.round, lease_s=0.0))
                 if message.stuck:
                     self.runner.replace(message.stuck, now)
@@ -170,14 +170,14 @@ class SupervisorCore:
                 assert_never(message)
 
     def protocol_failed(self, error: RemoteProtocolError) -> None:
-        """The runner broke the protocol: it is replaced; another version of it would be no better."""
+        """Kill the runner, which broke the protocol. Leave if its version differs: so would that of the next one."""
         log.error("the runner broke the protocol", error=str(error), incarnation=self.runner.incarnation)
         self._commands.append(Kill(str(error)))
         if isinstance(error, VersionMismatch):
             self._leaving.begin_without_drain(Exit(commands.EXIT_INCOMPATIBLE, str(error)))
 
     def runner_ended(self, incarnation: int, explanation: str, now: float, *, gave_up: bool = False) -> None:
-        """The runner's process is gone, and all it sent was received. ``gave_up``: it left by itself, with an error."""
+        """The runner's process has ended, and all its messages were received. ``gave_up``: it exited with an error."""
         if incarnation != self.runner.incarnation or self.runner.state is RunnerState.ABSENT:
             return
         if gave_up:
@@ -186,19 +186,19 @@ class SupervisorCore:
         self.assignments.hand_over(now)
 
     def drain(self, now: float) -> None:
-        """Asked to stop: let the runner hand over what was fired, then leave."""
+        """Begin to stop: let the runner send the events that were fired, then leave."""
         if not self.is_leaving:
             log.info("draining", deadline_s=self._leaving.drain_s)
             self._leave(Exit(commands.EXIT_DRAINED, "drained"), now)
 
     def stop_now(self, reason: str) -> None:
-        """Asked to stop a second time: kill the runner. What is not stored is not confirmed either."""
+        """Stop at once: kill the runner. Events that are not stored are not confirmed either."""
         self._commands += [Kill(reason), Exit(commands.EXIT_KILLED, reason)]
 
-    # --- what to do -------------------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------------
 
     def step(self, now: float) -> Sequence[Command]:
-        """Do one bounded piece of every duty that is due; return the commands that the caller is to carry out."""
+        """Do one bounded piece of every duty that is due; return the commands for the caller to carry out."""
         try:
             if not self._leaving.is_fenced:
                 self._keep_lease(now)
@@ -215,7 +215,7 @@ class SupervisorCore:
         return out
 
     def wake_at(self) -> float:
-        """When `step` has something to do even if nothing happens."""
+        """Return the time at which `step` must be called even if nothing happens."""
         times: list[float | None] = [self._leaving.log_at]
         if not self._leaving.is_fenced:
             times += [self.leases.wake_at(), self.intake.wake_at(), self.releases.wake_at()]
@@ -231,10 +231,10 @@ class SupervisorCore:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it has been decided to leave; what is left is to finish."""
+        """Whether the supervisor has decided to leave, and only finishes its work."""
         return self._leaving.exit is not None
 
-    # --- the lease, and the triggers it gives -----------------------------------------------------
+    # --- the lease, and its triggers --------------------------------------------------------------
 
     def _keep_lease(self, now: float) -> None:
         found = self.leases.step(now, owned=self.assignments.owned, claiming=not self.is_leaving)
@@ -257,13 +257,13 @@ class SupervisorCore:
             self.runner.send(StateSync(to_cancel=cancels))
 
     def _report_unreadable(self, trigger: ClaimedTrigger) -> None:
-        """A trigger whose kwargs cannot be read cannot run, but all others can (I9)."""
+        """Record the failure of a trigger whose kwargs cannot be read; all others run (I9)."""
         log.error("a trigger cannot be started", trigger_id=trigger.id, trigger_name=trigger.name, error=trigger.error)
         failure = FinishedTrigger(trigger.id, "", "failed", 0, error=trigger.error or "its kwargs cannot be read")
         self.intake.add_frame(0, StateChanges(round=0, finished=(failure,)))
 
     def _lose_lease(self, error: LeaseLost, now: float) -> None:
-        """Another supervisor owns the triggers now: stop them here, and write nothing more (I10)."""
+        """Stop all triggers and write nothing more, because another supervisor owns them now (I10)."""
         log.error("the lease is lost; stopping", error=str(error))
         unanswered = self.intake.discard(self.runner.incarnation)
         if self._tasks is not None:
@@ -288,8 +288,8 @@ class SupervisorCore:
     def _may_start(self) -> bool:
         """Whether triggers may be started now.
 
-        Not while the claim goes on: triggers that share a stream begin together, or the first ones would go
-        on without the rest. Not while a report of an earlier incarnation is unread: it may be that of an end.
+        Not while more are being claimed: triggers that share a stream must start together, or the stream would begin
+        without some of them. Not while a report of an earlier incarnation is unread: a trigger may have ended in it.
         """
         return (
             self.runner.state is RunnerState.RUNNING
@@ -305,7 +305,7 @@ class SupervisorCore:
         if stored is None:
             return
         if stored.answer is not None and self.runner.is_listening(stored.incarnation):
-            # The round was sent before `now`: on this answer brokers are advanced while the lease lasts (I10).
+            # The round was sent before `now`: on this answer, brokers may be advanced while the lease lasts (I10).
             self.runner.send(msgspec.structs.replace(stored.answer, lease_s=self.leases.lasts_s(now)))
         self._cancel_rejoins(stored)
         for finished in stored.finished:
@@ -314,14 +314,14 @@ class SupervisorCore:
             self._tasks.notify()
 
     def _cancel_rejoins(self, stored: Stored) -> None:
-        """Have shared streams wait no longer for triggers that failed and are not started again."""
+        """Cancel failed triggers that are not started again, so that shared streams do not wait for them."""
         failed = [finished.trigger_id for finished in stored.finished if finished.outcome == "failed"]
         gone = tuple(CancelTrigger(number, "timeout") for number in failed if self._is_over(number, stored))
         if gone and self.runner.is_listening(stored.incarnation):
             self.runner.send(StateSync(to_cancel=gone))
 
     def _is_over(self, trigger_id: int, stored: Stored) -> bool:
-        """Whether nothing waits for a trigger any more: however it ended, it is not started again."""
+        """Whether nothing waits for a trigger any more, so that it is not started again, however it ended."""
         return trigger_id in stored.result.over or self.releases.is_expected_to_end(trigger_id)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
@@ -344,10 +344,10 @@ class SupervisorCore:
         if self.is_leaving:
             self._tasks.drain(now)
         if self._tasks.step(self.leases.epoch, now):
-            self.leases.poll_soon()  # own writes cause no notice
+            self.leases.poll_soon()  # the supervisor's own writes cause no notification
 
     def _are_tasks_done(self, now: float) -> bool:
-        """Whether leaving need not wait for tasks. What still runs when the drain is over is ended."""
+        """Whether leaving need not wait for tasks. Tasks that still run at the end of the drain are ended."""
         if self._tasks is None or self._leaving.is_fenced or self._tasks.drain(now):
             return True
         if self._leaving.is_drain_over(now):
@@ -368,7 +368,7 @@ class SupervisorCore:
         self.runner.leave(kill_at=self._leaving.begin(exit_, now))
 
     def _finish_leaving(self, now: float) -> None:
-        """Leave once the runner is gone and what it sent is stored, or once waiting for that is over."""
+        """Leave if the runner has ended and its events are stored, or if the time to wait for that is over."""
         if not self.is_leaving or self.runner.state is not RunnerState.ABSENT or not self._are_tasks_done(now):
             return
         is_fenced = self._leaving.is_fenced
@@ -381,7 +381,7 @@ class SupervisorCore:
         self._commands.append(exit_)
 
     def _log_drain(self, now: float) -> None:
-        """Say every few seconds for what the drain waits."""
+        """Log every few seconds what the drain waits for."""
         if now < self._leaving.log_at:
             return
         self._leaving.log_at = now + LOG_INTERVAL_S

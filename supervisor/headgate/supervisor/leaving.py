@@ -1,4 +1,4 @@
-"""How a supervisor leaves: with which exit code, and until when it waits for what is still under way."""
+"""The end of a supervisor: its exit code, and the deadlines for work that is still in progress."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit
 
-LOG_INTERVAL_S = 5.0  # between two records that say for what a drain waits
-DRAIN_MARGIN_S = 5.0  # how long after the end of its drain a runner may still exist
+LOG_INTERVAL_S = 5.0  # between two records that say what a drain waits for
+DRAIN_MARGIN_S = 5.0  # after the end of its drain, until a runner is killed
 
 
 class Leaving:
-    """The decision to leave, once it is made: the exit so far, and the deadlines. Before that, ``exit`` is None."""
+    """The decision to leave: the exit so far, and the deadlines. Before the decision, ``exit`` is None."""
 
     def __init__(self, *, drain_s: float) -> None:
         self.exit: Exit | None = None
-        self.deadline: float | None = None  # then it leaves with what is not stored left unconfirmed
+        self.deadline: float | None = None  # then it leaves, even if events are not stored and not confirmed
         self.drain_s = drain_s
-        self.log_at = math.inf  # when to say for what it waits
+        self.log_at = math.inf  # the next record that says what the drain waits for
         self._cut_short = ""
 
     @property
@@ -27,35 +27,35 @@ class Leaving:
         return self.exit is not None and self.exit.code == commands.EXIT_LEASE_LOST
 
     def begin(self, exit_: Exit, now: float) -> float:
-        """Leave after a drain; return the deadline. A lost lease takes the place of an earlier reason."""
+        """Leave after a drain; return the deadline. A lost lease replaces an earlier reason."""
         self.exit = exit_
         self.deadline = now + self.drain_s + DRAIN_MARGIN_S
         self.log_at = now + LOG_INTERVAL_S
         return self.deadline
 
     def begin_without_drain(self, exit_: Exit) -> None:
-        """Leave as soon as the runner is gone: nothing could be drained."""
+        """Leave as soon as the runner has ended: it cannot be drained."""
         self.exit = exit_
 
     def remaining_s(self, now: float) -> float:
-        """Return how many seconds the drain may still take."""
+        """Return the seconds that are left for the drain."""
         return 0.0 if self.deadline is None else round(max(0.0, self.deadline - DRAIN_MARGIN_S - now), 1)
 
     def is_drain_over(self, now: float) -> bool:
-        """Whether what still runs is to be ended."""
+        """Whether work that still runs is to be ended."""
         return self.deadline is not None and now >= self.deadline - DRAIN_MARGIN_S
 
     def is_past_deadline(self, now: float) -> bool:
-        """Whether nothing more is waited for."""
+        """Whether the supervisor must leave without waiting any longer."""
         return self.deadline is not None and now >= self.deadline
 
     def cut_short(self, reason: str) -> None:
-        """Note why a drain did not come to its end. Without one under way this does nothing."""
+        """Set the reason why the drain was not completed. Does nothing if there is no drain."""
         if self.exit is not None:
             self._cut_short = reason
 
     def result(self, now: float, *, is_all_stored: bool) -> Exit | None:
-        """Return what to exit with, now that the runner is gone; None while events still wait for the database."""
+        """Return the exit, now that the runner has ended; None while events still wait for the database."""
         if not is_all_stored:
             if self.deadline is not None and now < self.deadline:
                 return None

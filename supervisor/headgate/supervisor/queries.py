@@ -1,9 +1,9 @@
 """Queries of users' code, answered from the store: variables and connections, XComs, other runs, runs to be created.
 
-The supervisor's own environment comes first: ``HEADGATE_VAR_<NAME>`` is the variable ``name``, whatever the database
-has, and ``HEADGATE_CONN_<NAME>`` the connection. There the name is in upper case, so variables whose names differ by
-case alone are one. No child inherits these (I12): it gets the values it sends queries for, and `StoreQueries.secrets`
-remembers them, so that they are masked in what the child writes.
+The supervisor's environment takes precedence over the database: ``HEADGATE_VAR_<NAME>`` is the variable ``name``, and
+``HEADGATE_CONN_<NAME>`` the connection. There the name is in upper case, so names that differ only in case are the same
+variable. No child inherits these (I12): it gets only the values that it queries, and `StoreQueries.secrets` keeps them,
+so that they are masked in the output of the child.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from headgate.store.triggers.watchers import NAME_CHARS_MAX, check_name
 
 VARIABLE_PREFIX: Final = "HEADGATE_VAR_"
 CONNECTION_PREFIX: Final = "HEADGATE_CONN_"
-ENVELOPE_BYTES: Final = 64  # of a frame, beside the answer in it
+ENVELOPE_BYTES: Final = 64  # of a frame, in addition to the answer in it
 NAME_SHOWN_CHARS_MAX: Final = 100
 
 
 class QueryRefused(Exception):
-    """A query has no answer; the text says why to the author, for example that there is no such DAG."""
+    """A query has no answer; the text tells the author the reason, for example that there is no such DAG."""
 
 
 class QueryHandler(Protocol):
@@ -54,9 +54,9 @@ class QueryHandler(Protocol):
 
 
 class StoreQueries:
-    """Answers queries from a store and an environment. ``secrets`` are those in its results so far.
+    """Answers queries from a store and an environment. ``secrets`` are all secrets in its results so far.
 
-    No answer is longer than a frame of ``frame_bytes_max`` bytes can carry.
+    Every answer fits a frame of ``frame_bytes_max`` bytes.
     """
 
     def __init__(self, store: Store, environ: Mapping[str, str], *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -70,8 +70,8 @@ class StoreQueries:
     def answer(self, query: Query, *, dag_run_id: DagRunId | None) -> QueryResult:
         """Answer a query of a trigger, or of a step of a task in the run ``dag_run_id``.
 
-        Raises `QueryRefused` with a text for the user, and `DatabaseAway` and the like where the database is at fault:
-        then ask again later, not at once.
+        Raises `QueryRefused` with a text for the user, and `DatabaseAway` or another error of the store if the database
+        is at fault: then ask again later, not at once.
         """
         try:
             result = self._look_up(query, dag_run_id)

@@ -6,7 +6,7 @@
       ▲                  │                   │                  │
       └──────────────────┴──── its end ──────┴──────────────────┘
 
-Like the core it belongs to, it takes what happened and a clock, and adds commands to the core's list.
+Like the core, it takes events and a clock, and adds commands to the core's list.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class RunnerState(enum.Enum):
 
 
 class RunnerLifecycle:
-    """One runner after the other, each with an incarnation number of its own.
+    """One runner after the other, each with its own incarnation number.
 
-    A runner that ends unexpectedly is started again after a wait by ``respawn``, which starts over after a life of
-    ``healthy_s`` seconds. One that is silent for ``silence_max_s`` is killed, unless ``is_owed_answer`` says of its
-    incarnation that it waits for the supervisor. ``commands`` is the list of the core.
+    A runner that ends unexpectedly is started again after the backoff ``respawn``, which is reset if a runner lives
+    for ``healthy_s`` seconds. One that is silent for ``silence_max_s`` is killed, unless ``is_owed_answer`` of its
+    incarnation is true: then it waits for the supervisor. ``commands`` is the list of the core.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class RunnerLifecycle:
         self._stepped_at = 0.0
         self._kill_at: float | None = None
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def heard(self, incarnation: int, now: float) -> None:
-        """Note that a runner has sent something: it is not silent."""
+        """Take note of a sign of life."""
         if incarnation == self.incarnation:
             self._heard_at = now
 
     def hello(self, hello: Hello) -> None:
-        """Welcome the runner; it may be told to drain at once."""
+        """Welcome the runner. If the supervisor is leaving, drain it at once."""
         log.info("the runner is ready", incarnation=hello.incarnation, pid=hello.pid)
         self.state = RunnerState.RUNNING
         self.send(Welcome(PROTOCOL_VERSION, hello.incarnation, self._settings))
@@ -94,7 +94,7 @@ class RunnerLifecycle:
             self._drain()
 
     def ended(self, explanation: str, now: float) -> None:
-        """Note that the process is gone, and when the next one is spawned."""
+        """Handle the end of the process: set the time at which the next one is spawned."""
         expected = self.state is RunnerState.DRAINING
         self.state = RunnerState.ABSENT
         self._kill_at = None
@@ -105,7 +105,7 @@ class RunnerLifecycle:
         report = log.info if expected else log.error
         report("the runner ended", how=explanation, incarnation=self.incarnation, respawn_in_s=round(wait_s, 3))
 
-    # --- what to do -------------------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------------
 
     def step(self, now: float, *, may_spawn: bool) -> None:
         """Spawn, dump or kill, if one of them is due."""
@@ -120,17 +120,17 @@ class RunnerLifecycle:
             self._blame_silence(now)
 
     def wake_at(self) -> float:
-        """When `step` has something to do even if nothing happens."""
+        """Return the time at which `step` must be called even if nothing happens."""
         if self.state is RunnerState.ABSENT:
             return self._spawn_at
         return self._heard_at + self._silence_max_s if self._kill_at is None else self._kill_at
 
     def is_listening(self, incarnation: int) -> bool:
-        """Whether this incarnation is there to be answered: an answer is for no later one (I6)."""
+        """Whether this incarnation can be answered: its answer must not go to a later one (I6)."""
         return incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
 
     def send(self, message: FromSupervisor) -> None:
-        """Send a message to the runner there is."""
+        """Send a message to the current runner."""
         self._commands.append(Send(message))
 
     def leave(self, kill_at: float) -> None:
@@ -159,12 +159,12 @@ class RunnerLifecycle:
 
     def _kill(self, now: float) -> None:
         self._kill_at = None
-        self._heard_at = now  # it is being reaped; no second verdict before that
+        self._heard_at = now  # it must not be killed a second time before it is reaped
         self._commands.append(Kill("it did not end or answer in time"))
         self._leaving.cut_short("the runner did not come to the end of its drain in time")
 
     def _blame_silence(self, now: float) -> None:
-        """Ask a runner that owes a heartbeat and is silent for its stacks, and kill it afterwards: it is stuck."""
+        """Let a runner that is stuck dump its stacks, and kill it afterwards."""
         if self._is_owed_answer(self.incarnation):
             self._heard_at = now  # it waits for our answer: the silence is ours
             return
@@ -173,7 +173,7 @@ class RunnerLifecycle:
         self._kill_at = now + DUMP_TO_KILL_S
 
     def _excuse_own_pause(self, now: float) -> None:
-        """If this process itself stood still (stopped, or suspended), the runner may have sent something meanwhile."""
+        """Wait longer if this process itself was stopped or suspended: the runner's messages may not be read yet."""
         if now - self._stepped_at >= self._silence_max_s / 2:
             self._heard_at = max(self._heard_at, now - self._silence_max_s / 2)
         self._stepped_at = now

@@ -1,10 +1,10 @@
-"""The folder of DAG files: what is new or changed in it is parsed by a worker process, and the result stored.
+"""The folder of DAG files: a worker process parses new and changed files, and the supervisor stores the DAGs.
 
 The supervisor reads names, sizes and times of files, never their contents: those are users' code. A file is parsed
-again when its size or time of change differs, and after it all the others are, since they may import from it. Slow
-files come last, and one that has not changed itself pauses before it is parsed again. A file that is gone takes its
-DAGs with it, unless the whole folder cannot be read, or is empty. Of two files that define a DAG of the same id, the
-first one has it, and the other is an import error for as long as the first defines it.
+again if its size or modification time has changed, followed by all the others, because they may import from it. Slow
+files are parsed last, and a slow file that has not changed itself pauses before it is parsed again. If a file is
+removed, so are its DAGs, unless the whole folder cannot be read or is empty. If two files define DAGs of the same id,
+the first one owns it, and the other is an import error as long as the first defines it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from headgate.supervisor.executors.file_parser import FileParser
 
 log = structlog.get_logger(__name__)
 
-FILES_MAX = 10_000  # DAG files of one folder; what is beyond it is not looked at, and said to be so
+FILES_MAX = 10_000  # DAG files of one folder; a warning is logged if there are more, and the rest is ignored
 DEPTH_MAX = 16  # folders within folders
-SLOW_S = 10.0  # a file that takes longer must not hold up the others each time that one of them changes
-SLOW_PAUSE_FACTOR = 10  # of the time that parsing took: until a slow file is parsed again for a change of another
+SLOW_S = 10.0  # a file that takes longer must not delay the others each time that one of them changes
+SLOW_PAUSE_FACTOR = 10  # times the parse time: the pause before a slow file is parsed again because another changed
 WARNINGS_MAX = 1000  # different warnings that are logged, each once and not at every scan
 
 Signature = tuple[int, int, int]  # time of change in ns, size, inode
 
 
 class DagFiles:
-    """Keeps the database in line with a folder of DAG files."""
+    """Synchronises the DAGs in the database with a folder of DAG files."""
 
     def __init__(self, folder: Path, parser: FileParser, store: TaskVerbs, *, look_s: float) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class DagFiles:
         self._look_s = look_s
         self._look_at = 0.0
         self._seen: dict[str, Signature] = {}
-        self._unseen: list[str] = []  # folders of which the last look did not see everything
+        self._unseen: list[str] = []  # folders that the last scan could not read completely
         self._waiting: deque[str] = deque()  # to be parsed
         self._changed: set[str] = set()  # those of them that have changed themselves
         self._parsing: str | None = None
@@ -58,7 +58,7 @@ class DagFiles:
         self._slow: dict[str, float] = {}  # the end of the pause of each slow file
         self._paused: set[str] = set()  # slow files to be parsed after their pause
         self._parsed: deque[FileParsed] = deque()  # to be stored
-        self._gone: deque[str] = deque()  # their DAGs are to be put away
+        self._gone: deque[str] = deque()  # removed files, whose DAGs are to be removed from the database
         self._owners: dict[str, str] = {}  # the file that defines a DAG, by dag_id
         self._refused: dict[str, set[str]] = {}  # files that define a DAG of another file as well, by that file
         self._knows_database = False
@@ -67,7 +67,7 @@ class DagFiles:
     def step(self, epoch: Epoch, now: float) -> bool:
         """Do one piece of work, if any is due; return whether the database has changed.
 
-        Raises what the store raises; nothing is lost then, and the next step tries again.
+        Errors of the store are raised; then the next step tries again.
         """
         for parsed in self._parser.events(now):
             self._parsed.append(parsed)
@@ -86,19 +86,19 @@ class DagFiles:
         return self._store_next(epoch)
 
     def wake_at(self) -> float:
-        """When the next step is due."""
+        """Return the time at which the next step is due."""
         if self._parsed or self._gone:
             return 0.0
         begin_at = 0.0 if self._waiting and self._parser.room() else math.inf
         return min(begin_at, self._look_at, self._parser.wake_at())
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """End the process of the parser."""
         self._parser.close()
 
     def _store_next(self, epoch: Epoch) -> bool:
         if not self._knows_database:
-            # Files that went away while no supervisor ran.
+            # Find files that were removed while no supervisor ran.
             prefix = str(self._folder) + os.sep
             known = {file: dags for file, dags in self._store.dag_files().items() if file.startswith(prefix)}
             there = {*self._seen, *self._gone}
@@ -120,7 +120,7 @@ class DagFiles:
         if not error:
             try:
                 for spec in parsed.dags:
-                    check_dag(spec)  # it comes from a process that runs users' code
+                    check_dag(spec)  # a process that runs users' code has sent it
                 error = self._duplicate(parsed)
                 if not error:
                     self._save(epoch, parsed.file, parsed.dags)
@@ -149,7 +149,7 @@ class DagFiles:
         self._store.save_file(epoch, file, specs)
         self._owners = {dag_id: owner for dag_id, owner in self._owners.items() if owner != file}
         self._owners.update((spec.dag_id, file) for spec in specs)
-        # Files that were refused because of this one may not be any more.
+        # Files that were refused because of this one may be accepted now.
         self._waiting.extend(sorted(self._refused.pop(file, set()) & self._seen.keys() - set(self._waiting)))
         for spec in specs:
             if not spec.tasks:
@@ -192,14 +192,14 @@ class DagFiles:
         kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}
         self._seen = kept | found
         if was_unseen and not self._unseen:
-            self._knows_database = False  # files may have gone from it unseen
+            self._knows_database = False  # files may have been removed unseen
 
     def _is_unseen(self, file: str) -> bool:
-        """Whether a file may be there, though it was not seen: its folder could not be read, or held too many."""
+        """Whether a file may exist though the scan did not see it: its folder was unreadable or had too many files."""
         return any(file.startswith(folder + os.sep) for folder in self._unseen)
 
     def _python_files(self) -> Iterator[tuple[str, Signature]]:
-        """Give all Python files. A folder is looked through once, however many links lead to it."""
+        """Yield all Python files. A folder is scanned once, even if several links lead to it."""
         folders, links = deque([(self._folder, DEPTH_MAX)]), deque[tuple[Path, int]]()
         visited: set[tuple[int, int]] = set()
         while folders or links:
@@ -225,18 +225,18 @@ class DagFiles:
             self._unseen.append(str(folder))
             return
         if not entries and folder == self._folder:
-            # A disk that is not mounted looks like this, and all that waits in its DAGs would be removed.
+            # The disk may not be mounted: to remove its DAGs would end all their waiting tasks.
             self._warn_once(
                 "the folder of DAG files is empty; what it held before goes on as it was", folder=str(folder)
             )
             self._unseen.append(str(folder))
         for entry in entries:
             if not entry.name.startswith((".", "__")):
-                with contextlib.suppress(OSError):  # removed meanwhile, or a link to nothing
+                with contextlib.suppress(OSError):  # removed meanwhile, or a dangling link
                     yield entry, entry.stat()
 
     def _has_name(self, file: str) -> bool:
-        """Whether the path can be sent to a worker, and stored; a file's name may hold any bytes."""
+        """Whether the path can be sent to a worker and stored; the name of a file may contain any bytes."""
         try:
             check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
         except BadName as bad:

@@ -1,8 +1,8 @@
-"""The scheduler: it has the store begin what is due, at most one short transaction a step.
+"""The scheduler: it runs the duties that are due, each in one short transaction of the store, at most one in a step.
 
-It is driven by events. Whatever ends a task, stores an event, or learns that others have written to the database
-calls `notify`. To find out what is due by the clock, the database is asked in one statement, after a notification and
-rarely otherwise. If nothing happens, nothing else is asked. Several schedulers on one PostgreSQL share the work.
+It is driven by events. Code that ends a task, stores an event, or learns that other processes have written to the
+database calls `notify`. One statement finds out which duties are due by the clock: it is run after a notification and
+rarely otherwise, and an idle scheduler runs no other. Several schedulers on one PostgreSQL share the work.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
 
-ASK_INTERVAL_S = 5.0  # how often to ask what is due even if nothing seems to have happened: a notification may get lost
+ASK_INTERVAL_S = 5.0  # between two queries for due duties without a notification, because one may get lost
 ASK_AGAIN_S = 0.1  # the same while there is one notification after the other
-PASSED_OVER_WAIT_S = 0.02  # until rows are tried again that another had locked: its transaction takes milliseconds
+PASSED_OVER_WAIT_S = 0.02  # before rows locked by another process are tried again: its transaction takes milliseconds
 
 
 class SchedulerStep(msgspec.Struct, frozen=True):
     """Result of one step.
 
-    ``may_dispatch``: tasks became ``scheduled``. ``in_triggers``: so many began in their trigger, which can be claimed
-    now; ``removed`` tasks have ended, with the triggers they waited for. ``ended`` are runs by their ids, ``made`` runs
-    as (dag_id, run_id). ``adopted`` are tasks of supervisors that are gone; ``timed_out`` those whose deferral took too
-    long.
+    ``may_dispatch``: tasks became ``scheduled``. ``in_triggers``: the number of tasks that started in their trigger,
+    which can be claimed now. ``removed``: the number of tasks that ended together with the triggers they waited for.
+    ``ended`` are runs by their ids, ``made`` are new runs as (dag_id, run_id). ``adopted`` are tasks of supervisors
+    that have died; ``timed_out`` are tasks whose deferral took too long.
     """
 
     may_dispatch: bool = False
@@ -51,14 +51,14 @@ NOTHING_DONE = SchedulerStep()
 
 
 class Duty:
-    """One kind of work of the scheduler; ``due_at`` is infinity while there is none to do."""
+    """One kind of work of the scheduler; ``due_at`` is infinity if there is none to do."""
 
     def __init__(self, run: Callable[[Epoch, float], SchedulerStep]) -> None:
         self.run = run
         self.due_at = math.inf
 
     def require(self, at: float) -> None:
-        """Make it due at this time, or earlier if it is already."""
+        """Make it due at this time, unless it is due earlier already."""
         self.due_at = min(self.due_at, at)
 
 
@@ -86,24 +86,24 @@ class Scheduler:
         )
         self._query.due_at = 0.0
         self._asked_at = -math.inf
-        self._was_in_vain = False  # something was due, and what was done about it changed nothing
-        self.deadline_at = math.inf  # when the first of the epoch's own running tasks has used up its time
+        self._was_in_vain = False  # duties were due, but running them changed nothing
+        self.deadline_at = math.inf  # the first execution timeout among the epoch's own running tasks
 
     def notify(self) -> None:
-        """Note that something has happened: a task has ended, an event was stored, others have written."""
+        """Make a query due soon: a task has ended, an event was stored, or other processes have written."""
         self._evaluation.due_at = self._assets.due_at = 0.0
         self._query.require(self._asked_at + ASK_AGAIN_S)
 
     def notify_fenced(self) -> None:
-        """Note that others were fenced: their tasks can be adopted."""
+        """Make adoption due: other supervisors were fenced, so their tasks can be adopted."""
         self._adoption.due_at = 0.0
 
     def wake_at(self) -> float:
-        """When `step` has something to do even if nothing happens."""
+        """Return the time at which `step` must be called even if nothing happens."""
         return max(self._retry.at, min(duty.due_at for duty in self._duties))
 
     def step(self, epoch: Epoch, now: float) -> SchedulerStep:
-        """Do what is most urgently due, if anything. Raises `LeaseLost` when another has fenced ``epoch``."""
+        """Run the most urgent due duty, if any. Raises `LeaseLost` if another supervisor has fenced ``epoch``."""
         if now < self.wake_at():
             return NOTHING_DONE
         duty = next(duty for duty in self._duties if duty.due_at <= now)
@@ -111,7 +111,7 @@ class Scheduler:
         try:
             result = duty.run(epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows would be a bug of ours
-            # It may have been committed or not. Either way the next try finds all that is due in the database.
+            # It may have been committed or not. In either case the next try finds all due work in the database.
             duty.due_at = self._retry.failed(exc, now)
             return NOTHING_DONE
         self._retry.succeeded(now)
@@ -203,8 +203,8 @@ class Scheduler:
             for duty in (self._retries, self._timeouts, self._dates, self._assets):
                 duty.due_at = now
             if not self._was_in_vain:
-                # The next query comes right after these duties. Not the second time in a row: work that is due may not
-                # be ours to do, for example because another has locked it.
+                # Query again right after these duties, but not twice in a row: it may be that only another process can
+                # do the work that is due, for example because it has locked the rows.
                 self._was_in_vain = True
                 self._query.due_at = now
         return NOTHING_DONE

@@ -1,15 +1,15 @@
-"""The triggers this supervisor owns, and where each of them stands.
+"""The triggers that this supervisor owns, and the state of each.
 
 ::
 
-    claimed ──start──▶ RUNNING ──failed──▶ WAITING ──its time has come──▶ RUNNING
+    claimed ──start──▶ RUNNING ──failed──▶ WAITING ──the wait is over──▶ RUNNING
                         │   │                 │
                         │   └─returned──▶ (gone)
                         └─removed by a user──▶ CANCELLING ──ended──▶ (gone)
 
-When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, and every
-CANCELLING one is gone with it. Each start is a trigger run of its own, named after the epoch, the incarnation, the
-trigger and a count, so no run is ever mistaken for another, on whichever machine it ran.
+When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, and every CANCELLING one has
+ended. Each start is a new trigger run. Its id contains the epoch, the incarnation, the trigger and a count, so it is
+unique across all machines.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from headgate.store.ids import Epoch, TryName
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.backoff import Waits
 
-SPEC_ROOM_BYTES = 256  # of a frame, for what is not known of a trigger when it is claimed: the id of its run
-# Tasks of triggers that have ended, remembered because what these logged last may come later than their end.
+SPEC_ROOM_BYTES = 256  # of a frame, for the id of the trigger run, which is not known yet when a trigger is claimed
+# Tasks of triggers that have ended, kept because the last log records of a trigger may arrive after its end.
 ENDED_TASKS_MAX = 1000
 
 
 class AssignmentState(enum.Enum):
-    """Where an assigned trigger stands."""
+    """The state of an assigned trigger."""
 
     WAITING = "waiting"
     RUNNING = "running"
     CANCELLING = "cancelling"
 
 
-class Assignment(msgspec.Struct, gc=False):  # it can be in no cycle
-    """One owned trigger. ``start_at`` counts while WAITING, ``started_at`` while RUNNING (core's clock)."""
+class Assignment(msgspec.Struct, gc=False):  # it cannot be part of a cycle
+    """One owned trigger. ``start_at`` is used while WAITING, ``started_at`` while RUNNING (core's clock)."""
 
     trigger: ClaimedTrigger
     failures: int = 0  # in a row
@@ -51,7 +51,7 @@ class Assignment(msgspec.Struct, gc=False):  # it can be in no cycle
 class Assignments:
     """All owned triggers of one epoch.
 
-    One that fails is started again after a wait, which starts over at ``retry_wait_s`` after a run of ``healthy_s``
+    A trigger that fails is started again after a wait, which is reset to ``retry_wait_s`` by a run of ``healthy_s``
     seconds. One that does not fit in a frame of ``frame_bytes_max`` bytes cannot be started.
     """
 
@@ -73,23 +73,23 @@ class Assignments:
 
     @property
     def owned(self) -> int:
-        """How many triggers are owned, those included that cannot be started."""
+        """The number of owned triggers, including those that cannot be started."""
         return len(self._assigned) + len(self._unreadable)
 
     def running(self) -> int:
-        """How many of them run, as far as is known."""
+        """Return the number of triggers that run, as far as is known."""
         return sum(assigned.state is AssignmentState.RUNNING for assigned in self._assigned.values())
 
     def task_of(self, trigger_id: int) -> TryName | None:
-        """Return the try that waits, or waited a short time ago, for a trigger; None where there is none."""
+        """Return the try that waits, or recently waited, for a trigger; None if there is none."""
         assigned = self._assigned.get(trigger_id)
         return self._ended_tasks.get(trigger_id) if assigned is None else assigned.trigger.task
 
     def assign(self, triggers: Iterable[ClaimedTrigger], now: float) -> list[ClaimedTrigger]:
-        """Take newly claimed triggers; they are due at once. One that is owned already stays as it is.
+        """Add newly claimed triggers, which are due at once. One that is owned already does not change.
 
-        Return those that are new here and cannot be started, because no key decrypts their kwargs or because they do
-        not fit in a frame; ``error`` says why.
+        Return the new ones that cannot be started, because no key decrypts their kwargs or because they do not fit in a
+        frame; ``error`` has the reason.
         """
         unreadable = []
         for claimed in triggers:
@@ -108,7 +108,7 @@ class Assignments:
         self._unreadable.difference_update(trigger_ids)
 
     def _fitting(self, trigger: ClaimedTrigger) -> ClaimedTrigger:
-        """Return it as it is, or as unreadable if it fits no frame: the limit was larger when it was made."""
+        """Return the trigger, marked as unreadable if it fits no frame: the limit was larger when it was created."""
         needed = len(trigger.kwargs or b"") + 4 * (len(trigger.name) + len(trigger.classpath)) + SPEC_ROOM_BYTES
         limit = self._frame_bytes_max
         if needed <= limit:
@@ -117,7 +117,7 @@ class Assignments:
         return msgspec.structs.replace(trigger, kwargs=None, error=error)
 
     def start_due(self, epoch: Epoch, incarnation: int, now: float) -> tuple[TriggerSpec, ...]:
-        """Start every trigger whose time has come; return what the runner needs to run them."""
+        """Start every trigger that is due; return their specs for the runner."""
         due = sorted(trigger_id for trigger_id in self._waiting if self._assigned[trigger_id].start_at <= now)
         specs = []
         for trigger_id in due:
@@ -139,10 +139,10 @@ class Assignments:
         return min((self._assigned[trigger_id].start_at for trigger_id in self._waiting), default=None)
 
     def cancel(self, trigger_id: int, reason: CancelReason) -> CancelTrigger | None:
-        """Mark a trigger as being cancelled; return what to send to the runner, None if there is nothing to send.
+        """Mark a trigger as being cancelled; return the part of a message to send to the runner, or None.
 
-        That includes one that waits for its next start, because a shared stream may wait for it, too. There is nothing
-        to send if it was cancelled before, or if no runner was ever given it.
+        A trigger that waits for its next start is also cancelled in the runner, because a shared stream may wait for
+        it. Nothing is sent if it was cancelled before, or if no runner ever got it.
         """
         assigned = self._assigned.get(trigger_id)
         if assigned is None or assigned.state is AssignmentState.CANCELLING:
@@ -154,9 +154,9 @@ class Assignments:
         return CancelTrigger(trigger_id, reason)
 
     def end_run(self, finished: FinishedTrigger, now: float) -> float | None:
-        """Take the end of a run; return the seconds until it is started again, None where it is not.
+        """Record the end of a run; return the seconds until the trigger is started again, None if it is not.
 
-        The report of a run that is not the current one changes nothing: it comes late.
+        The report of a run that is not the current one is late, and changes nothing.
         """
         assigned = self._assigned.get(finished.trigger_id)
         if assigned is None or assigned.trigger_run_id != finished.trigger_run_id:
@@ -165,7 +165,7 @@ class Assignments:
             self._forget(finished.trigger_id)
             return None
         if finished.outcome == "cancelled":
-            # Not by our wish for this trigger, so with its whole runner: it goes on in the next one.
+            # We did not cancel this trigger, so its whole runner was drained: it continues in the next one.
             self._wait(assigned, now)
             return None
         if now - assigned.started_at >= self._healthy_s:
@@ -173,24 +173,24 @@ class Assignments:
         assigned.failures += 1
         wait_s = self._waits.after(assigned.failures)
         if assigned.state is AssignmentState.WAITING:
-            wait_s = 0.0  # its runner died meanwhile, and it begins again with all the others (see hand_over)
+            wait_s = 0.0  # its runner died meanwhile, and it is started together with all others (see hand_over)
         self._wait(assigned, now + wait_s)
         return wait_s
 
     def hand_over(self, now: float) -> None:
-        """The runner is gone: what ran is due at once in the next incarnation, what was cancelled is over."""
+        """Handle the end of the runner: its triggers are due at once in the next one, cancelled ones are forgotten."""
         for trigger_id, assigned in list(self._assigned.items()):
             if assigned.state is AssignmentState.CANCELLING:
                 self._forget(trigger_id)
             else:
-                # Also what waits for its next try is due: triggers that share a stream must begin together,
-                # or the stream would go on without the one that waits. The respawn has a backoff of its own.
-                # The run keeps its name until the next start: a report of its end may still be on its way
-                # through the intake, and a trigger that returned must not run again.
+                # Triggers that wait for their next try are due too: those that share a stream must start together, or
+                # the stream would continue without the one that waits. The respawn has its own backoff. The run keeps
+                # its id until the next start: the report of its end may still be in the intake, and a trigger that
+                # returned must not run again.
                 self._wait(assigned, now)
 
     def cancel_all(self, reason: CancelReason) -> tuple[CancelTrigger, ...]:
-        """Cancel everything that runs and forget the rest."""
+        """Cancel all triggers that run, and forget the others."""
         cancels = (self.cancel(trigger_id, reason) for trigger_id in list(self._assigned))
         return tuple(cancel for cancel in cancels if cancel is not None)
 

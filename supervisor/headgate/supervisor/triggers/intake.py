@@ -1,13 +1,13 @@
-"""Rounds in, rows down, confirmations out: the place that decides whether an event may be acknowledged.
+"""Storing the runner's rounds: the module that decides whether an event may be acknowledged.
 
 A round of the runner arrives as one or more `StateChanges` frames. Each is queued as a `Slice`, and each slice is
-stored in one transaction. A long one is cut first, so that the supervisor's other duties have their turn between two
-transactions; `SliceSize` learns from the database how long is too long. The round is answered only when its last slice
-is committed, and the answer names the seqs that are now durable (I1): `Intake.step` is the one place that names them.
+stored in one transaction. A long slice is split first, so that the supervisor's other duties run between two
+transactions; `SliceSize` learns the right size from the times that the database takes. The round is answered only when
+its last slice is committed, and the answer names the seqs that are now durable (I1): only `Intake.step` adds to them.
 
 If the database refuses rows, the slice is halved until the single bad event is found. An event that is refused twice by
 itself becomes a dead letter, and all the others are stored (I9). If the database is away, the slice is tried again
-after a wait; until then nothing is confirmed and nothing is forgotten. If it took long to fail, the slice is made
+after a wait; until then nothing is confirmed and nothing is dropped. If it took long to fail, the slice is made
 smaller.
 """
 
@@ -40,16 +40,16 @@ from headgate.supervisor.backoff import DatabaseRetry
 log = structlog.get_logger(__name__)
 
 # A runner waits for the answer to its round before it sends the next one. Rounds of earlier incarnations may still
-# wait for the database, so a few more may be queued; more than that is a broken peer.
+# wait for the database, so a few more may be queued; a peer that sends more is broken.
 ROUNDS_WAITING_MAX = 16
 
-SLICE_S = 0.15  # what storing a slice should take: heartbeats, claims and requests wait for it
-SLICE_EVENTS_FIRST = 500  # of the first slices, before anything is known of the database
-SLICE_EVENTS_MIN = 50  # however slowly they are stored: a commit for each event would be slower still
-SLICES_LEARNT = 8  # the newest, by which the next one is sized
+SLICE_S = 0.15  # the time that storing a slice should take: heartbeats, claims and requests wait for it
+SLICE_EVENTS_FIRST = 500  # of the first slices, before the speed of the database is known
+SLICE_EVENTS_MIN = 50  # even if they are stored slowly: a commit for each event would be slower still
+SLICES_LEARNT = 8  # the newest slices, from whose times the next size is computed
 # An attempt that failed sooner met a database that is down or locked: connecting, or waiting for a lock, times out
 # after 5 s. One that failed later may have hit the timeout of a statement, of a transaction or of the network, which
-# are all at least 10 s. A slice of fewer events may then be stored.
+# are all at least 10 s. Then a smaller slice may succeed.
 FAILED_LATE_S = 8.0
 
 
@@ -67,7 +67,7 @@ class Slice(msgspec.Struct, frozen=True):
         return len(self.events) + len(self.refused) + len(self.finished)
 
     def cut(self, items: int) -> tuple[Slice, Slice]:
-        """Cut in two, the first with so many of its items, in order: events, refused events, finished triggers."""
+        """Split in two, the first with ``items`` items, in this order: events, refused events, finished triggers."""
         after_events = max(0, items - len(self.events))
         after_refused = max(0, after_events - len(self.refused))
         first = Slice(
@@ -92,9 +92,9 @@ class Slice(msgspec.Struct, frozen=True):
 class Stored(msgspec.Struct, frozen=True):
     """Result of one step of the intake.
 
-    ``answer`` is set when a round is complete: it may be sent to the runner of that ``incarnation`` and to
-    no other (I6). ``finished`` are trigger runs whose end is now recorded. ``result`` is that of the store; it is
-    empty if the slice was, or if its only element has become a dead letter.
+    ``answer`` is set if a round is complete: it may be sent only to the runner of that ``incarnation`` (I6).
+    ``finished`` are trigger runs whose end is now recorded. ``result`` is the result of the store; it is empty if the
+    slice was, or if its only element has become a dead letter.
     """
 
     incarnation: int
@@ -107,38 +107,38 @@ NOTHING_STORED = StoredSlice(stored=0, redelivered=0, failure_counts={})
 
 
 class Tally(NamedTuple):
-    """The answer to a round, as far as its slices are stored."""
+    """The answer to a round, for the slices that are stored so far."""
 
     persisted: list[int]
     refused: list[Refusal]
 
 
 class SliceSize:
-    """How many events a slice takes: as many as the database stores in `SLICE_S`, and never more than ``events_max``.
+    """The number of events in a slice: as many as the database stores in `SLICE_S`, but at most ``events_max``.
 
-    If the commit itself takes most of that, however many events it holds, then fewer of them would only make more
-    commits: a slice may take twice the commit's time. How long a commit and an event take is read off a line fitted
-    through the sizes and times of the last few slices. The number at most doubles or halves from one slice to the next,
-    because one measurement says little.
+    If the commit itself takes most of that time, smaller slices would only cause more commits; therefore a slice may
+    take twice the time of a commit. The times of a commit and of an event are those of a line fitted through the sizes
+    and times of the last few slices. The number at most doubles or halves from one slice to the next, because a single
+    measurement is not reliable.
 
-    A slice that failed late is halved, down to one event, so that one is stored if it can be at all. Nothing else
-    leads to fewer than `SLICE_EVENTS_MIN`.
+    A slice that failed late is halved, down to one event, so that a single event is stored if that is possible at all.
+    Only this leads to fewer than `SLICE_EVENTS_MIN`.
     """
 
     def __init__(self, events_max: int) -> None:
         self._events_max = events_max
         self._samples: deque[tuple[int, float]] = deque(maxlen=SLICES_LEARNT)
-        self._commit_s = 0.0  # the time of a slice without its events, as far as is known
+        self._commit_s = 0.0  # the time of a slice without its events, 0 if it is not known
         self.events = min(SLICE_EVENTS_FIRST, events_max)
 
     def stored(self, events: int, took_s: float) -> None:
-        """Learn from a slice that was stored. A short one says nothing of longer ones."""
+        """Learn from a slice that was stored, unless it was much smaller than the limit."""
         if events * 4 < self.events:
             return
         self._samples.append((events, took_s))
         if self.events < SLICE_EVENTS_MIN:
-            # Twice as many may take twice as long, and fail again. If that is likely, it is tried now and then all
-            # the same: it may be the commit alone that takes so long.
+            # Twice as many events may take twice as long, and fail again. Even if that is likely, it is tried now and
+            # then, because perhaps only the commit takes so long.
             is_tried = took_s <= FAILED_LATE_S / 2 or len(self._samples) == SLICES_LEARNT
             if is_tried and events == self.events:
                 self.events = min(self.events * 2, SLICE_EVENTS_MIN, self._events_max)
@@ -147,10 +147,10 @@ class SliceSize:
         self.events = min(max(fitting, SLICE_EVENTS_MIN), self._events_max)
 
     def failed(self, events: int, took_s: float) -> None:
-        """Learn from a slice that the database did not store. Earlier measurements do not hold any more.
+        """Learn from a slice that the database did not store. Earlier measurements are dropped.
 
-        The database may have gone away in the middle, and the size be blameless. That costs little: once it is back,
-        the number doubles with each slice.
+        The cause may not be the size: the database may have gone away in the middle. A smaller size then costs little,
+        because the number doubles with each slice once the database is back.
         """
         if took_s < FAILED_LATE_S:
             return
@@ -164,7 +164,7 @@ class SliceSize:
         mean_s = sum(took_s for _, took_s in self._samples) / len(sizes)
         allowed_s = max(SLICE_S, 2 * self._commit_s)
         if max(sizes) - min(sizes) < mean_size / 4:
-            # Too much alike: their differences are noise. If the time is not right, try quite another size.
+            # The sizes are too similar: the differences of times are noise. Unless the time is right, change the size.
             newest_s = self._samples[-1][1]
             if newest_s > allowed_s:
                 return self.events // 2
@@ -173,7 +173,7 @@ class SliceSize:
         event_s = sum((size - mean_size) * (took_s - mean_s) for size, took_s in self._samples) / spread
         self._commit_s = max(0.0, mean_s - max(0.0, event_s) * mean_size)
         if event_s <= 0:
-            return self.events * 2  # more of them take no longer
+            return self.events * 2  # a larger slice takes no longer
         return int((max(SLICE_S, 2 * self._commit_s) - self._commit_s) / event_s)
 
 
@@ -193,10 +193,10 @@ class Intake:
         self._clock = clock
         self._retry = retry
         self._waiting: deque[Slice] = deque()
-        # The first of those that wait, if it is a single element and was refused by itself: `_split_or_dead_letter`.
+        # The first slice that waits, if it is a single element and was refused by itself: see `_split_or_dead_letter`.
         self._refused_alone: Slice | None = None
-        # The answers to the rounds being stored, by incarnation and round. A round whose runner died before its
-        # last frame is never answered, and nothing of it may get into another answer (I6).
+        # The answers to the rounds being stored, by incarnation and round. A round whose runner died before its last
+        # frame is never answered, and none of its seqs may get into another answer (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
 
     def add_frame(self, incarnation: int, changes: StateChanges) -> None:
@@ -214,7 +214,7 @@ class Intake:
         return any(slice_.incarnation == incarnation for slice_ in self._waiting)
 
     def is_waiting_for_others(self, incarnation: int) -> bool:
-        """Whether something that another incarnation sent is not stored yet."""
+        """Whether a round of another incarnation is not stored yet."""
         return any(slice_.incarnation != incarnation for slice_ in self._waiting)
 
     @property
@@ -223,9 +223,9 @@ class Intake:
         return not self._waiting
 
     def discard(self, incarnation: int) -> list[int]:
-        """Forget all slices: the lease is lost, and nothing more may be written.
+        """Drop all slices: the lease is lost, and nothing more may be written.
 
-        Return the rounds of an incarnation whose last frame was here: they are to be answered, though with nothing.
+        Return the complete rounds of an incarnation: they must be answered, but confirm nothing.
         """
         rounds = [slice_.round for slice_ in self._waiting if slice_.incarnation == incarnation and slice_.ends_round]
         self._waiting.clear()
@@ -234,13 +234,13 @@ class Intake:
         return rounds
 
     def wake_at(self) -> float | None:
-        """When the next `step` has something to do; None while nothing waits."""
+        """Return the time at which the next `step` is due; None while nothing waits."""
         return self._retry.at if self._waiting else None
 
     def step(self, epoch: Epoch, now: float) -> Stored | None:
         """Store the next slice; return the result, or None if there was nothing to do or no database.
 
-        Raises `LeaseLost` if another supervisor has taken over; nothing was written then.
+        Raises `LeaseLost` if another supervisor has taken over; then nothing was written.
         """
         if not self._waiting or not self._retry.ready(now):
             return None
@@ -254,7 +254,7 @@ class Intake:
                     epoch, events=slice_.events, refused=slice_.refused, finished=slice_.finished
                 )
                 self._slice_size.stored(len(slice_), self._clock() - begun_at)
-            # From here on the slice is committed, and durable: this line is why its events may be acknowledged.
+            # From here on the slice is committed and durable: because of this line its events may be acknowledged.
             tally.persisted.extend([event.seq for event in slice_.events if event.seq])
             tally.refused.extend(
                 Refusal(event.seq, event.trigger_id, event.reason, payload_kept=False) for event in slice_.refused
@@ -272,7 +272,7 @@ class Intake:
         return Stored(slice_.incarnation, self._answer(slice_, tally), slice_.finished, result)
 
     def _take_slice(self) -> Slice:
-        """Return the first slice, cut to the size that is right at present."""
+        """Return the first slice, split if it is longer than the current size."""
         if len(self._waiting[0]) > self._slice_size.events:
             self._cut_first(self._slice_size.events)
         return self._waiting[0]
@@ -295,11 +295,11 @@ class Intake:
         return StateSync(round=slice_.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
 
     def _split_or_dead_letter(self, epoch: Epoch, slice_: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
-        """Halve a refused slice, or dead-letter its single element. Return whether the element has been dealt with.
+        """Halve a refused slice, or dead-letter its single element. Return whether the element has been handled.
 
-        A refusal may be temporary: a row that the new ones refer to is deleted while they are being stored, and the
-        check of the foreign key waits for that, then fails. The next transaction sees that the row is gone, and refers
-        to it no more. So an element is dead-lettered if it is refused in a second transaction of its own (I11).
+        A refusal may be temporary: if a row that the new ones refer to is deleted while they are being stored, the
+        check of the foreign key waits for the deletion, then fails. The next transaction does not refer to that row any
+        more. Therefore an element is dead-lettered only if it is refused by itself in two transactions (I11).
         """
         if len(slice_) > 1:
             self._cut_first(len(slice_) // 2)
@@ -308,7 +308,7 @@ class Intake:
             self._refused_alone = slice_
             return False
         if not slice_.events:
-            # A report about an event or a run, not an event: it is logged instead.
+            # Not an event, but the report of a refused event or of an end: it is logged instead.
             log.error("the database refuses a report of the runner", report=repr(slice_)[:2000], error=str(error))
             tally.refused.extend(
                 Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in slice_.refused
@@ -327,6 +327,6 @@ class Intake:
             sequence_index=event.sequence_index,
             error=str(error),
         )
-        # The dead letter holds all of it, so for the broker it is handled, like a stored one.
+        # The dead letter holds the whole event, so for the broker it is handled like a stored one.
         tally.refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
         return True

@@ -1,12 +1,12 @@
 """The right to run triggers: an epoch in the database, kept by heartbeats, checked by every write (I10).
 
-A supervisor registers and gets an epoch. As long as its heartbeats arrive, its triggers are its own. When
-they stop for too long, or when its process is known to be gone from this machine, another supervisor
-*fences* the epoch: no transaction of it can commit from then on, and its triggers may be claimed.
+A supervisor registers and gets an epoch. It owns its triggers as long as its heartbeats arrive. When they stop for too
+long, or when its process is known to have ended on this machine, another supervisor *fences* the epoch: from then on no
+transaction of it can commit, and its triggers may be claimed.
 
-`Leases.step` runs at most one of its duties at a time, each a single short transaction, the most urgent
-first: the heartbeat, then fencing of neighbours that are gone, then a poll for triggers to claim or cancel. The poll
-is made if others seem to have written to it, and rarely otherwise (`headgate.store.db.changes`).
+`Leases.step` runs at most one of its duties at a time, each a single short transaction, the most urgent first: the
+heartbeat, then fencing of dead neighbours, then a poll for triggers to claim or cancel. The poll is made soon after
+other processes have written to the database, and rarely otherwise (`headgate.store.db.changes`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
 
-# For so long, in seconds, a supervisor takes no more than its share of the triggers that all could claim. After that
-# the others are full or slow.
+# For so many seconds a supervisor takes no more than its share of the triggers that all could claim. After that it
+# takes the rest, because the others are full or slow.
 FAIR_WAIT_S = 1.0
 # The part of the time until others may fence an epoch during which its runner may begin to advance brokers. The rest is
 # for an advance that has begun, which takes as long as its broker does.
@@ -195,7 +195,7 @@ class Leases:
         log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
 
     def _fence_neighbours(self, epoch: Epoch) -> bool:
-        """Fence neighbours that are silent, and those whose process is known to be gone from this machine."""
+        """Fence neighbours that are silent, and those whose process is known to have ended on this machine."""
         fenced: list[Epoch] = []
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
@@ -227,8 +227,8 @@ class Leases:
 
     def _poll(self, epoch: Epoch, now: float, owned: int, claiming: bool) -> LeaseStep:
         if self._claim_in_doubt:
-            # The last claim did not return, so it may have been committed or not. Its triggers would be owned by
-            # this epoch, and never run.
+            # The last claim raised, so it may have been committed or not. If it was, this epoch owns its triggers, and
+            # without this query would never run them.
             owned_triggers = self._store.claimed_triggers(epoch)
             self._claim_in_doubt = False
             self._is_claiming = True  # there may be more
@@ -247,13 +247,13 @@ class Leases:
         if not poll.claimable:
             self._claimable_since = None
         self._wants_room = poll.claimable and len(claimed) >= room
-        # A full claim means there may be more: look again at once, after the other duties.
+        # After a full claim there may be more: poll again at once, after the other duties.
         is_full = len(claimed) == CLAIM_TRIGGERS_MAX
         self._poll_at = now if is_full else now + self._times.poll_interval_s
         if leaves_some:
-            self._poll_at = min(self._poll_at, now + FAIR_WAIT_S)  # for what the others leave
-        # Triggers that others leave may share a stream with ours. The trigger of a task has a stream of its own, or
-        # misses nothing: it need not wait.
+            self._poll_at = min(self._poll_at, now + FAIR_WAIT_S)  # for triggers that the others leave
+        # Triggers that others leave may share a stream with ours, so ours wait for them. The trigger of a task need not
+        # wait: it has its own stream, or misses nothing.
         has_watchers = self._is_claiming or any(trigger.task is None for trigger in claimed)
         self._is_claiming = is_full or (leaves_some and has_watchers)
         self._notice_at = min(self._notice_at, self._poll_at)

@@ -1,4 +1,4 @@
-"""What triggers ask, answered: their own newest events from the store, all else as the queries of tasks are."""
+"""Queries of triggers. Their own newest events are read from the store; others are answered like those of tasks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headgate.supervisor.queries import QueryHandler, QueryRefused
 
 
 class TriggerQueries:
-    """Answers the requests of runners. Without ``answers`` triggers can only ask for their own last events.
+    """Answers the requests of runners. Without ``answers``, triggers can only ask for their own last events.
 
-    A database that does not answer holds up the loop at each query, so it is not asked again at once.
+    If the database does not respond, each query blocks the loop until its timeout, so it is not asked again at once.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class TriggerQueries:
         self._retry = retry
 
     def answer(self, request: Request, now: float) -> Response:
-        """Return the answer, or the error that the trigger gets in its place. One that fits no frame is an error."""
+        """Return the answer, or an error for the trigger. An answer that does not fit a frame is an error."""
         if not self._retry.ready(now):
             return Response(request.id, error="the database did not answer a moment ago; try again later")
         try:

@@ -1,7 +1,7 @@
-"""Owned triggers that are to end for good: when each is cancelled, and when its row is released.
+"""Owned triggers that must end for good: when each is cancelled, and when its row is released.
 
-A trigger is released if its user has removed it, or if nothing waits for it any more: its task has gone on without it.
-Most of the latter have just fired and end by themselves, so they are cancelled only after `ENDED_GRACE_S`.
+A trigger is released if a user has removed it, or if its task does not wait for it any more. Most of the latter have
+just fired and end by themselves, so they are cancelled only after `ENDED_GRACE_S`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ ENDED_GRACE_S = 5.0
 
 
 class Releases:
-    """The triggers of one supervisor that are on their way out."""
+    """The triggers of one supervisor that are to be released."""
 
     def __init__(self, store: Store, assignments: Assignments, *, retry: DatabaseRetry) -> None:
         self._store = store
         self._assignments = assignments
-        # A database that does not answer holds up the loop at each release, so it is not asked again at once.
+        # If the database does not respond, each release blocks the loop until its timeout: do not retry at once.
         self._retry = retry
         self._ended: set[int] = set()  # their rows may be released
         self._cancel_at: dict[int, float] = {}
 
     def wake_at(self) -> float | None:
-        """When the next trigger is to be cancelled; None if there is none."""
+        """Return the time at which the next trigger is to be cancelled; None if there is none."""
         return min(self._cancel_at.values(), default=None)
 
     def cancel(self, trigger_ids: Iterable[int], reason: CancelReason) -> tuple[CancelTrigger, ...]:
-        """Cancel these; return what to send to the runner. Those that no runner runs are over at once."""
+        """Cancel these; return the cancellations to send to the runner. Triggers that no runner has end at once."""
         cancels = []
         for trigger_id in trigger_ids:
             cancel = self._assignments.cancel(trigger_id, reason)
@@ -45,7 +45,7 @@ class Releases:
         return tuple(cancels)
 
     def expect_ends(self, trigger_ids: Iterable[int], now: float) -> None:
-        """Note triggers that nothing waits for any more."""
+        """Take triggers that nothing waits for any more."""
         for trigger_id in trigger_ids:
             if trigger_id in self._assignments:
                 self._cancel_at.setdefault(trigger_id, now + ENDED_GRACE_S)
@@ -57,7 +57,7 @@ class Releases:
         return trigger_id in self._cancel_at
 
     def cancel_late(self, now: float) -> tuple[CancelTrigger, ...]:
-        """Cancel those that have not ended by themselves in time; return what to send to the runner."""
+        """Cancel those that have not ended by themselves in time; return the cancellations to send to the runner."""
         late = [trigger_id for trigger_id, at in self._cancel_at.items() if at <= now]
         for trigger_id in late:
             del self._cancel_at[trigger_id]
