@@ -19,7 +19,7 @@ from benchmarks.proxy import in_front_of
 
 CPU = "CPU time a minute"
 STATEMENTS = "statements a minute"
-SETTLE_S = 1.0  # until what the start has left to do is done
+SETTLE_S = 1.0  # until the work of the start is done
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ class Empty:
         return self._found
 
     def last(self) -> Figures:
-        """Return what was found last; look where nothing was."""
+        """Return the last figures; measure if there are none yet."""
         return self._found or self.look()
 
 

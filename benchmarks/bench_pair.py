@@ -25,7 +25,7 @@ WHOLE_CPU = "CPU a row"
 
 
 def run_streams(kind: str, *, streams: int, subscribers: int, events: int) -> Figures:
-    """Run ``streams`` streams with so many subscribers and events each to their end; return what went through."""
+    """Run streams with this many subscribers and events each to their end; return the throughput."""
     everybody = streams * subscribers
     with fresh(kind) as database:
         board = pairs.new_board(database)
@@ -49,7 +49,7 @@ def run_streams(kind: str, *, streams: int, subscribers: int, events: int) -> Fi
 
 
 def require_all(pair: Pair, events: int, subscribers: int) -> None:
-    """Raise `BenchFailed` unless every event was acked by every subscriber and stands in the database."""
+    """Raise `BenchFailed` unless every event was acked by every subscriber and is in the database."""
     rows = pair.database.count("trigger_event")
     acked, failed = pair.board["acked"], pair.board["failed"]
     if rows != events * subscribers or acked != rows or failed:

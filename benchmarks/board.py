@@ -1,8 +1,8 @@
 """A file that several processes map: named numbers, and three moments of every event.
 
-What the benchmarks measure happens in processes they do not run in. Those write here what they did and when, which
-takes them well under a microsecond; whoever measures reads it from outside. Moments are `time.monotonic`, which is the
-same clock in all processes of a machine. Each number has one writer at a time.
+The measured work happens in other processes than the benchmark. They write here which step they took and when, which
+takes well under a microsecond, and the benchmark reads it. Moments are `time.monotonic`, which is the same clock in all
+processes of a machine. Each number has one writer at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOTS = (
     "advanced_at",  # when the last of them was
     "acked",  # outcomes of these events, over all subscribers
     "failed",
-    "statements",  # that the supervisor gave to the database
+    "statements",  # that the supervisor sent to the database
 )
 SLOTS_MAX = 32
 NUMBER_BYTES = 8
@@ -69,5 +69,5 @@ def _places() -> dict[str, int]:
 
 @cache
 def open_board(path: str) -> Board:
-    """Return the board that another process made; the same one for all who ask in this process."""
+    """Return the board that another process made; in this process all callers share it."""
     return Board(path, 0)

@@ -1,7 +1,7 @@
 """The databases of the benchmarks: a new one for every run, filled with triggers in one go, and the bare drivers.
 
-The bare driver is the baseline: the same table with the same indexes and the same durability, and nothing else of
-ours between the rows and the database.
+The bare driver is the baseline: the same table with the same indexes and the same durability, without any other code
+of headgate between the rows and the database.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EVENT_COLUMNS = (
     "is_last",
     "stored_at",
 )
-EventRow = tuple[Any, ...]  # the values of these columns, as the driver takes them
+EventRow = tuple[Any, ...]  # the values of these columns, in the driver's form
 
 
 class Database(NamedTuple):
@@ -71,7 +71,7 @@ class Database(NamedTuple):
 
 @contextlib.contextmanager
 def fresh(kind: str) -> Generator[Database]:
-    """Give a new database with tables and without rows; it is gone afterwards."""
+    """Yield a new database with tables and without rows; it is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as name:
         folder = Path(name)
         if kind == "sqlite":
@@ -111,7 +111,7 @@ def _administrator() -> psycopg.Connection[Any]:
 
 @cache
 def postgresql_answers() -> bool:
-    """Whether there is a server to measure on."""
+    """Whether a PostgreSQL server answers."""
     try:
         _administrator().close()
     except psycopg.OperationalError:
@@ -120,7 +120,7 @@ def postgresql_answers() -> bool:
 
 
 def postgresql_version() -> str:
-    """Return the version of the server, in a word; empty where none answers."""
+    """Return the version of the server, as a short text; empty if none answers."""
     if not postgresql_answers():
         return ""
     with _administrator() as server:
@@ -158,7 +158,7 @@ def add_triggers(database: Database, classpath: str, all_kwargs: Sequence[dict[s
 
 
 class BareDriver(Protocol):
-    """A driver's connection and nothing else."""
+    """A connection of a driver, without headgate."""
 
     def store(self, rows: Sequence[EventRow]) -> None:
         """Store rows of the event log in one durable commit."""
@@ -217,6 +217,6 @@ def bare_driver(database: Database) -> BareDriver:
 
 
 def moment(kind: str) -> Any:
-    """Return the time now as the driver of this kind takes it for a column of times."""
+    """Return the current time in the form of this kind's driver, for a column of times."""
     now = datetime.now(UTC)
     return now if kind == "postgresql" else now.replace(tzinfo=None).isoformat(" ", "microseconds")

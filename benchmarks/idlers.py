@@ -15,19 +15,19 @@ from benchmarks.pairs import ROOT, Pair
 
 CLASSPATH = "benchmarks.users.streams.Idle"
 WITHIN_S = 200.0
-COUNT_MAX = 1_000_000  # what the setting takes; how many there are is decided by who adds them
+COUNT_MAX = 1_000_000  # the largest value of the setting; the benchmark decides how many triggers it adds
 
 
 @contextlib.contextmanager
 def pair_ready_for(kind: str, *, command: tuple[str, ...] = pairs.PLAIN) -> Generator[Pair]:
-    """Give a pair that runs nothing yet, and has room for any number of triggers."""
+    """Yield a pair without triggers, with capacity for any number."""
     with fresh(kind) as database, running_on(database, command=command) as pair:
         yield pair
 
 
 @contextlib.contextmanager
 def running_on(database: Database, *, command: tuple[str, ...] = pairs.PLAIN) -> Generator[Pair]:
-    """Give such a pair on a database that is there."""
+    """Yield such a pair on an existing database."""
     with pairs.running(database, pairs.new_board(database), command=command, capacity=COUNT_MAX) as pair:
         yield pair
 

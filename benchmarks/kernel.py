@@ -1,4 +1,4 @@
-"""What the kernel says of a process. Imports nothing heavy: `benchmarks.bare_trio` weighs itself with it."""
+"""Memory and CPU time of a process, from the kernel. Imports nothing heavy, because `benchmarks.bare_trio` uses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def pss_kb(pid: int) -> float:
-    """Return the memory of a process, in KB, what it shares with others counted by their number."""
+    """Return the memory of a process, in KB, with shared pages divided among the processes (PSS)."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return float(line.split()[1])
@@ -15,7 +15,7 @@ def pss_kb(pid: int) -> float:
 
 
 def rss_peak_mb(pid: int) -> float:
-    """Return the most resident memory that a process ever had, in MB."""
+    """Return the peak of the resident memory of a process, in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return float(line.split()[1]) / 1024

@@ -20,10 +20,10 @@ from benchmarks.harness import BenchFailed
 ROOT = Path(__file__).parent.parent
 PLAIN = ("-P", "-m", "headgate.cli")  # what the `headgate` command runs
 Subcommand = Literal["triggerer", "up"]
-LOOK_INTERVAL_S = 0.01  # between two looks at the board; what is measured is written there, so it may be coarse
+LOOK_INTERVAL_S = 0.01  # between two reads of the board; it may be coarse, because the board has the exact moments
 READY_WAIT_MAX_S = 60.0
-STOP_WAIT_MAX_S = 45.0  # a supervisor asked to stop has drained within its own 30 s, or never will
-LOG_TAIL_LINES = 20  # shown where a pair does not do what it was to do
+STOP_WAIT_MAX_S = 45.0  # a supervisor that is asked to stop drains within its own limit of 30 s
+LOG_TAIL_LINES = 20  # shown if a pair fails
 
 
 class Pair:
@@ -77,7 +77,7 @@ class Pair:
         return self.runner_pids()[-1]
 
     def wait(self, condition: Callable[[], bool], what: str, within_s: float) -> None:
-        """Wait until ``condition`` is true. Raises `BenchFailed` when it is not in time, or the supervisor left."""
+        """Wait until ``condition`` is true. Raises `BenchFailed` if it is not in time, or the supervisor has ended."""
         deadline = time.monotonic() + within_s
         while not condition():
             if self._process.poll() is not None:
@@ -98,7 +98,7 @@ class Pair:
         return killed_at
 
     def stop(self) -> None:
-        """Ask it to drain, and see that it does. Raises `BenchFailed`."""
+        """Ask it to drain, and wait until it has. Raises `BenchFailed`."""
         self._process.terminate()
         try:
             code = self._process.wait(STOP_WAIT_MAX_S)
@@ -108,13 +108,13 @@ class Pair:
             raise self._failure(f"the supervisor left with {code}")
 
     def end(self) -> None:
-        """Leave nothing behind; the runner dies with its supervisor."""
+        """End all processes; the runner dies with its supervisor."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the log so far, a record a line."""
+        """Return the records of the log so far."""
         found = []
         for line in self._log.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
@@ -141,7 +141,7 @@ def running(
     subcommand: Subcommand = "triggerer",
     **settings: object,
 ) -> Generator[Pair]:
-    """Give a pair whose runner is ready; it is drained afterwards, and what it says must be good."""
+    """Yield a pair whose runner is ready; it is drained afterwards. Raises `BenchFailed`."""
     pair = Pair(database, board, command=command, subcommand=subcommand, **settings)
     try:
         pair.wait_ready()

@@ -1,9 +1,9 @@
-"""A PostgreSQL server that counts what it is asked, and takes its time to commit: a proxy in front of a real one.
+"""A proxy in front of a PostgreSQL server that counts statements, and delays the answers to commits.
 
-It stands on a port of its own on this machine, with one thread a direction and connection. It reads the messages of the
-protocol, version 3 (https://www.postgresql.org/docs/current/protocol-message-formats.html), and changes none of them.
-A commit is an answer whose transaction has ended and that names COMMIT, or a change made outside a transaction; that
-answer, and all after it, is held back.
+It listens on a local port, with one thread per direction and connection. It reads the messages of the protocol,
+version 3 (https://www.postgresql.org/docs/current/protocol-message-formats.html), and changes none of them. A commit is
+an answer that ends a transaction and names COMMIT, or a change made outside a transaction. That answer, and all after
+it, are delayed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ IDLE = b"I"  # no transaction is open
 
 @contextlib.contextmanager
 def in_front_of(url: str, *, board: Board | None = None, commit_delay_s: float = 0.0) -> Generator[str]:
-    """Give the URL of the proxy before the server of ``url``; on ``board`` it counts the statements."""
+    """Yield the URL of a proxy in front of the server at ``url``; it counts the statements on ``board``."""
     server = make_url(url)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         accepting = threading.Thread(
             target=_accept, args=(listener, (server.host or "127.0.0.1", server.port or 5432), board, commit_delay_s)
         )
         accepting.start()
-        # Encryption would begin with an answer that is no message.
+        # With encryption, the first answer of the server is not a message.
         plain = {"sslmode": "disable", "gssencmode": "disable"}
         proxied = server.set(host="127.0.0.1", port=listener.getsockname()[1]).update_query_dict(plain)
         try:
@@ -64,7 +64,7 @@ def _accept(listener: socket.socket, server: tuple[str, int], board: Board | Non
 
 
 def _pass_on(source: socket.socket, target: socket.socket, look: Callable[[bytes], None]) -> None:
-    with contextlib.suppress(OSError):  # whichever end is gone, the other one is told
+    with contextlib.suppress(OSError):  # if one end closes, the other is shut down
         while data := source.recv(READ_BYTES_MAX):
             look(data)
             target.sendall(data)
@@ -92,7 +92,7 @@ class _Messages:
 
 
 class _Counting:
-    """What a client sends: its statements are counted."""
+    """Counts the statements that a client sends."""
 
     def __init__(self, board: Board | None) -> None:
         self._board = board
@@ -106,7 +106,7 @@ class _Counting:
 
 
 class _Delaying:
-    """What a server sends: an answer to a commit comes late."""
+    """Delays the answers of a server to commits."""
 
     def __init__(self, commit_delay_s: float) -> None:
         self._commit_delay_s = commit_delay_s

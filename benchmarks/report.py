@@ -22,11 +22,11 @@ from benchmarks.harness import Document, rendered
 from benchmarks.pairs import ROOT
 
 PATH = ROOT / "docs" / "performance.md"
-COMMITS = 100  # of a single row, to tell what a commit takes on this machine
+COMMITS = 100  # of a single row, to measure the duration of a commit on this machine
 
 
 def write(documents: Sequence[Document], path: Path = PATH) -> None:
-    """Put what was found into the document at ``path``, each benchmark into its own part."""
+    """Write the results into the document at ``path``, each benchmark into its own part."""
     text = path.read_text()
     text = _replaced(text, "machine", "\n".join(machine()))
     measured = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit `{commit()}`"
@@ -38,7 +38,7 @@ def write(documents: Sequence[Document], path: Path = PATH) -> None:
 
 
 def _replaced(text: str, name: str, body: str) -> str:
-    """Return the text with another body of one part. Raises `ValueError` where there is no such part."""
+    """Return the text with a new body of one part. Raises `ValueError` if there is no such part."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
     if found is None:
@@ -47,7 +47,7 @@ def _replaced(text: str, name: str, body: str) -> str:
 
 
 def machine() -> list[str]:
-    """Say in a few lines what the figures were measured on."""
+    """Return a few lines about the machine on which the figures were measured."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = " / ".join(f"{number:.1f}" for number in os.getloadavg())
     return [
@@ -80,12 +80,12 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """Name the commit of the tree that runs, and say so where the tree is not that commit."""
+    """Return the commit of the running tree, marked if the tree has uncommitted changes."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
     name = git("rev-parse", "--short=12", "HEAD") or "unknown"
-    # The document itself is being written, and says nothing of the code.
+    # The document itself is being written, and is not code.
     return f"{name}, with changes that are not committed" if git("status", "--porcelain", "--", ".", ":!docs") else name

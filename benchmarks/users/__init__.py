@@ -1,1 +1,1 @@
-"""What the benchmarks' pairs run: triggers as a user would write them. Imported by the runner alone."""
+"""Triggers and tasks that the benchmarks run, written as a user would. Imported by the runner only."""

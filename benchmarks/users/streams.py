@@ -1,4 +1,4 @@
-"""Shared streams without a broker: events that come out of memory, and the file log with what it advanced counted."""
+"""Shared streams of the benchmarks: producers of events from memory, and a file log that counts its advances."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _gate(board: Board) -> trio.Event:
 
 
 def note_subscribed(board: Board, subscribers: int) -> None:
-    """Note one more subscriber; the last of them opens the gate for all producers of this board."""
+    """Count one more subscriber; the last of them lets all producers of this board begin."""
     board.add("subscribed")
     if board["subscribed"] >= subscribers:
         _gate(board).set()
 
 
 def note_advanced(board: Board, batch: Sequence[AdvanceItem]) -> None:
-    """Note what was advanced, and how the subscribers had resolved it."""
+    """Count the events that were advanced, and their outcomes."""
     board.add("advanced", len(batch))
     board.add("acked", sum([item.outcome.acked for item in batch]))
     board.add("failed", sum([item.outcome.failed + item.outcome.rejected for item in batch]))
@@ -58,7 +58,7 @@ class MemoryProducer(SharedStreamProducer):
 
 
 class PacedProducer(MemoryProducer):
-    """Numbers at one rate after the other, with the moments of each: handed out and advanced."""
+    """Numbers at one rate after the other; records when each was handed out and advanced."""
 
     def __init__(self, board: Board, paces: Sequence[tuple[float, int]]) -> None:
         super().__init__(board, sum(events for _, events in paces))
@@ -86,7 +86,7 @@ class PacedProducer(MemoryProducer):
 
 
 class _Kwargs(BaseTrigger):
-    """Serializes as what it was constructed with; ``board`` is the path of the board."""
+    """Serializes as its own kwargs; ``board`` is the path of the board."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.kwargs = kwargs
@@ -100,7 +100,7 @@ class _Kwargs(BaseTrigger):
 
 
 class MemoryTrigger(_Kwargs, BaseEventTrigger):
-    """Fires every number of its stream once. ``subscribers``: of all streams together, before any begins."""
+    """Fires every number of its stream once. ``subscribers``: of all streams; they begin when all have subscribed."""
 
     def shared_stream_key(self) -> Hashable:
         return "memory", self.kwargs["stream"]
@@ -124,7 +124,7 @@ class PacedTrigger(MemoryTrigger):
 
 
 class CountedFileLog(FileLogProducer):
-    """The file log, with what it did noted."""
+    """A file log that records its progress on the board."""
 
     def __init__(self, path: str, group: str, board: Board) -> None:
         super().__init__(path, group)
@@ -157,7 +157,7 @@ class CountedFileLogTrigger(FileLogTrigger):
 
 
 class Idle(_Kwargs):
-    """Says that it runs, and waits for ever."""
+    """Records that it runs, and waits for ever."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         self.board.add("running")

@@ -1,4 +1,4 @@
-"""Tasks that note on a board when they were where; a run's params say which board, and which number the run has."""
+"""Tasks that record their moments on a board; the params of a run have the board, and the number of the run."""
 
 from __future__ import annotations
 
