@@ -1,4 +1,4 @@
-"""Benchmarks: each figure stands beside a baseline that was measured in the same run.
+"""Benchmarks: each figure has a baseline that was measured in the same run.
 
 ``python -m benchmarks.bench_pair`` runs one of them, ``make bench`` all; `benchmarks.harness` holds what they share.
 """

@@ -1,4 +1,4 @@
-"""What trio alone needs to have so many generators wait: printed as JSON, from a process that does nothing else."""
+"""Cost of many waiting generators in trio alone, printed as JSON by a process that does nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.kernel import pss_kb
 
 
 class _Waiting:
-    """How many generators wait by now."""
+    """Counts the generators that wait."""
 
     def __init__(self, wanted: int) -> None:
         self.left = wanted

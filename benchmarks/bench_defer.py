@@ -1,4 +1,4 @@
-"""What a deferral costs: from the step that defers to the step that is resumed, with a trigger that fires at once."""
+"""Cost of a deferral: the time from the deferring step to the resumed one, with a trigger that fires at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with DAG("measured", max_active_runs=1):
 """,
 }
 FIRST_RUNS = 4  # left out: workers start, and import what they need
-RUN_S_MAX = 5.0  # of one, on a machine that does much else
+RUN_S_MAX = 5.0  # of one run, on a busy machine
 GAP_P50, GAP_P99, FIRED_P50 = "p50", "p99", "to the trigger's event, p50"
 
 
@@ -48,7 +48,7 @@ def run_station(kind: str, which: str, runs: int) -> Figures:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Return the least of these values that so many percent of them do not exceed."""
+    """Return the smallest of these values that ``percent`` percent of them do not exceed."""
     return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 

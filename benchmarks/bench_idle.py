@@ -1,7 +1,7 @@
-"""What a pair takes while nothing happens: CPU time of both processes, and statements that the database gets.
+"""Cost of an idle pair: CPU time of both processes, and the number of statements to the database.
 
-Statements are counted where the driver gets them (SQLite) or by a proxy before the server (PostgreSQL): less than a
-microsecond a statement, of which there are few.
+Statements are counted in the driver's connection (SQLite) or by a proxy in front of the server (PostgreSQL). Counting
+takes less than a microsecond per statement, and there are few.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a trigger that only waits takes of memory, in the runner and in the supervisor.
+"""Memory of a trigger that only waits, in the runner and in the supervisor.
 
-Memory is what the kernel says (PSS), with the triggers less without. Half a second lies between, so that what was
-garbage of the start and is given back at once does not count; what the allocator keeps does.
+It is the difference of the kernel's figure (PSS) with and without the triggers. The measurement is half a second after
+the start, so that garbage of the start that is freed at once does not count; memory that the allocator keeps does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SETTLE_S = 0.5
 
 
 def run_pair(kind: str, count: int) -> Figures:
-    """Weigh a pair without triggers and with them."""
+    """Measure a pair without triggers, then with them."""
     with idlers.pair_ready_for(kind) as pair:
         processes = {"runner": pair.runner_pids()[-1], "supervisor": pair.supervisor_pid}
         time.sleep(SETTLE_S)

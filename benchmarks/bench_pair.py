@@ -1,6 +1,6 @@
-"""From producer to `advance`, with two real processes between: how many events a second a pair stores.
+"""Throughput of a pair: events per second from the producer to `advance`, with the two real processes.
 
-The producer hands out numbers from memory, as fast as they are taken. Every subscriber fires once an event.
+The producer hands out numbers from memory, as fast as they are taken. Every subscriber fires each event once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def require_all(pair: Pair, events: int, subscribers: int) -> None:
 
 
 def run_nothing(kind: str, *, subscribers: int, events: int) -> Figures:
-    """Run the null pipeline over as much."""
+    """Run the null pipeline with as many events."""
     with fresh(kind) as database:
         board = pairs.new_board(database)
         add_triggers(database, CLASSPATH, [{}] * subscribers)

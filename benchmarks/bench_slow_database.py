@@ -1,6 +1,6 @@
-"""A database that answers every commit 50 ms late: rounds have to grow, or nothing goes through.
+"""Throughput on a database that answers every commit 50 ms late, so that only larger rounds keep up.
 
-PostgreSQL stands behind a proxy that holds the answer to a commit back (`benchmarks.proxy`). With SQLite the driver's
+PostgreSQL is behind a proxy that delays the answers to commits (`benchmarks.proxy`). With SQLite the driver's
 connection waits after a commit (`benchmarks.watched`); the baseline, which has no supervisor, waits likewise.
 """
 
@@ -37,7 +37,7 @@ class _Slow:
 
 @contextlib.contextmanager
 def slow(database: Database) -> Generator[Database]:
-    """Give the database as it is seen from where it is slow; SQLite is slowed by whoever opens it."""
+    """Yield the database through the proxy if it is PostgreSQL; SQLite is slowed in the process that opens it."""
     if database.kind == "sqlite":
         yield database
         return

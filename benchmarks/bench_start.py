@@ -11,7 +11,7 @@ STARTED = "to the last one running"
 
 
 def run_pair(kind: str, count: int) -> Figures:
-    """Insert triggers beside a pair that waits for them."""
+    """Insert triggers while a pair without triggers runs."""
     with idlers.pair_ready_for(kind) as pair:
         return {STARTED: idlers.add_idle(pair, count)}
 
