@@ -143,6 +143,10 @@ def test_frames_of_headgate_before_those_of_the_user_are_left_out() -> None:
     assert without_own_frames("\n".join([head, own, users, end])) == "\n".join([head, users, end])
     assert without_own_frames("\n".join([head, own, end])) == "\n".join([head, own, end])
     assert without_own_frames("SyntaxError: no") == "SyntaxError: no"
+    assert without_own_frames("\n".join([end, "", head, own, users, end])) == "\n".join([head, users, end])
+    assert without_own_frames("\n".join(["it failed", head, own, users, end])) == "\n".join(
+        ["it failed", head, users, end]
+    )
 
 
 def test_a_cell_of_a_table_cannot_drive_the_terminal() -> None:

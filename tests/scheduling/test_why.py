@@ -82,7 +82,7 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ),
     ("no_workers", task(S.SCHEDULED), [sup(workers=0)], "run triggers alone", "headgate up"),
     ("no_such_pool", task(S.SCHEDULED, pool=Pool("p", None)), [ALIVE], "no pool named 'p'", "pools set p"),
-    ("larger_than_pool", task(S.SCHEDULED, pool_slots=9), [ALIVE], "needs 9 slots", "pools set default_pool 9"),
+    ("larger_than_pool", task(S.SCHEDULED, pool_slots=9), [ALIVE], "the task needs 9", "pools set default_pool 9"),
     ("pool_full", task(S.SCHEDULED, pool=FULL, ahead=3), [ALIVE], "'p' is full: 2 of 2", "3 tasks are more urgent"),
     ("no_free_worker", task(S.SCHEDULED, since_s=5.0), [sup(tasks=4)], "5.0 s for a free worker", "more workers"),
     ("running", task(S.RUNNING, owner=ALIVE, since_s=3.0), [ALIVE], "runs on a worker of supervisor 1", "no execution"),
@@ -187,6 +187,14 @@ def test_a_task_that_waits_behind_failures_of_its_trigger_says_so_first() -> Non
     answer = explain_task(facts, [ALIVE])
 
     assert (answer.reason, answer.headline) == ("failing", "it has failed once: no such host")
+
+
+def test_an_error_is_shown_without_its_traceback() -> None:
+    error = "OSError: no such host\n\nTraceback (most recent call last):\n  File x"
+
+    assert explain_trigger(trig(owner=ALIVE, failure_count=1, last_error=error), [ALIVE]).headline.endswith(
+        "it has failed once: OSError: no such host"
+    )
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,8 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
     [
         ({"schedule": "0 25 * * *"}, r"'0 25 \* \* \*' is not a cron expression: Bad hour"),
         ({"schedule": "0 0 31 2 *"}, r"'0 0 31 2 \*' is not a cron expression: Bad day-of-month"),
-        ({"schedule": "* * * * * *"}, "has 6 fields, not 5"),
-        ({"schedule": "@fortnightly"}, "has 1 fields, not 5; the presets are @hourly"),
+        ({"schedule": "* * * * * *"}, "must have 5 fields, not 6"),
+        ({"schedule": "@fortnightly"}, "must have 5 fields, not 1; the presets are @hourly"),
         ({"schedule": "* * * * 1#2/3"}, "is not a cron expression"),
         ({"schedule": "0 6 * * *", "timezone": "Mars/Base"}, "timezone: 'Mars/Base' is not a time zone"),
         ({"schedule": 3600}, "schedule must be None, a cron expression or assets, not 3600"),

@@ -86,7 +86,7 @@ def test_a_file_without_dags_has_none_and_no_error(tmp_path: Path) -> None:
         ),
         (
             "from headgate.tasks import DAG\nDAG('orders', schedule='daily')",
-            "DagMalformed: DAG 'orders': the cron expression 'daily' has 1 fields, not 5",
+            "DagMalformed: DAG 'orders': the cron expression 'daily' must have 5 fields, not 1",
             "DAG('orders', schedule='daily')",
         ),
         (

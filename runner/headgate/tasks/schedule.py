@@ -110,7 +110,7 @@ def check_cron(cron: str, timezone: str) -> None:
     fields = len(cron.split())
     if fields != CRON_FIELDS:
         presets = "" if not cron.startswith("@") else f"; the presets are {', '.join(PRESETS)}"
-        raise ValueError(f"the cron expression {cron!r:.100} has {fields} fields, not {CRON_FIELDS}{presets}")
+        raise ValueError(f"the cron expression {cron!r:.100} must have {CRON_FIELDS} fields, not {fields}{presets}")
     begin = datetime(2000, 1, 1, tzinfo=read_zone(timezone))
     try:
         next(CronSim(cron, begin))

@@ -59,8 +59,8 @@ def since(text: str | None, now: Callable[[], datetime]) -> datetime | None:
     try:
         return moment(text, "--since")
     except CommandError:
-        shapes = "2h or 3d for a span before now, or 2026-01-31T12:00Z for a moment"
-        raise CommandError(f"--since: {text!r} is neither; write {shapes}", exit_code=2) from None
+        expected = "expected a span before now such as 2h or 3d, or a time such as 2026-01-31T12:00Z"
+        raise CommandError(f"--since: {expected}; got {text!r}", exit_code=2) from None
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

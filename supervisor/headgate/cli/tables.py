@@ -42,6 +42,8 @@ _COLOURS = {
     **dict.fromkeys(("skipped", "none"), _DIM),
 }
 
+_TRACEBACK = "Traceback (most recent call last):\n"
+
 # The name of a field, or a heading and the function that returns the value for a row.
 Column = str | tuple[str, Callable[[Any], Any]]
 
@@ -94,10 +96,16 @@ def error_line(text: str) -> str:
 
 
 def without_own_frames(error: str) -> str:
-    """Return a traceback without the frames of headgate that lead to the user's own, if it has such frames."""
-    head, *lines = error.splitlines()
-    if not head.startswith("Traceback"):
+    """Return an error without the frames of headgate that lead to the user's own, if it has such frames.
+
+    The sentence above the traceback is left out if the traceback ends with it.
+    """
+    sentence, head, trace = error.rpartition(_TRACEBACK) if error.count(_TRACEBACK) == 1 else ("", "", "")
+    if not head or (sentence and not sentence.endswith("\n")):
         return error
+    sentence = sentence.rstrip()
+    above = [] if trace.rstrip().endswith(sentence) else sentence.splitlines()
+    lines = trace.splitlines()
     frames: list[list[str]] = []
     for line in lines:
         if line.startswith("  File ") or not line.startswith(" ") or not frames:
@@ -106,7 +114,7 @@ def without_own_frames(error: str) -> str:
     users = next((at for at, frame in enumerate(frames) if not _is_own(frame[0])), 0)
     if not any(frame[0].startswith("  File ") for frame in frames[users:]):
         users = 0  # the mistake is not in a frame of the user's: nothing is left out
-    return "\n".join([head, *(line for frame in frames[users:] for line in frame)])
+    return "\n".join([*above, head.rstrip(), *(line for frame in frames[users:] for line in frame)])
 
 
 def _is_own(line: str) -> bool:

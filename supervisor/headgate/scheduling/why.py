@@ -160,8 +160,8 @@ def some(names: Sequence[str]) -> str:
 
 
 def shortened(error: str | None) -> str:
-    """Return an error on one line, cut if it is long."""
-    text = " ".join((error or "").split())
+    """Return an error on one line, without its traceback, its end cut if it is long."""
+    text = " ".join((error or "").partition("\nTraceback (most recent call last):")[0].split())
     return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
 
 

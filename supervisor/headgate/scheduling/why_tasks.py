@@ -107,7 +107,7 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
 
 def _run_queued(facts: TaskFacts) -> Finding:
     active = len(facts.other_runs)
-    text = f"the run {facts.run_id} has not begun: {active:,} of {facts.max_active_runs:,} runs of its DAG are active"
+    text = f"the run has not begun: {active:,} of {facts.max_active_runs:,} runs of its DAG are active"
     if active >= facts.max_active_runs:
         others = some(facts.other_runs)
         return Finding("run_queued", text, f"it begins when one of these ends: {others}; or raise max_active_runs")
@@ -146,7 +146,7 @@ def _pool(facts: TaskFacts) -> list[Finding]:
         text = f"there is no pool named {pool.name!r}"
         return [Finding("no_such_pool", text, f"`headgate pools set {pool.name} SLOTS` makes it")]
     if facts.pool_slots > pool.slots:
-        text = f"it needs {facts.pool_slots:,} slots of the pool {pool.name!r}, which has {pool.slots:,} in all"
+        text = f"the pool {pool.name!r} has {pool.slots:,} slots in all, and the task needs {facts.pool_slots:,}"
         more = f"`headgate pools set {pool.name} {facts.pool_slots}`, or let the task need fewer"
         return [Finding("larger_than_pool", text, more)]
     if pool.used + facts.pool_slots <= pool.slots:

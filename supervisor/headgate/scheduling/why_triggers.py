@@ -96,15 +96,13 @@ def _waiting(facts: TriggerFacts, owner: Supervisor) -> Finding:
         text = f"{owner} runs it, and it has not fired since it was created {span(facts.age_s)} ago"
     else:
         text = f"{owner} runs it; its newest event is {span(facts.newest_event.age_s)} old"
-    where = f"in the log of that supervisor, under trigger_id {facts.id}"
-    if facts.task is not None:
-        where += f"; what it logged itself: `headgate tasks logs {' '.join(facts.task)}`"
-    return Finding(
-        "running",
-        text,
-        "it goes on when what it waits for happens; what it is at (its place in a stream, a confirmation that does "
-        f"not come, a block) is {where}",
+    soon = (
+        "it fires when the condition that it waits for is met; its position in a stream, a late confirmation or a "
+        f"block is in the log of that supervisor, under trigger_id {facts.id}"
     )
+    if facts.task is not None:
+        soon += f"; its own log: `headgate tasks logs {' '.join(facts.task)}`"
+    return Finding("running", text, soon)
 
 
 def known(facts: TriggerFacts) -> list[tuple[str, str]]:
