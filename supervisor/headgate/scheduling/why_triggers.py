@@ -47,7 +47,7 @@ def _removed(facts: TriggerFacts) -> Finding:
     assert facts.removed_age_s is not None
     text = f"it was removed {span(facts.removed_age_s)} ago"
     if facts.owner is None:
-        return Finding("removed", text, "nothing: nobody runs it any more")
+        return Finding("removed", text, "nothing: it was removed, and does not run again")
     return Finding("removing", f"{text}, and {facts.owner} still has it", "it is cancelled, with its on_kill()")
 
 
@@ -55,7 +55,7 @@ def _finished(facts: TriggerFacts) -> Finding:
     assert facts.finished_age_s is not None
     text = f"it finished {span(facts.finished_age_s)} ago"
     if facts.watcher is None:
-        return Finding("finished", text, "nothing: nothing waits for it any more")
+        return Finding("finished", text, "nothing: it has ended, and no task waits for it")
     again = f"remove the watcher {facts.watcher} and add it again to have it run once more"
     return Finding("finished", text, f"nothing by itself; {again}")
 
