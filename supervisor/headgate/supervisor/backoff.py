@@ -1,6 +1,6 @@
-"""When to try again: exponential waits with jitter, by tenacity's arithmetic.
+"""Exponential backoff with jitter, computed by tenacity.
 
-The waits are computed and not slept: the caller passes the time in, and asks when to wake up.
+The waits are only computed: the caller passes the time, and asks when to try again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ log = structlog.get_logger(__name__)
 
 
 class Waits:
-    """The waits of many counts of tries that failed in a row: `after` says how long each is.
+    """The wait after any number of failures in a row.
 
-    The n-th wait is ``wait_s * 2**(n-1)`` seconds, at most ``wait_max_s``, plus up to half of ``wait_s`` of jitter,
-    so that many that failed together do not come back together. The jitter is drawn from the `random`
-    module, whose seed a simulation sets.
+    The n-th wait is ``wait_s * 2**(n-1)`` seconds, at most ``wait_max_s``, plus up to half of ``wait_s`` of jitter, so
+    that tries that failed together are not repeated together. The jitter is drawn from the `random` module, whose
+    seed a simulation sets.
     """
 
     def __init__(self, wait_s: float, wait_max_s: float) -> None:
@@ -26,14 +26,14 @@ class Waits:
 
     def after(self, failures: int) -> float:
         """Return the seconds to wait after so many failures in a row, at least one."""
-        # tenacity reads nothing of the call state but the number of the attempt.
+        # tenacity reads only the number of the attempt from the call state.
         state = tenacity.RetryCallState(cast(Any, None), None, (), {})
         state.attempt_number = failures
         return float(self._wait(state))
 
 
 class Backoff:
-    """Counts tries that failed in a row, and says how many seconds to wait before the next; see `Waits`."""
+    """Counts failures in a row, and computes the seconds to wait before the next try; see `Waits`."""
 
     def __init__(self, wait_s: float, wait_max_s: float) -> None:
         self.failures = 0
@@ -45,12 +45,12 @@ class Backoff:
         return self._waits.after(self.failures)
 
     def succeed(self) -> None:
-        """Forget the failures: the next one waits ``wait_s`` again."""
+        """Reset the count: the next failure waits ``wait_s`` again."""
         self.failures = 0
 
 
 class DatabaseOutage:
-    """Logs an outage of the database once for all duties that meet it, and once that it is over.
+    """Logs the beginning and the end of an outage of the database once for all duties together.
 
     It begins when the first duty fails, and is over when all that failed have succeeded.
     """
@@ -79,10 +79,10 @@ class DatabaseOutage:
 
 
 class DatabaseRetry:
-    """When one duty may use the database again after it could not; ``duty`` names it in the log.
+    """The time at which one duty may use the database again after a failure; ``duty`` is its name in the log.
 
-    Without an ``outage`` nothing is logged. That is for a duty that may fail and not be tried again: it would keep the
-    outage of the others open.
+    Without an ``outage`` nothing is logged. That is for a duty that may never run again after a failure: it would keep
+    the outage of the others open.
     """
 
     def __init__(self, duty: str, wait_s: float, wait_max_s: float, outage: DatabaseOutage | None = None) -> None:
@@ -96,7 +96,7 @@ class DatabaseRetry:
         return now >= self.at
 
     def failed(self, error: Exception, now: float) -> float:
-        """Note that the database could not be used; return when it may be tried again."""
+        """Record that the database could not be used; return the time of the next try."""
         wait_s = self._backoff.fail()
         self.at = now + wait_s
         if self._outage is not None:
@@ -104,7 +104,7 @@ class DatabaseRetry:
         return self.at
 
     def succeeded(self, now: float) -> None:
-        """Note that the database did what the duty asked for."""
+        """Record that the duty used the database successfully."""
         if self._backoff.failures:
             self._backoff.succeed()
             if self._outage is not None:

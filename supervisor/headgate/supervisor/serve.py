@@ -51,7 +51,7 @@ def machine_identity() -> str:
         # /proc belongs to another namespace (for example the host's): its pids are those of other processes.
     except OSError:
         pass
-    # Unknown: a unique name, so that no other supervisor is ever thought to be gone because of its pid.
+    # Unknown: a unique name, so that no other supervisor is ever taken for dead because of its pid.
     return f"{platform.node()}-{os.getpid()}-{random.getrandbits(64):x}"
 
 
@@ -59,9 +59,9 @@ def start_of_process(pid: int | Literal["self"]) -> float:
     """Return when a process was started, in clock ticks since the boot: no step of the wall clock changes it.
 
     Raises `FileNotFoundError` if /proc shows no such process, which may hide it from us, and `ProcessLookupError`
-    where only that is left of it which its parent has not yet collected.
+    if it has ended, but is not yet reaped by its parent.
     """
-    # proc(5): the command's name stands in parentheses and may hold anything; the third field follows it.
+    # proc(5): the command's name is in parentheses and may contain anything; the third field follows it.
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     state, start = fields[0], fields[19]
     if state in (b"Z", b"X"):

@@ -16,8 +16,8 @@ from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.runner import FromRunner, FromSupervisor, StateSync
 from headgate.protocol.messages.worker import FromWorker, ToWorker
 
-READ_BYTES_MAX = 1024 * 1024  # read in one go; the rest of a flood waits for the next turn of the loop
-# A child that lets so much pile up besides the longest message that waits does not read, and is replaced.
+READ_BYTES_MAX = 1024 * 1024  # of one read; more data waits for the next turn of the loop
+# A child with more unsent bytes than this, apart from the longest waiting message, does not read, and is replaced.
 UNSENT_BYTES_MAX = 256 * 1024 * 1024
 
 Sent = TypeVar("Sent", bound=WireStruct)
@@ -25,7 +25,7 @@ Received = TypeVar("Received", bound=WireStruct)
 
 
 class Link(Generic[Sent, Received]):
-    """Messages to and from one child. Nothing in it blocks. ``peer`` is what errors call the child."""
+    """Messages to and from one child. It never blocks. ``peer`` is the name of the child in errors."""
 
     def __init__(self, sock: socket.socket, connection: Connection[Sent, Received], peer: str) -> None:
         sock.setblocking(False)
@@ -48,10 +48,10 @@ class Link(Generic[Sent, Received]):
         return bool(self._unsent)
 
     def receive(self) -> list[Received]:
-        """Read what there is, at most `READ_BYTES_MAX`; return the messages that are complete.
+        """Read available data, at most `READ_BYTES_MAX`; return the messages that are complete.
 
-        Sets `error` when the child broke the protocol. What came before that is whole, and a round among it
-        may still be stored.
+        Sets `error` if the child broke the protocol. The messages before that are complete, so a round among them may
+        still be stored.
         """
         try:
             data = self._socket.recv(READ_BYTES_MAX)
@@ -72,7 +72,7 @@ class Link(Generic[Sent, Received]):
         return messages
 
     def send(self, message: Sent) -> None:
-        """Queue a message and write as much as the socket takes; does nothing if the child is gone.
+        """Queue a message and write as much as the socket takes; does nothing if the child has closed the link.
 
         Raises `LocalProtocolError` (`FrameTooLong`) for a message that cannot be sent, `RemoteProtocolError` if the
         child has broken the protocol, for example by not reading any more.
@@ -85,8 +85,8 @@ class Link(Generic[Sent, Received]):
             self._unsent_bytes += len(part)
             length += len(part)
             self.flush()
-        # What is handed over at a start may be longer than the limit, and takes its time to be read and begun. The
-        # limit is for what piles up beside it.
+        # The triggers sent at a start may be longer than the limit, and the child needs time to read and start them.
+        # Therefore the longest message does not count.
         self._longest = max(self._longest, length) if self._unsent else 0
         if self._unsent_bytes - self._longest > UNSENT_BYTES_MAX:
             raise RemoteProtocolError(f"the {self._peer} reads nothing: {self._unsent_bytes:,} bytes wait for it")
@@ -105,7 +105,7 @@ class Link(Generic[Sent, Received]):
         yield from marks.in_halves("supervisor.frame_half_sent", data)
 
     def flush(self) -> None:
-        """Write what the socket takes now."""
+        """Write as much as the socket takes now."""
         while self._unsent:
             data = self._unsent[0]
             try:
@@ -123,8 +123,8 @@ class Link(Generic[Sent, Received]):
                 self._unsent[0] = data[sent:]
 
     def close_sending(self) -> None:
-        """Let the child read the end of the link, once what was sent is read."""
-        with contextlib.suppress(OSError):  # the child may be gone
+        """Close the sending direction: the child reads the end of the link after all messages."""
+        with contextlib.suppress(OSError):  # the child may have died
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ EndReason = Literal["user", "timeout", "lost"]
 
 
 class StepLost(msgspec.Struct, frozen=True):
-    """A step without an outcome: its worker is gone. ``reason`` says how, for example a signal or an exit code."""
+    """A step without an outcome, because its worker died. ``reason`` is for example a signal or an exit code."""
 
     token: str
     reason: str
@@ -53,11 +53,11 @@ class Executor(Protocol):
         ...
 
     def answer(self, token: str, answer: Response) -> None:
-        """Answer a query of a step; dropped if the step is gone."""
+        """Answer a query of a step; dropped if the step has ended."""
         ...
 
     def events(self, now: float) -> Sequence[ExecutorEvent]:
-        """Return what happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         ...
 
     def wake_at(self) -> float:
@@ -69,5 +69,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """End all that still runs, and leave no process behind."""
+        """End all steps and processes."""
         ...

@@ -101,7 +101,7 @@ class FileParser:
         return float("inf") if self._file is None else self._starter.start_at
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """End the worker."""
         self._file = None
         if self._worker is not None:
             self._worker.destroy()
@@ -147,7 +147,7 @@ class FileParser:
             self._worker.process.kill(f"it broke the protocol: {error}")
 
     def child_ended(self, pid: int, explanation: str) -> None:
-        """The worker is gone. If it was parsing a file, that file is at fault."""
+        """Handle the end of the worker. If it was parsing a file, that file is at fault."""
         assert self._worker is not None
         is_ready = self._worker.is_ready
         self._worker = None

@@ -110,7 +110,7 @@ class LocalExecutor:
         return max(0, self._workers_max - len(self._running) - leaving - len(self._waiting))
 
     def submit(self, step: Step) -> None:
-        """Run a step. Never more than `room` of them, as it was when they were decided on."""
+        """Run a step. The caller submits no more steps than `room` allowed when it chose them."""
         # Not `room` itself: it may have shrunk since, by a worker that could not be started.
         assert len(self._running) + len(self._waiting) < self._workers_max, "there is no room for a step"
         self._waiting.append(step)
@@ -138,7 +138,7 @@ class LocalExecutor:
         member.worker.kill_by(self._clock() + grace_s, f"its step did not end within {grace_s:g} s: {text}")
 
     def answer(self, token: str, answer: Response) -> None:
-        """Answer a query of a step. If the step is gone, nothing happens."""
+        """Answer a query of a step; dropped if the step has ended."""
         member = self._running.get(token)
         if member is None or not member.worker.is_open(answer.id):
             return
@@ -148,7 +148,7 @@ class LocalExecutor:
             member.worker.send(Response(answer.id, error=f"the answer cannot be sent: {error}"))
 
     def events(self, now: float) -> Sequence[ExecutorEvent]:
-        """Return what happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         for member in list(self._members.values()):
             member.worker.tick(now)
         if now >= self._look_at:
@@ -174,7 +174,7 @@ class LocalExecutor:
         return not self._running and not self._waiting
 
     def close(self) -> None:
-        """End all that still runs, and leave no process behind. Nothing more is reported."""
+        """End all steps and processes. Nothing more is reported."""
         self._is_draining = True
         for member in self._members.values():
             member.worker.destroy()
@@ -223,7 +223,7 @@ class LocalExecutor:
         self._members[pid].worker.process.kill(f"it broke the protocol: {error}")
 
     def child_ended(self, pid: int, explanation: str) -> None:
-        """A worker is gone: its step is lost, and only that."""
+        """Handle the end of a worker: only its step is lost."""
         member = self._members.pop(pid)
         if not member.worker.is_ready:
             self._starter.failed(pid, explanation)

@@ -1,7 +1,7 @@
-"""A thread that writes lines of a log, so that a slow reader or a slow disk delays nobody else.
+"""A thread that writes the lines of a log, so that a slow reader or a slow disk does not delay other threads.
 
-A pipe that nobody empties, and a disk that hangs, block the thread that writes to them. Here that is a thread with a
-bounded queue. If the queue is full, lines are dropped and counted; a note with their number takes their place.
+A pipe that is not read, or a disk that hangs, blocks only this thread, which has a bounded queue. If the queue is full,
+lines are dropped and counted; a note with their number takes their place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The supervisor's part for tasks, without loop, sockets and processes: reports of executors in, tasks to run out.
+"""The part of the core for tasks, without loop, sockets and processes: it takes reports of executors and submits tasks.
 
 It is one of the core's duties (`headgate.supervisor.core`). In each step it stores outcomes, ends steps of tasks that
 users have cleared or marked, lets the scheduler take a step, and dispatches tasks to workers. Each is one short
@@ -36,12 +36,12 @@ from headgate.supervisor.queries import QueryHandler, QueryRefused
 from headgate.supervisor.tasks.dag_files import DagFiles
 from headgate.supervisor.tasks.scheduler import Scheduler
 
-# Outcomes stored before other duties have their turn: those of four workers, so that one evaluation of their runs and
-# one dispatch serve all of them. Each is a transaction; if it takes 50 ms, the others wait as long as for a slice.
+# Outcomes stored before other duties run: those of four workers, so that one evaluation of their runs and one dispatch
+# serve all of them. Each is a transaction; if it takes 50 ms, the other duties wait as long as for a slice.
 OUTCOMES_A_STEP_MAX = 4
 DISPATCH_MAX = 100  # tasks of one dispatch: bounds its locks
 FAIL_STEP_S = 30.0  # at least, for a step that is resumed to fail: it has to load its file
-PASSED_OVER_WAIT_S = 0.05  # before asking again for pools that another supervisor was busy with
+PASSED_OVER_WAIT_S = 0.05  # before pools are tried again that another supervisor had locked
 
 
 class TaskTimes(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class _Running(msgspec.Struct):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The end of a step as it was stored; ``state`` is None if the task had been cleared or marked before."""
+    """The stored end of a step; ``state`` is None if the task had been cleared or marked before."""
 
     event: str  # for the log, with the fields
     state: TaskState | None
@@ -95,21 +95,21 @@ class TaskCore:
         self._inbox: deque[tuple[TaskToRun, ExecutorEvent]] = deque()
         self._look_at = 0.0
         self._dispatch_at = 0.0  # when tasks may be waiting for workers; infinity: none are
-        self._dispatch_in_doubt = False  # the last one did not return: it may have given tasks to nobody
+        self._dispatch_in_doubt = False  # the last one raised: it may have dispatched tasks that no worker got
         self._is_draining = False
         self._has_changed_triggers = False  # in this step
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------------
 
     def notify(self, *, has_fenced: bool = False) -> None:
-        """Note that the database was written to, or, with ``has_fenced``, that others have lost their leases."""
+        """Look for work soon: the database was written to, or, with ``has_fenced``, others have lost their leases."""
         self._scheduler.notify()
         if has_fenced:
             self._scheduler.notify_fenced()
         self._look_at = self._dispatch_at = 0.0
 
     def step(self, epoch: Epoch, now: float) -> bool:
-        """Do one bounded piece of each duty that is due; return whether triggers may have come to be, or have ended.
+        """Do one bounded piece of each duty that is due; return whether triggers may have been created or have ended.
 
         Raises `LeaseLost`.
         """
@@ -134,14 +134,14 @@ class TaskCore:
         return self._has_changed_triggers
 
     def wake_at(self) -> float:
-        """When `step` has something to do even if nothing happens."""
+        """Return the time at which `step` must be called even if nothing happens."""
         asks = [self._look_at if self._running else math.inf]
         if self._inbox:
             asks.append(0.0)
         if not self._is_draining:
             asks += [self._scheduler.wake_at(), self._files.wake_at()]
         if self._dispatch_in_doubt:
-            asks.append(0.0)  # what it gave is looked for at once
+            asks.append(0.0)  # find its tasks at once
         elif not self._is_draining and self._room():
             asks.append(self._dispatch_at)
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
@@ -198,7 +198,7 @@ class TaskCore:
                 marks.reach("tasks.before_outcome")
                 end = self._store_outcome(epoch, task, event.outcome)
                 if end.state is None:
-                    # A task that was cleared begins again only once its old worker is gone.
+                    # A task that was cleared is started again only after its old worker has ended.
                     self._store.lose_worker(epoch, task.id, task.token, "its outcome came too late")
                 marks.reach("tasks.outcome_stored")
                 self._log_end(task, end)
@@ -263,7 +263,7 @@ class TaskCore:
             # If the database is away this raises: the query waits, as an outcome would.
             return Response(asked.id, error=str(refused))
 
-    # --- what runs --------------------------------------------------------------------------------
+    # --- running tasks ----------------------------------------------------------------------------
 
     def _end_late_steps(self, now: float) -> None:
         for token, run in self._running.items():
@@ -286,9 +286,9 @@ class TaskCore:
         self._look_at = now + self._times.look_s
 
     def _find_dispatched(self, epoch: Epoch, now: float) -> None:
-        """Begin the tasks of a dispatch that did not return, if it was committed: no other supervisor will.
+        """Start the tasks of a dispatch that raised, if it was committed: no other supervisor will.
 
-        If its commit is still under way `taken` waits for it, or raises after a while, and is asked again.
+        If its commit is still in progress, the query waits for it, or raises after a while and is repeated.
         """
         known = self._known()
         for task in self._store.owned_running(epoch):
@@ -297,7 +297,7 @@ class TaskCore:
         known = self._known()
         for owned in self._store.owned(epoch):
             if owned.state is TaskState.RESTARTING and owned.token not in known:
-                # Cleared meanwhile. It begins again once its worker is gone, and it never had one.
+                # Cleared meanwhile. It may be started again after its worker has ended, and it never had one.
                 self._store.lose_worker(epoch, owned.id, owned.token, "it was cleared before it began")
                 self._scheduler.notify()
         self._dispatch_in_doubt = False
