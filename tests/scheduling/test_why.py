@@ -120,7 +120,7 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
 
 TRIGGERS: list[tuple[str, TriggerFacts, list[Supervisor], str, str]] = [
     # The causes of docs/deferral.md, "Why does it wait?", in its order.
-    ("removed", trig(removed_age_s=5.0), [ALIVE], "removed 5.0 s ago", "nobody runs it"),
+    ("removed", trig(removed_age_s=5.0), [ALIVE], "removed 5.0 s ago", "does not run again"),
     ("removing", trig(removed_age_s=5.0, owner=ALIVE), [ALIVE], "still has it", "on_kill"),
     ("finished", trig(finished_age_s=5.0, task=None, watcher="w"), [ALIVE], "finished", "add it again"),
     ("orphan", trig(task=None), [ALIVE], "neither a watcher nor a task", "orphans --remove"),
