@@ -125,7 +125,7 @@ class KillWorker(Timed, frozen=True):
 
 
 What = Literal["clear", "success", "failed", "redo"]
-WHATS: tuple[What, ...] = ("clear", "clear", "success", "failed", "redo")
+ACTIONS: tuple[What, ...] = ("clear", "clear", "success", "failed", "redo")
 
 
 class Act(Timed, frozen=True):
@@ -319,7 +319,7 @@ def _draw_act(rng: random.Random, dags: tuple[Dag, ...]) -> Act:
     dag = rng.choice(dags)
     task = f"{run_name(dag.name, rng.randint(1, len(dag.runs_at)))}/{rng.choice(dag.tasks).name}"
     state = rng.choice(STATES_ACTED_ON) if rng.random() < 0.85 else ""
-    what: What = rng.choice(WHATS)
+    what: What = rng.choice(ACTIONS)
     # Some of these are what steps and waits take: the user and an event, or an outcome, come in one moment.
     delay_s = rng.choice((0.0, 0.0, 0.05, 0.1, 0.4, 0.8))
     return Act(round(scenario._time(rng) / 2, 2), task, what, state, delay_s)
