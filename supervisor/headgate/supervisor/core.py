@@ -243,7 +243,7 @@ class SupervisorCore:
         if self._tasks is not None and (found.has_looked or found.has_fenced):
             self._tasks.notify(has_fenced=found.has_fenced)
         if found.claimed:
-            log.info("claimed triggers", triggers=len(found.claimed))
+            log.debug("claimed triggers", triggers=len(found.claimed))
             for trigger in self.assignments.assign(found.claimed, now):
                 self._report_unreadable(trigger)
         self._send_cancels(self.releases.cancel(found.removed, "user"))

@@ -268,7 +268,7 @@ class Checker(HistoryChecker):
         reader.advanced[handout.lane] += 1
         if index >= len(due) or due[index] != item.handout:
             expected = due[index] if index < len(due) else "nothing"
-            self._find("out of lane order", f"reader {number} advanced handout {item.handout} where {expected} was due")
+            self._find("out of lane order", f"reader {number} advanced handout {item.handout}, but {expected} was due")
         may_go = not item.failed and item.acked + item.rejected > 0
         # A message handed out again before the outcome of its last handout came: only the last one counts.
         last = max(h for h in due if self._handouts[h].offset == handout.offset)

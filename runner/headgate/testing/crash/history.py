@@ -357,7 +357,7 @@ class Checker:
             return
         self._disordered.add(where)
         due = handed_out[index] if index < len(handed_out) else "nothing"
-        story = (*self._event(name).story, f"reader {where[0]} advanced it where {due} was due in lane {where[1]}")
+        story = (*self._event(name).story, f"reader {where[0]} advanced it in lane {where[1]}, but {due} was due")
         self._found.append(Finding("out of lane order", name, story=story))
 
     def _commit(self, record: Committed) -> None:
