@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 PARALLEL := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-quick proof crash simulate fuzz bench docs check lint lock clean
+.PHONY: demo test test-quick proof crash simulate soak streams fuzz bench docs check lint lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -25,6 +25,12 @@ crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: m
 SEEDS ?= 2000
 simulate: $(READY)  ## both halves in one process, on a clock and a broker of the simulation's: make simulate SEEDS=100000
 	$(VENV)/bin/python -m tests.proof.simulation --seeds $(SEEDS) --jobs 2 $(ARGS)
+
+soak: $(READY)  ## an hour of events with a kill of the runner a minute: make soak ARGS="--minutes 10"
+	$(VENV)/bin/python -m tests.proof.soak $(ARGS)
+
+streams: $(READY)  ## three supervisors on PostgreSQL, killed one after the other: make streams ARGS="--minutes 1"
+	$(VENV)/bin/python -m tests.proof.streams $(ARGS)
 
 fuzz: $(READY)  ## longer than in the tests, guided by coverage with atheris: make fuzz ARGS="--minutes 10 --target core"
 	$(VENV)/bin/python -m tests.proof.fuzz $(ARGS)

@@ -31,6 +31,7 @@ NAMES = (
     "memory",
     "idle",
     "respawn",
+    "runaway",
     "backlog",
     "many",
     "slow_database",

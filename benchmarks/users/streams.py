@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Sequence
 from typing import Any
@@ -164,3 +165,23 @@ class Idle(_Kwargs):
         self.board.mark("running_at")
         await trio.sleep_forever()
         yield TriggerEvent()
+
+
+class Ticks(_Kwargs):
+    """Fires once a second, for ever."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        self.board.add("running")
+        self.board.mark("running_at")
+        while True:
+            await trio.sleep(1.0)
+            yield TriggerEvent("tick")
+
+
+class Exits(_Kwargs):
+    """Ends its process a second after its start."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await trio.sleep(1.0)
+        os._exit(3)
+        yield TriggerEvent("never")

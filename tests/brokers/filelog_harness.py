@@ -53,8 +53,10 @@ async def reading(folder: Path, group: str = "g", **limits: Any) -> AsyncIterato
 
 
 def offsets(folder: Path, group: str = "g") -> dict[str, int]:
+    """Return the committed offsets of the partitions of which anything is committed."""
     path = folder / ".groups" / f"{group}.json"
-    return json.loads(path.read_text())["offsets"] if path.exists() else {}
+    stored = json.loads(path.read_text())["offsets"] if path.exists() else {}
+    return {partition: offset for partition, offset in stored.items() if offset}
 
 
 def rejected(folder: Path, group: str = "g") -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from inotify_simple import Event, flags  # type: ignore[import-untyped]
 from tests.brokers.filelog_harness import CLEAN, reading
 from trio.testing import wait_all_tasks_blocked
 
-from headgate.brokers import filelog_storage as storage
+from headgate.brokers import filelog_reading
 from headgate.brokers.filelog import (
     FileLogCorrupt,
     FileLogError,
@@ -40,7 +41,7 @@ async def test_an_append_wakes_a_reader_that_waits(tmp_path: Path, writer: FileL
             nursery.start_soon(write)
             ((value, position),) = await reader.take(1)
     assert value == {"new": 1}
-    assert position == FileLogPosition("p", 6, 16, 0)
+    assert position == FileLogPosition("p", 6, 16, 0, position.file, zlib.crc32(b'{"new":1}\n'))
 
 
 async def test_an_idle_reader_takes_no_step(tmp_path: Path, writer: FileLogWriter) -> None:
@@ -95,7 +96,7 @@ async def test_partitions_that_appear_later_are_read_from_their_start(tmp_path: 
 
 
 async def test_partitions_take_turns(tmp_path: Path, writer: FileLogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "READ_LINES_MAX", 2)
+    monkeypatch.setattr(filelog_reading, "READ_LINES_MAX", 2)
     for partition in ("a", "b"):
         writer.append_many(partition, [partition] * 5)
     async with reading(tmp_path) as reader:
@@ -156,7 +157,7 @@ async def test_changes_that_inotify_does_not_tell_of_are_found_by_the_next_look(
 async def test_no_more_lines_are_in_flight_than_the_limit_and_one_read(
     tmp_path: Path, writer: FileLogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "READ_LINES_MAX", 2)
+    monkeypatch.setattr(filelog_reading, "READ_LINES_MAX", 2)
     writer.append_many("p", list(range(9)))
     async with reading(tmp_path, in_flight_max=3) as reader:
         taken = await reader.take(4)
@@ -205,7 +206,7 @@ async def test_a_log_that_is_rewritten_while_it_is_read_is_an_error(
         elif change == "remove":
             path.unlink()
         elif change == "replace":
-            (folder / "new").write_bytes(b"0\n1\n2\n")
+            (folder / "new").write_bytes(b"0\n7\n2\n")
             (folder / "new").rename(path)
         else:
             folder.rename(tmp_path / "moved")

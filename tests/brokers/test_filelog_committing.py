@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import trio
 from tests.brokers.filelog_harness import CLEAN, FAILED, NOBODY, REJECTED, offsets, reading, rejected
 from trio.testing import wait_all_tasks_blocked
 
-from headgate.brokers import filelog_storage as storage
+from headgate.brokers import filelog_reading
 from headgate.brokers.filelog import (
     FileLogPosition,
     FileLogWriter,
 )
-from headgate.triggers.shared_stream import AdvanceOutcome
+from headgate.triggers.shared_stream import AdvanceOutcome, Undecodable
 
 # --- committing ----------------------------------------------------------------------------------
 
@@ -39,8 +40,9 @@ async def test_lanes_are_partitions_and_keys_name_log_file_and_offset(tmp_path: 
     writer.append_many("orders", [0, 1])
     async with reading(tmp_path) as reader:
         (_, position) = (await reader.take(2))[1]
-        assert reader.producer.get_advance_lane(position) == "orders"
-        assert reader.producer.event_key(position) == f"{writer.log_id}/orders.jsonl:2"
+        crc = zlib.crc32(b"1\n")
+        assert reader.producer.get_advance_lane(position) == position.file
+        assert reader.producer.event_key(position) == f"{writer.log_id}/orders.jsonl@{position.file}:2:{crc:x}"
 
 
 @pytest.mark.parametrize("failure", [FAILED, NOBODY, AdvanceOutcome(acked=1, failed=1, rejected=1)])
@@ -100,7 +102,7 @@ async def test_a_line_that_keeps_failing_waits_while_other_partitions_go_on(
 async def test_a_line_that_fails_while_another_partition_is_read_waits_all_the_same(
     tmp_path: Path, writer: FileLogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "READ_LINES_MAX", 1)
+    monkeypatch.setattr(filelog_reading, "READ_LINES_MAX", 1)
     writer.append_many("a", ["a0", "a1", "a2"])
     writer.append_many("b", ["b0", "b1", "b2"])
     async with reading(tmp_path, rewind_delay_s=3600.0, rewind_delay_max_s=3600.0) as reader:
@@ -113,11 +115,12 @@ async def test_a_line_that_fails_while_another_partition_is_read_waits_all_the_s
 async def test_a_rejected_line_is_recorded_and_then_passed(tmp_path: Path, writer: FileLogWriter) -> None:
     writer.append_many("p", [0, {"id": "x"}, 2])
     async with reading(tmp_path) as reader:
-        await reader.advance(await reader.take(3), CLEAN, AdvanceOutcome(acked=2, rejected=1), CLEAN)
+        taken = await reader.take(3)
+        await reader.advance(taken, CLEAN, AdvanceOutcome(acked=2, rejected=1), CLEAN)
     assert offsets(tmp_path) == {"p": 15}
     assert rejected(tmp_path) == [
         {
-            "key": f"{writer.log_id}/p.jsonl:2",
+            "key": reader.producer.event_key(taken[1][1]),
             "partition": "p",
             "offset": 2,
             "end_offset": 13,
@@ -139,34 +142,31 @@ async def test_a_rejected_line_is_not_passed_while_its_record_is_not_durable(
     assert offsets(tmp_path) == {}
 
 
-async def test_a_line_that_is_not_json_is_recorded_once_and_never_stops_the_log(
+async def test_a_line_that_is_not_json_is_handed_out_as_undecodable_and_never_stops_the_log(
     tmp_path: Path, writer: FileLogWriter
 ) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_bytes(b"0\nnot json\n\xff\n3\n")
+    path.write_bytes(b"0\nnot json\n\xff\n\n3\n")
     async with reading(tmp_path) as reader:
+        taken = await reader.take(5)
+        first, text, binary, blank, last = (value for value, _ in taken)
+        assert (first, last) == (0, 3)
+        assert text.reason.startswith("not a JSON value")
+        assert text == Undecodable(text.reason, "not json")
+        assert (binary.content, blank.content) == (b"\xff", "")
+        assert all(bad.is_whole for bad in (text, binary, blank))
+        await reader.advance(taken[:4], CLEAN, CLEAN, CLEAN, FAILED)
+        assert offsets(tmp_path) == {"p": 13}, "not before its letters are stored, like any other line (I1)"
         taken = await reader.take(2)
-        assert [value for value, _ in taken] == [0, 3]
-        assert offsets(tmp_path) == {}  # line 0 is unresolved, so nothing behind it may be passed
-        await reader.advance(taken, FAILED, CLEAN)
-        taken = await reader.take(2)
-        await reader.advance(taken[:1], CLEAN)
-        assert offsets(tmp_path) == {"p": 13}
-    records = rejected(tmp_path)
-    assert [(record["offset"], record["end_offset"], record["text"]) for record in records] == [
-        (2, 11, "not json"),
-        (11, 13, "\\xff"),
-    ]
-    assert all(record["reason"].startswith("not a JSON value") for record in records)
-    async with reading(tmp_path) as reader:
-        assert await reader.values(1) == [3]
-    assert len(rejected(tmp_path)) == 2
+        await reader.advance(taken, CLEAN, CLEAN)
+        assert offsets(tmp_path) == {"p": 16}
+    assert rejected(tmp_path) == []
 
 
 async def test_a_line_is_recorded_once_however_often_the_reader_starts_again(
     tmp_path: Path, writer: FileLogWriter
 ) -> None:
-    (tmp_path / "p.jsonl").write_bytes(b"0\nnot json\n1\n2\n")
+    (tmp_path / "p.jsonl").write_bytes(b"0\n1\n2\n")
     (tmp_path / ".groups").mkdir(exist_ok=True)
     for _ in range(3):
         async with reading(tmp_path) as reader:
@@ -174,40 +174,34 @@ async def test_a_line_is_recorded_once_however_often_the_reader_starts_again(
             await reader.advance(taken, FAILED, REJECTED, CLEAN)
     async with reading(tmp_path) as reader:
         taken = await reader.take(3)
+        before = (tmp_path / ".groups" / "g.json").read_bytes()
         await reader.advance(taken, CLEAN, REJECTED, FAILED)
         torn = tmp_path / ".groups" / "g.rejected.jsonl"
         with torn.open("ab") as file:
             file.write(b'{"key": "torn')
-        assert offsets(tmp_path) == {"p": 13}
-        (tmp_path / ".groups" / "g.json").write_text(
-            (tmp_path / ".groups" / "g.json").read_text().replace("13", "0")
-        )  # as if it had been killed before the commit
+        assert offsets(tmp_path) == {"p": 4}
+        (tmp_path / ".groups" / "g.json").write_bytes(before)  # as if it had been killed before the commit
     async with reading(tmp_path) as reader:
         await reader.advance(await reader.take(3), CLEAN, REJECTED, CLEAN)
-        assert offsets(tmp_path) == {"p": 15}
-    assert [json.loads(line)["offset"] for line in torn.read_text().splitlines()[:2]] == [2, 11]
-    assert len(torn.read_text().splitlines()) == 3, "and the torn one"
+        assert offsets(tmp_path) == {"p": 6}
+    assert json.loads(torn.read_text().splitlines()[0])["offset"] == 2
+    assert len(torn.read_text().splitlines()) == 2, "and the torn one"
 
 
-async def test_a_log_that_ends_in_bad_lines_is_committed_to_its_end(tmp_path: Path, writer: FileLogWriter) -> None:
-    (tmp_path / "p.jsonl").write_bytes(b"0\nbad\n")
-    writer.append("q", 1)
-    async with reading(tmp_path) as reader:
-        taken = {position.partition: (value, position) for value, position in await reader.take(2)}
-        await reader.advance([taken["p"]], CLEAN)
-        with (tmp_path / "p.jsonl").open("ab") as file:
-            file.write(b"worse\n2\n")
-        assert await reader.values(1) == [2]
-        assert offsets(tmp_path) == {"p": 12}
-
-
-async def test_a_line_over_the_limit_is_recorded_with_its_head_only(tmp_path: Path, writer: FileLogWriter) -> None:
+async def test_of_a_line_over_the_limit_there_is_only_the_beginning(tmp_path: Path, writer: FileLogWriter) -> None:
     writer.append_many("p", ["x" * 300_000, 1])
     async with reading(tmp_path, line_bytes_max=1000) as reader:
-        assert await reader.values(1) == [1]
+        taken = await reader.take(2)
+        (huge, _), (last, _) = taken
+        assert last == 1
+        assert isinstance(huge, Undecodable)
+        assert (huge.reason, huge.is_whole) == ("300,002 bytes long; the limit is 1,000", False)
+        assert len(huge.content) == 4096
+        await reader.advance(taken, REJECTED, CLEAN)
     (record,) = rejected(tmp_path)
     assert record["end_offset"] == 300_003
-    assert 0 < len(record["text"]) <= 4096
+    assert record["text"] == huge.content
+    assert offsets(tmp_path) == {"p": 300_005}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -235,8 +229,8 @@ async def test_with_random_outcomes_and_restarts_every_line_is_accepted_before_i
         async with reading(tmp_path) as reader:
             lanes: dict[str, list[tuple[Any, FileLogPosition]]] = {"a": [], "b": []}
             takes = chance.randint(1, 12)
-            partitions = reader.producer._partitions
-            while takes and {name: one.position for name, one in partitions.items()} != whole:
+            files = reader.producer._files
+            while takes and {file.name: file.position for file in files.values()} != whole:
                 ((value, position),) = await reader.take(1)
                 lanes[position.partition].append((value, position))
                 takes -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,18 @@ from headgate.brokers import filelog_storage as storage
 assert storage.try_lock(sys.argv[1], "g") is not None
 print("held", flush=True)
 sys.stdin.read()
+"""
+
+# The fork says its pid and which file the descriptor of the lock is there, and lives until it is killed.
+HOLD_AND_FORK = """
+import os, signal, sys
+from headgate.brokers import filelog_storage as storage
+fd = storage.try_lock(sys.argv[1], "g")
+assert fd is not None
+if os.fork() == 0:
+    print(os.getpid(), os.readlink(f"/proc/self/fd/{fd}"), flush=True)
+    signal.pause()
+os.wait()
 """
 
 
@@ -55,6 +68,20 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@contextmanager
+def holder_that_forks(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Such a process with a fork that lives on; and the file that the descriptor of the lock is in the fork."""
+    command = [sys.executable, "-c", HOLD_AND_FORK, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        fork, file = process.stdout.readline().split()
+        try:
+            yield process, file
+        finally:
+            process.kill()
+            os.kill(int(fork), signal.SIGKILL)
+
+
 async def test_a_second_reader_of_a_group_is_refused_and_told_who_has_it(tmp_path: Path, writer: FileLogWriter) -> None:
     writer.append("p", 0)
     with holder(tmp_path) as process:
@@ -80,6 +107,19 @@ async def test_a_reader_waits_for_a_dying_holder_and_a_killed_one_frees_the_grou
             assert values == []
             process.kill()
     assert values == [0]
+
+
+async def test_a_fork_that_lives_on_does_not_keep_the_lock_of_a_reader_that_was_killed(
+    tmp_path: Path, writer: FileLogWriter
+) -> None:
+    writer.append("p", 0)
+    with holder_that_forks(tmp_path) as (process, descriptor_of_fork):
+        with pytest.raises(FileLogBusy, match=f"in use by process {process.pid}"):
+            await first_value(tmp_path, lock_timeout_s=0)
+        process.kill()
+        process.wait()
+        assert await first_value(tmp_path, lock_timeout_s=0) == 0
+        assert descriptor_of_fork == os.devnull
 
 
 async def test_a_closed_reader_frees_the_group_and_leaves_no_file_open(tmp_path: Path, writer: FileLogWriter) -> None:

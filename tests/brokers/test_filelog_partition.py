@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.brokers.filelog_partition import FileLogPosition, Partition
@@ -88,46 +88,25 @@ def test_the_delay_stays_finite_however_often_a_line_fails() -> None:
     assert partition.not_before == 30
 
 
-def test_bad_lines_are_jumped_over_where_a_commit_reaches_them_and_not_before() -> None:
-    partition = Partition("p", 0)
-    (first,) = hand_out(partition, 1)
-    partition.open_gaps([(10, 20), (20, 30)])
-    partition.open_gaps([(30, 40)])
-    partition.position = 40
-    (second,) = hand_out(partition, 1)
-    assert partition.past_gaps(partition.committed) == 0
-    assert partition.judge(items([first], CLEAN)).commit_to == 40
-    assert partition.judge(items([first, second], CLEAN, FAILED)) == (40, [], 40, 1)
-    assert [partition.is_recorded(offset) for offset in (10, 30, 50)] == [True, True, False]
-
-
 @dataclass
 class Log:
-    """A partition with some bad lines, a lane that resolves what was handed out in order, and the truth about it."""
+    """A partition, a lane that resolves what was handed out in order, and the truth about it."""
 
-    bad: list[bool]
+    lines: int
     partition: Partition = field(default_factory=lambda: Partition("p", 0))
     lane: list[FileLogPosition] = field(default_factory=list)
     last_outcome: dict[int, str] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
-        return len(self.bad) * LINE_BYTES
+        return self.lines * LINE_BYTES
 
     def read(self, count: int) -> None:
         """What the producer does with a chunk of lines."""
         partition = self.partition
         start = partition.position
-        chunk = range(start, min(start + count * LINE_BYTES, self.end), LINE_BYTES)
-        news = [at for at in chunk if self.bad[at // LINE_BYTES] and not partition.is_recorded(at)]
-        partition.open_gaps((at, at + LINE_BYTES) for at in news)
-        if partition.past_gaps(partition.committed) != partition.committed:
-            partition.commit(partition.past_gaps(partition.committed))
-        for at in chunk:
-            if self.bad[at // LINE_BYTES]:
-                partition.pass_over(at + LINE_BYTES)
-            else:
-                self.lane.append(partition.hand_out(at, at + LINE_BYTES))
+        for at in range(start, min(start + count * LINE_BYTES, self.end), LINE_BYTES):
+            self.lane.append(partition.hand_out(at, at + LINE_BYTES))
 
     def advance(self, outcomes: list[str]) -> None:
         """What the producer does with a batch."""
@@ -153,13 +132,12 @@ OUTCOMES = st.lists(
 STEPS = st.lists(st.one_of(st.integers(1, 8), OUTCOMES), max_size=40)
 
 
-@example(bad=[False, False, True], steps=[1, 1, 1, ["clean", "failed"], 1, ["clean"]])  # a gap that is reached again
 @settings(deadline=None)
-@given(bad=st.lists(st.booleans(), min_size=1, max_size=30), steps=STEPS)
+@given(lines=st.integers(1, 30), steps=STEPS)
 def test_a_commit_never_passes_a_failed_or_unresolved_line_and_all_is_committed_once_outcomes_are_clean(
-    bad: list[bool], steps: list[int | list[str]]
+    lines: int, steps: list[int | list[str]]
 ) -> None:
-    log = Log(bad)
+    log = Log(lines)
     accepted: set[int] = set()
     for step in steps:
         before = log.partition.committed
@@ -169,16 +147,16 @@ def test_a_commit_never_passes_a_failed_or_unresolved_line_and_all_is_committed_
             log.advance(step)
         partition = log.partition
         for at in range(before, partition.committed, LINE_BYTES):
-            # Every line that a commit passes for the first time is bad, or was accepted or rejected just now.
-            assert bad[at // LINE_BYTES] or log.last_outcome.get(at) in ("clean", "rejected")
+            # Every line that a commit passes for the first time was accepted or rejected just now.
+            assert log.last_outcome.get(at) in ("clean", "rejected")
             accepted.add(at)
         current = [position for position in log.lane if position.generation == partition.generation]
         assert partition.in_flight == len(current)
         assert all(position.offset >= partition.committed for position in current)
         assert before <= partition.committed <= partition.position
-    for _ in range(2 * len(bad) + 2):
+    for _ in range(2 * lines + 2):
         log.advance(["clean"] * (len(log.lane) or 1))
-        log.read(len(bad))
+        log.read(lines)
     log.advance(["clean"] * (len(log.lane) or 1))
     assert log.partition.committed == log.end
     assert log.partition.in_flight == 0

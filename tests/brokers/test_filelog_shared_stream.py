@@ -115,3 +115,20 @@ async def test_a_rewritten_log_is_told_to_every_subscriber(folder: Path) -> None
             with pytest.raises(PollTerminated) as caught:
                 await subscriber.fire()
             assert isinstance(caught.value.__cause__, FileLogRewritten)
+
+
+async def test_a_line_that_is_not_json_is_given_to_no_filter_even_without_a_place_for_letters(folder: Path) -> None:
+    with (folder / "p.jsonl").open("ab") as file:
+        file.write(b"not json\n")
+    async with SharedStreamManager() as streams:
+        subscriber = Subscriber(streams, 1, FileLogTrigger(folder, "g"))
+        for _ in range(5):
+            await subscriber.fire()
+        with FileLogWriter(folder) as writer:
+            writer.append("p", {"id": 5})
+        assert await subscriber.fire() == {"id": 5}
+        streams.confirm_persisted(subscriber.seqs)
+        await subscriber.leave()
+    assert committed(folder) == 63
+    (record,) = (folder / ".groups" / "g.rejected.jsonl").read_text().splitlines()
+    assert json.loads(record)["text"] == "not json"

@@ -12,6 +12,7 @@ import trio
 
 from headgate.brokers.filelog import FileLogTrigger, FileLogWriter
 from headgate.triggers.base import TriggerEvent
+from headgate.triggers.shared_stream import Undecodable
 
 
 class Orders(FileLogTrigger):
@@ -47,6 +48,9 @@ async def test_the_producer_of_a_trigger_takes_its_limits_and_ignores_what_only_
     producer = Orders.create_shared_stream_producer(kwargs)
     async with aclosing(producer.open_stream()) as stream:
         with trio.fail_after(10):
+            value, _ = await anext(stream)
+            assert isinstance(value, Undecodable)
+            assert value.reason == "102 bytes long; the limit is 50"
             assert (await anext(stream))[0] == 1
     await producer.aclose()
 

@@ -19,6 +19,7 @@ import trio
 from headgate.child import output
 from headgate.child.logs import RECORD_BYTES_MAX, naming_trigger
 from headgate.child.output import PIECE_BYTES_MAX, captured, end_lines_of
+from headgate.child.queries import secrets
 
 ONE = {"trigger_id": 1, "trigger_name": "orders"}
 OTHER = {"trigger_id": 2, "trigger_name": "stock"}
@@ -244,3 +245,25 @@ def test_a_process_whose_output_is_captured_loses_nothing_not_even_of_its_forks(
         *(f"line {number}" for number in range(1000)),
         "unfinished",
     ]
+
+
+def test_a_secret_that_is_flushed_in_parts_is_hidden(kept: Kept) -> None:
+    with secrets.apart():
+        secrets.add("hunter2-and-more")
+        stream = captured("stdout", 1, kept)
+        for part in ("password hunt", "er2-and-", "more!\n"):
+            stream.write(part)
+            stream.flush()
+        end_lines_of(stream)
+    assert kept.whole_lines() == ["password ***!"]
+
+
+def test_what_only_looks_like_the_beginning_of_a_secret_is_not_lost(kept: Kept) -> None:
+    with secrets.apart():
+        secrets.add("hunter2")
+        stream = captured("stdout", 1, kept)
+        for part in ("hunt", "ing\n", "h", "unte"):
+            stream.write(part)
+            stream.flush()
+        end_lines_of(stream)
+    assert kept.whole_lines() == ["hunting", "hunte"]

@@ -67,8 +67,9 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture
-def call_database(call: Call, database_url: str) -> Callable[..., Called]:
-    """Calls ``headgate`` on a database with tables and without rows, on both databases."""
+def call_database(call: Call, database_url: str, home: Path) -> Callable[..., Called]:
+    """Calls ``headgate`` on a database with tables and without rows, on both databases, with a key file in the home."""
+    Secrets.open(home, None, makes_file=True)
 
     def run(*arguments: str) -> Called:
         return call("--db", database_url, *arguments)
@@ -80,7 +81,7 @@ def call_database(call: Call, database_url: str) -> Callable[..., Called]:
 def users_store(database_url: str, home: Path) -> Iterator[Store]:
     """A store beside the commands, with the keys they have."""
     home.mkdir(exist_ok=True)
-    with Store(open_engine(database_url), secrets=Secrets.open(home, None)) as store:
+    with Store(open_engine(database_url), secrets=Secrets.open(home, None, makes_file=True)) as store:
         yield store
 
 

@@ -35,7 +35,7 @@ def store_events(
 ) -> None:
     """Store events of the one trigger there is, as a supervisor does."""
     engine = open_engine(database_url)
-    with Store(engine, secrets=Secrets.open(home, None)) as store:
+    with Store(engine, secrets=Secrets.open(home, None, makes_file=True)) as store:
         epoch = store.register_triggerer(
             hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=("default",)
         )
@@ -96,6 +96,27 @@ def test_a_watcher_is_listed_until_it_is_removed(watched: Any) -> None:
     assert watched("triggers", "list", "--json").rows() == []
 
 
+def test_a_watcher_is_paused_and_resumed_and_its_hold_is_listed(watched: Any) -> None:
+    assert watched("watchers", "pause", "orders").code == 0
+    assert [row["hold"] for row in watched("watchers", "list", "--json").rows()] == ["paused"]
+    assert "paused" in watched("triggers", "list").out
+    assert "a user has paused it" in watched("triggers", "show", "orders").out
+    assert watched("why", "orders").out.startswith("a user has paused it")
+    assert watched("watchers", "resume", "orders").out == "resumed watcher orders (it was held: paused)\n"
+    assert watched("watchers", "resume", "orders").out == "watcher orders is not held\n"
+    assert [row["hold"] for row in watched("watchers", "list", "--json").rows()] == [None]
+
+
+def test_triggers_are_released_by_id_and_by_name(watched: Any) -> None:
+    watched("watchers", "add", "bills", "my.triggers.Bills")
+    watched("watchers", "pause", "orders")
+    bills = max(row["id"] for row in watched("triggers", "list", "--json").rows())
+    released = watched("triggers", "release", "orders", str(bills))
+    assert released.out == f"released orders (it was held: paused)\n{bills} is not held\n"
+    unknown = watched("triggers", "release", "nobody")
+    assert (unknown.code, "nobody" in unknown.err) == (1, True)
+
+
 def test_a_name_is_taken_or_unknown_and_the_error_says_so(watched: Any) -> None:
     taken = watched("watchers", "add", "orders", "a.B")
     unknown = watched("watchers", "remove", "nobody")
@@ -110,7 +131,7 @@ def test_kwargs_may_hold_values_that_json_lacks(call_database: Any, database_url
 
     assert call_database("watchers", "add", "a", "b.C", "--kwargs", kwargs, "--queue", "q").code == 0
 
-    with Store(open_engine(database_url), secrets=Secrets.open(home, None)) as store:
+    with Store(open_engine(database_url), secrets=Secrets.open(home, None, makes_file=True)) as store:
         epoch = store.register_triggerer(
             hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=("q",)
         )

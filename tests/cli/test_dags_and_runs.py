@@ -11,6 +11,8 @@ from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec
 from headgate.protocol.values import decode_value
+from headgate.store.ids import DagRunId
+from headgate.store.tasks.user_actions import Cancelled, UserActionVerbs
 
 # --- dags ------------------------------------------------------------------------------------------
 
@@ -170,6 +172,23 @@ def test_a_run_is_cancelled_once(call_database: Any, etl: Tasks) -> None:
     again = call_database("runs", "cancel", "etl", "r1")
     assert again.code == 1
     assert "has ended already: failed" in again.err
+
+
+def test_a_run_that_ended_by_itself_at_the_last_moment_is_not_said_to_be_cancelled(
+    call_database: Any, etl: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = UserActionVerbs.cancel_run
+
+    def cancel_too_late(self: UserActionVerbs, run: DagRunId) -> Cancelled:
+        for name in ("a", "b", "c"):
+            self.mark(etl.store.inspect.find_task("etl", "r1", name).id, "success")
+        etl.store.scheduling.plan(etl.epoch)
+        return cancel(self, run)
+
+    monkeypatch.setattr(UserActionVerbs, "cancel_run", cancel_too_late)
+    called = call_database("runs", "cancel", "etl", "r1")
+    assert (called.code, called.out) == (1, "")
+    assert called.err == "headgate: the run r1 of etl has ended by itself: success\n"
 
 
 # --- DAG files with mistakes, and dates ----------------------------------------------------------

@@ -98,6 +98,8 @@ def test_asking_for_help_imports_neither_the_database_nor_users_side() -> None:
         (["triggerer", "--capacity", "0"], 2, "headgate: capacity: expected a whole number from 1"),
         (["--db", "mysql://u:hunter2@h/d", "events", "list"], 2, "headgate: database_url: expected a URL"),
         (["--db", "postgresql://u:hunter2@127.0.0.1:1/d", "events", "list"], 1, "headgate: the database postgresql"),
+        (["--db", "postgresql://u:hunter2@h:port/d", "events", "list"], 2, "headgate: the database URL cannot be read"),
+        (["--db", "postgresql://u:hunter2@[::1/d", "db", "upgrade"], 2, "headgate: the database URL cannot be read"),
         (["frames", "show", "nowhere"], 1, "headgate: "),
     ],
 )
@@ -135,6 +137,10 @@ def test_a_reader_that_leaves_early_is_no_error_to_talk_about(tmp_path: Path) ->
         os.close(write_end)
 
     assert done.stderr == b""
+
+
+def test_config_show_names_its_columns(call: Any) -> None:
+    assert call("config", "show").out.splitlines()[0].split() == ["key", "value", "source", "meaning"]
 
 
 def test_config_show_knows_every_value_and_its_place(call: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

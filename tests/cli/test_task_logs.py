@@ -24,7 +24,7 @@ from headgate.supervisor.logs.task_logs import TaskLogs
 def etl(database_url: str, home: Path, query: Query) -> Any:
     """A run ``r1`` of the DAG ``etl`` with one task ``a``."""
     home.mkdir(exist_ok=True)
-    with Store(open_engine(database_url), secrets=Secrets.open(home, None)) as store:
+    with Store(open_engine(database_url), secrets=Secrets.open(home, None, makes_file=True)) as store:
         yield Tasks(store, query)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from tests.cli.conftest import states
-from tests.store.harness import Query
+from tests.store.harness import Query, register
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
 from headgate.protocol.values import encode_value
+from headgate.store.store import Store
+from headgate.supervisor.serve import machine_identity
 
 # --- tasks -----------------------------------------------------------------------------------------
 
@@ -72,6 +76,16 @@ def test_why_says_one_headline_the_facts_and_what_comes_next(call_database: Any,
     (row,) = call_database("why", "etl", "r1", "b", "--json").rows()
     assert (row["reason"], row["headline"]) == ("upstream", first)
     assert ["state", "none"] in row["facts"]
+
+
+def test_why_knows_that_a_supervisor_of_this_machine_is_gone(call_database: Any, users_store: Store) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    epoch = register(users_store, pid=process.pid, machine=machine_identity(), process_started=1.0)
+    users_store.add_watcher("w", "a.B", {})
+    users_store.claim_triggers(epoch, limit=1, queues=["default"])
+
+    assert f"supervisor {epoch} (pid {process.pid} on h), is gone" in call_database("why", "w").out
 
 
 def test_why_of_a_run_says_it_of_every_task_that_waits(call_database: Any, etl: Tasks) -> None:

@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.cli.commands.values import masked
@@ -93,14 +95,38 @@ def test_no_slots_in_the_default_pool_is_warned_of(call_database: Any) -> None:
     assert "this stops every task that names no pool" in called.err
 
 
-def test_a_value_of_another_key_names_the_value_and_the_setting(
-    call_database: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_of_another_key_names_the_value_and_the_setting(call_database: Any, query: Query) -> None:
     call_database("variables", "set", "city", "x")
-    monkeypatch.setenv("HEADGATE_FERNET_KEYS", "x" * 43 + "=")
+    query("UPDATE variable SET value = :value", value=Fernet(Fernet.generate_key()).encrypt(b"x").decode())
 
     called = call_database("variables", "get", "city")
 
     assert called.code == 1
     assert "the variable 'city' was encrypted with a key that is not among the keys used here" in called.err
     assert "fernet_keys" in called.err
+
+
+@pytest.mark.parametrize("group", ["variables", "connections"])
+@pytest.mark.parametrize(
+    "value",
+    [["-----BEGIN PRIVATE KEY-----\nMIIhunter2"], ["-hunter2"], ["my", "hunter2"], ["--hunter2=x"]],
+)
+def test_a_malformed_call_with_a_secret_is_an_error_that_does_not_show_it(
+    call: Any, group: str, value: list[str]
+) -> None:
+    called = call(group, "set", "pem", *value)
+
+    assert (called.code, called.out) == (2, "")
+    assert "hunter2" not in called.err
+    assert "BEGIN" not in called.err
+    assert "write `--` before the name if the value begins with `-`" in called.err
+
+
+def test_an_error_of_a_command_with_a_secret_still_says_what_is_missing(call: Any) -> None:
+    assert "Missing argument 'VALUE'" in call("variables", "set", "pem").err
+
+
+def test_a_global_option_after_a_command_is_refused_without_its_value(call: Any) -> None:
+    called = call("events", "--db", "postgresql://u:hunter2@h/d", "list")
+
+    assert called.err == "headgate: --db goes before the command: headgate --db URL events list ...\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +53,12 @@ def assert_once_each(store: Store, names: list[str], events: int) -> None:
         counts = Count(payload["id"] for payload in payloads(store, name))
         assert set(counts.values()) == {1}, f"stored twice for {name}"
         assert len(counts) == events, f"lost for {name}"
+
+
+def committed(log: Path) -> int:
+    """How far the group has committed the first partition, in bytes."""
+    offsets: dict[str, int] = json.loads((log / ".groups" / "g.json").read_text())["offsets"]
+    return offsets["p0"]
 
 
 def runner_of(pair: Pair) -> psutil.Process | None:
@@ -115,6 +123,63 @@ def test_neither_lost_nor_stored_twice_when_the_supervisor_is_killed(
     assert_once_each(users_store, names, 2000)
 
 
+def test_lines_that_are_not_json_are_dead_letters_of_each_subscriber_and_the_log_goes_on(
+    users_store: Store, start_pair: StartPair, tmp_path: Path
+) -> None:
+    names = add_subscribers(users_store, tmp_path / "log", 2)
+    write_log(tmp_path / "log", events=3, partitions=1)
+    with (tmp_path / "log" / "p0.jsonl").open("ab") as file:
+        file.write(b"not json\n\xff\nNaN\n" + b"x" * (1024 * 1024 + 1) + b'\n{"id": 3}\n')
+    pair = start_pair()
+    wait_all_stored(users_store, names, 4)
+    wait_until(lambda: committed(tmp_path / "log") == (tmp_path / "log" / "p0.jsonl").stat().st_size, "all committed")
+    assert pair.stop() == 0
+    letters = users_store.inspect.dead_letters()
+    assert sorted(Count(letter.trigger_id for letter in letters).values()) == [4, 4]
+    lines = {letter.key: letter for letter in letters}
+    assert len(lines) == 4
+    assert all(letter.reason.startswith("the message cannot be decoded: ") for letter in letters)
+    assert [line.reason.rpartition(": ")[2] for line in lines.values() if not line.payload_kept] == [
+        "1,048,577 bytes long; the limit is 1,048,576"
+    ]
+    rejected = (tmp_path / "log" / ".groups" / "g.rejected.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in rejected] == ["rejected by 2 of 2 subscribers"]
+
+
+@pytest.mark.parametrize("rotation", ["rename", "copy and truncate"])
+def test_a_log_that_is_rotated_under_a_pair_and_while_it_is_down_loses_nothing(
+    users_store: Store, start_pair: StartPair, tmp_path: Path, rotation: str
+) -> None:
+    log = tmp_path / "log"
+    names = add_subscribers(users_store, log, 2)
+
+    def rotate_and_write(number: int) -> None:
+        if rotation == "rename":
+            (log / "p0.jsonl").rename(log / f"p0.jsonl.{number}")
+        else:
+            shutil.copyfile(log / "p0.jsonl", log / f"p0.jsonl.{number}")
+            os.truncate(log / "p0.jsonl", 0)
+        with (log / "p0.jsonl").open("ab") as file:
+            for id_ in range(number * 100, number * 100 + 100):
+                file.write(b'{"id": %3d}\n' % id_)
+
+    def stored() -> int:
+        return min(len(payloads(users_store, name)) for name in names)
+
+    log.mkdir()
+    (log / "p0.jsonl").write_bytes(b"".join(b'{"id": %3d}\n' % id_ for id_ in range(100)))
+    pair = start_pair()
+    wait_until(lambda: stored() >= 20, "some progress")
+    rotate_and_write(1)
+    wait_until(lambda: stored() >= 120, "some progress in the second file")
+    assert pair.stop() == 0
+    rotate_and_write(2)
+    pair = start_pair()
+    wait_all_stored(users_store, names, 300)
+    assert pair.stop() == 0
+    assert_once_each(users_store, names, 300)
+
+
 def test_the_runner_dies_with_its_supervisor_even_while_a_trigger_blocks_the_loop(
     users_store: Store, start_pair: StartPair, tmp_path: Path
 ) -> None:
@@ -142,6 +207,7 @@ def test_a_blocking_trigger_is_named_while_it_blocks_then_the_runner_is_dumped_a
     assert "users_triggers.py:" in report["at"]
     assert "time.sleep(3600)" in report["line"]
     pair.wait_log("the runner is silent")
+    pair.wait_log("the runner ended while it executed blocker")
     died = pair.wait_log("the runner ended")
     assert "users_triggers.py" in died["how"], "the dumped stack is part of the last words"
     (tmp_path / "now").unlink()
@@ -242,6 +308,22 @@ def test_a_subscriber_that_failed_misses_nothing_of_what_the_others_get(
     wait_all_stored(users_store, [*names, "fails"], 600)
     assert pair.stop() == 0
     assert_once_each(users_store, [*names, "fails"], 600)
+
+
+def test_forks_of_a_filter_that_go_on_lose_nothing_and_advance_nothing(
+    users_store: Store, start_pair: StartPair, tmp_path: Path
+) -> None:
+    names = add_subscribers(users_store, tmp_path / "log", 2)
+    users_store.add_watcher("forks", "users_triggers.Forks", {"path": str(tmp_path / "log"), "group": "g"})
+    write_log(tmp_path / "log", events=1000, partitions=1)
+    pair = start_pair()
+    wait_all_stored(users_store, [*names, "forks"], 1000)
+    said = json.loads(pair.wait_log("output of the runner")["line"])
+    assert said["event"].startswith("a fork of the runner returned to its loop")
+    assert said["trigger_name"] == "forks"
+    assert pair.stop() == 0
+    assert_once_each(users_store, [*names, "forks"], 1000)
+    assert sum(row.redelivered for row in users_store.inspect.events()) == 0, "the runner lived on, undisturbed"
 
 
 def test_a_drain_stores_what_was_fired_and_acknowledges_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from urllib.parse import quote, quote_plus
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.protocol.masking import FORMS_MAX, MASK, SecretMask
+from headgate.protocol import masking
+from headgate.protocol.masking import MASK, SecretMask
 from headgate.protocol.messages.queries import GetConnection, GetVariable, GetXCom, SecretText
 
 SECRET = 'hünter "22"/&'
@@ -33,11 +35,15 @@ def mask_of(*secrets: str) -> SecretMask:
         quote(SECRET),
         quote(SECRET, safe=""),
         quote_plus(SECRET),
+        ascii(SECRET),
+        *(base64.b64encode(before + SECRET.encode() + b":x").decode() for before in (b"", b"u:", b"me:")),
+        *(base64.urlsafe_b64encode(before + SECRET.encode()).decode() for before in (b"", b"u:", b"me:")),
     ],
 )
 def test_a_secret_is_found_in_every_form(form: str) -> None:
     hidden = mask_of(SECRET).hide(f"before {form} after")
     assert "nter" not in hidden
+    assert len(hidden) <= len("before  after") + len(MASK) + 14, "a few characters of its neighbours at most"
     assert hidden.startswith("before ")
     assert hidden.endswith(" after")
     assert MASK in hidden
@@ -95,17 +101,19 @@ def test_only_secrets_are_noted() -> None:
     mask.note(GetVariable("v"), SecretText(None))
     mask.note(GetXCom("t", "k"), SecretText("whatever"))
     assert not mask
-    assert repr(mask_of("secret")) == "<SecretMask with 1 forms>"
+    assert repr(mask_of("secret")) == "<SecretMask with 4 forms>"
 
 
-def test_the_oldest_of_too_many_is_forgotten_and_a_new_look_keeps_one() -> None:
+def test_the_oldest_of_too_many_is_forgotten_and_a_new_look_keeps_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "FORMS_MAX", 20)
     mask = mask_of("the oldest", "kept by use")
-    for number in range(FORMS_MAX - 3):
+    for number in range(4):
         mask.add(f"secret{number}")
     mask.add("kept by use")
     for number in range(3):
         mask.add(f"another{number}")
     assert mask.hide("the oldest, kept by use, another2") == "the oldest, ***, ***"
+    assert repr(mask) == "<SecretMask with 20 forms>"
 
 
 def test_apart_leaves_no_trace() -> None:
@@ -114,3 +122,16 @@ def test_apart_leaves_no_trace() -> None:
         mask.add("meanwhile")
         assert mask.hide("before meanwhile") == "before ***"
     assert mask.hide("before meanwhile") == "*** meanwhile"
+
+
+@given(st.text(min_size=6, max_size=20).filter(lambda text: len(text.strip()) >= 6), st.integers(1, 19))
+def test_the_beginning_of_a_secret_at_an_end_is_seen(secret: str, length: int) -> None:
+    data = secret.strip().encode("utf-8", "surrogatepass")
+    begun = data[: min(length, len(data) - 1)]
+    assert mask_of(secret).begun_at_end(b"\0\0" + begun) >= len(begun)
+
+
+def test_an_end_that_begins_no_secret_is_none() -> None:
+    assert mask_of("hunter2").begun_at_end(b"a hunter2") == 0
+    assert mask_of("hunter2").begun_at_end(b"") == 0
+    assert SecretMask().begun_at_end(b"h") == 0

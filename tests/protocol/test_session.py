@@ -136,7 +136,7 @@ def test_a_handshake_of_another_incarnation_is_refused(role: Role) -> None:
 def test_a_handshake_of_another_version_cannot_be_sent(role: Role) -> None:
     event = Hello(1, INCARNATION, 1, "") if role is RUNNER else Welcome(1, INCARNATION, RunnerSettings())
     session = session_in(State.OPENING if role is RUNNER else State.HELLO_RECEIVED, role)
-    with pytest.raises(LocalProtocolError, match="must carry protocol version 2"):
+    with pytest.raises(LocalProtocolError, match=f"must carry protocol version {PROTOCOL_VERSION}"):
         session.move(role, event)
 
 

@@ -28,7 +28,9 @@ from headgate.protocol.messages.queries import (
     TaskStates,
 )
 from headgate.protocol.messages.runner import (
+    AbsentSubscriber,
     CancelTrigger,
+    DescribedTrigger,
     Drain,
     FinishedTrigger,
     FiredEvent,
@@ -47,7 +49,7 @@ ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role
 
 # One of each, every field apart from its default, so that the order of the fields is pinned as well.
 EXAMPLES: dict[str, Message] = {
-    "Hello": Hello(protocol_version=2, incarnation=3, pid=4711, headgate_version="0.1.0"),
+    "Hello": Hello(protocol_version=3, incarnation=3, pid=4711, headgate_version="0.1.0"),
     "StateChanges": StateChanges(
         round=12,
         events=(
@@ -74,6 +76,11 @@ EXAMPLES: dict[str, Message] = {
                 payload_head=b"head",
                 key="k",
                 position=2,
+                is_whole=True,
+                content="message",
+                kind="failed",
+                is_last=True,
+                traceback="Traceback of the message",
             ),
         ),
         finished=(
@@ -85,10 +92,12 @@ EXAMPLES: dict[str, Message] = {
                 error="Error",
                 traceback="Traceback",
                 reason="reassigned",
+                message_key="berlin:4711",
             ),
         ),
         stuck=(8, 300),
         more=True,
+        described=(DescribedTrigger(trigger_id=10, trigger_run_id="run-10", stream="d1", stream_name="('log', 1)"),),
     ),
     "Request": Request(id=9, query=LastEvent(trigger_id=5)),
     "RequestVariable": Request(id=10, query=GetVariable("v")),
@@ -103,7 +112,7 @@ EXAMPLES: dict[str, Message] = {
         error="none",
     ),
     "Welcome": Welcome(
-        protocol_version=2,
+        protocol_version=3,
         incarnation=3,
         settings=RunnerSettings(
             heartbeat_s=1.5,
@@ -114,22 +123,34 @@ EXAMPLES: dict[str, Message] = {
             subscriber_queue_max=5,
             ack_timeout_s=6.5,
             cohort_grace_s=7.5,
-            rejoin_wait_s=7.75,
             cancel_grace_s=8.5,
             hook_timeout_s=9.5,
             blocked_after_s=10.5,
             import_paths=("triggers",),
+            advance_timeout_s=11.5,
         ),
     ),
     "StateSync": StateSync(
         round=12,
         persisted=(77, 70000),
         refused=(Refusal(seq=78, trigger_id=6, reason="too long", payload_kept=True),),
-        to_create=(TriggerSpec(trigger_id=9, trigger_run_id="run-9", name="n", classpath="a.B", kwargs=b"{}"),),
+        to_create=(
+            TriggerSpec(
+                trigger_id=9,
+                trigger_run_id="run-9",
+                name="n",
+                classpath="a.B",
+                kwargs=b"{}",
+                stream="d2",
+                passed_over=("berlin:4711", "paris:12"),
+                takes_one_event=True,
+            ),
+        ),
         to_cancel=(CancelTrigger(trigger_id=5, reason="user"),),
         more=True,
         lease_s=24.5,
         lease_lost=True,
+        absent=(AbsentSubscriber(trigger_id=11, stream="d3"),),
     ),
     "Response": Response(
         id=9, result=StoredEvent(trigger_run_id="run-5", sequence_index=2, payload=b"1", key="k"), error="none"
@@ -227,7 +248,7 @@ def test_the_golden_frames_hold_every_message_and_no_field_of_them_is_at_its_def
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_wire_is_what_it_was(name: str) -> None:
     """Golden frames are added to, never changed: a peer of this protocol version is out there."""
-    golden = read_golden("messages-v2.txt")
+    golden = read_golden("messages-v3.txt")
     sender = Role.RUNNER if type(EXAMPLES[name]) in RUNNER_WIRE.types[Role.RUNNER] else Role.SUPERVISOR
     assert encode_message(EXAMPLES[name]) == golden[name]
     assert RUNNER_WIRE.decode(sender, golden[name]) == EXAMPLES[name]
@@ -236,6 +257,6 @@ def test_the_wire_is_what_it_was(name: str) -> None:
 
 def test_a_frame_of_before_a_field_was_appended_is_read_with_its_default() -> None:
     """The golden frame as a peer would send it that knows no field after ``more``."""
-    parts = msgspec.msgpack.decode(read_golden("messages-v2.txt")["StateSync"])
-    sync = RUNNER_WIRE.decode(Role.SUPERVISOR, msgspec.msgpack.encode(parts[:-2]))
-    assert sync == msgspec.structs.replace(EXAMPLES["StateSync"], lease_s=None, lease_lost=False)
+    parts = msgspec.msgpack.decode(read_golden("messages-v3.txt")["StateSync"])
+    sync = RUNNER_WIRE.decode(Role.SUPERVISOR, msgspec.msgpack.encode(parts[:-3]))
+    assert sync == msgspec.structs.replace(EXAMPLES["StateSync"], lease_s=None, lease_lost=False, absent=())

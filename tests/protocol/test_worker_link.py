@@ -55,6 +55,7 @@ from headgate.protocol.messages.worker import (
     RunStep,
     Step,
     StepEnded,
+    StepLoaded,
     WorkerHello,
     WorkerSettings,
     WorkerWelcome,
@@ -78,6 +79,7 @@ EVENTS: dict[type[Event], Event] = {
     ParseFile: ParseFile("/dag.py"),
     Request: Request(2, QUERY),
     Response: Response(1, SecretText("x")),
+    StepLoaded: StepLoaded("a"),
     StepEnded: StepEnded("a", StepSucceeded()),
     FileParsed: FileParsed("/dag.py"),
     Closed: Closed(),
@@ -102,6 +104,7 @@ LEGAL: dict[tuple[State, Role, type[Event]], State] = {
     (State.IDLE, SUPERVISOR, Response): State.IDLE,
     (State.RUNNING, WORKER, Request): State.RUNNING,
     (State.RUNNING, SUPERVISOR, Response): State.RUNNING,
+    (State.RUNNING, WORKER, StepLoaded): State.RUNNING,
     (State.RUNNING, WORKER, StepEnded): State.IDLE,
     (State.PARSING, WORKER, FileParsed): State.IDLE,
     **{(state, role, Closed): State.CLOSED for state in TRANSITIONS for role in ROLES},
@@ -159,6 +162,8 @@ def test_an_illegal_event_raises_and_changes_nothing(
 @pytest.mark.parametrize(
     ("path", "sender", "event", "problem"),
     [
+        (QUERYING, WORKER, StepLoaded("b"), "its token is 'b', and 'a' is running"),
+        ([*QUERYING, (WORKER, StepLoaded("a"))], WORKER, StepLoaded("a"), "the step has said so before"),
         (QUERYING, WORKER, StepEnded("b", StepSucceeded()), "its token is 'b', and 'a' is running"),
         (PATHS[State.PARSING], WORKER, FileParsed("/b.py"), "its file is '/b.py', and '/dag.py' is being parsed"),
         (QUERYING, WORKER, Request(2, LastEvent(1)), "LastEvent is not a query of tasks"),
@@ -329,7 +334,8 @@ _DAG = DagSpec(
 )
 # One of each, and of each part that a message can have, every field apart from its default.
 GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
-    "WorkerHello": WorkerHello(protocol_version=2, pid=4711, headgate_version="0.1.0"),
+    "WorkerHello": WorkerHello(protocol_version=3, pid=4711, headgate_version="0.1.0"),
+    "StepLoaded": StepLoaded(token="a"),
     "StepSucceeded": StepEnded(token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",))),
     "StepSkipped": StepEnded(token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS)),
     "StepFailed": StepEnded(
@@ -367,7 +373,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "RequestStates": Request(id=4, query=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
     "RequestRun": Request(id=5, query=CreateRun(dag_id="d", run_id="r", params=b"{}", logical_date_s=1.5)),
     "WorkerWelcome": WorkerWelcome(
-        protocol_version=2, settings=WorkerSettings(frame_bytes_max=1, import_paths=("dags",), hook_timeout_s=2.5)
+        protocol_version=3, settings=WorkerSettings(frame_bytes_max=1, import_paths=("dags",), hook_timeout_s=2.5)
     ),
     "RunStep": RunStep(
         step=Step(
@@ -385,6 +391,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             logical_date_s=1.5,
             data_interval_s=(2.5, 3.5),
             asset_events=(AssetEvent(asset="s3://x", payload=b"2", stored_at_s=4.5),),
+            ends_at_s=5.5,
         )
     ),
     "ParseFile": ParseFile(file="/dag.py"),
@@ -411,7 +418,7 @@ def test_the_golden_frames_hold_every_message_and_no_field_of_them_is_at_its_def
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_wire_is_what_it_was(name: str) -> None:
     """Golden frames are added to, never changed; DAGs of this form are in databases as well."""
-    golden = read_golden("worker-messages-v2.txt")
+    golden = read_golden("worker-messages-v3.txt")
     sender = WORKER if type(GOLDEN[name]) in WORKER_WIRE.types[WORKER] else SUPERVISOR
     assert encode_message(GOLDEN[name]) == golden[name]
     assert WORKER_WIRE.decode(sender, golden[name]) == GOLDEN[name]

@@ -13,7 +13,7 @@ from headgate.protocol.framelog.log import Record, encode_record, read_frames
 from headgate.supervisor.logs import process_log
 
 CAPTURED = Path(__file__).parent / "captured"
-CONVERSATION = CAPTURED / "conversation-v2.hgframe"
+CONVERSATION = CAPTURED / "conversation-v3.hgframe"
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def test_a_clean_replay_is_one_line_and_leaves_with_0(capsys: pytest.CaptureFixt
     assert main(["frames", "replay", str(CAPTURED / "both-and-drain")]) == 0
     out, err = capsys.readouterr()
     (line,) = out.splitlines()
-    assert "replayed clean: 349 frames of 3 supervisors and 4 runners" in line
-    assert "480 rows, 2 redelivered, 0 dead letters" in line
+    assert "replayed clean: 356 frames of 3 supervisors and 4 runners" in line
+    assert "480 rows, 0 redelivered, 0 dead letters" in line
     assert err == "", "what a core has to say was news when the log was made"
 
 
@@ -67,7 +67,7 @@ def test_a_flipped_byte_leaves_with_1(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_until_keeps_a_database_to_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/kept.db"
     assert main(["frames", "replay", str(CONVERSATION), "--until", "5", "--db", url]) == 0
-    assert "replayed clean: 5 frames" in capsys.readouterr().out
+    assert "replayed clean: 5 frames of 1 supervisor and 1 runner in" in capsys.readouterr().out
     assert main(["--db", url, "events", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["payload"] == {"order": 17}
     assert main(["frames", "replay", str(CONVERSATION), "--db", url]) == 1

@@ -67,6 +67,6 @@ def test_a_golden_capture_holds_no_kwargs_and_no_path(name: str) -> None:
 
 def test_the_handmade_conversation_replays_clean() -> None:
     with open_replay_store(None) as store:
-        result = replay([CAPTURED / "conversation-v2.hgframe"], store)
+        result = replay([CAPTURED / "conversation-v3.hgframe"], store)
     assert result.is_clean, result.difference
     assert (result.frames, result.rows) == (8, 1)

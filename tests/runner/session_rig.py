@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
-from tests.runner.authors import publish
+from tests.runner.authors import expected, publish
 from trio.testing import memory_stream_pair
 
 from headgate.protocol.link.connection import Connection
@@ -39,7 +39,7 @@ from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 INCARNATION = 3
 LEASE_S = 7.0
-SETTINGS = RunnerSettings(heartbeat_s=5.0, cancel_grace_s=10.0, hook_timeout_s=5.0, rejoin_wait_s=0.0)
+SETTINGS = RunnerSettings(heartbeat_s=5.0, cancel_grace_s=10.0, hook_timeout_s=5.0)
 
 
 class Supervisor:
@@ -116,7 +116,9 @@ class Supervisor:
 
 def specs(cls: type[BaseTrigger], *trigger_ids: int) -> tuple[TriggerSpec, ...]:
     classpath, kwargs = publish(cls), encode_value({}, where="kwargs")
-    return tuple(TriggerSpec(one, f"run-{one}", f"name-{one}", classpath, kwargs) for one in trigger_ids or (1,))
+    return tuple(
+        expected(TriggerSpec(one, f"run-{one}", f"name-{one}", classpath, kwargs)) for one in trigger_ids or (1,)
+    )
 
 
 @asynccontextmanager

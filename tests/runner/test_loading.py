@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headgate.protocol.errors import ValueMalformed
 from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import encode_value
+from headgate.runner import loading
 from headgate.runner.loading import TriggerNotLoaded, import_class, load_trigger
 
 TRIGGERS = """
@@ -156,3 +158,23 @@ def test_kwargs_that_are_no_dict_or_cannot_be_read_are_refused() -> None:
 def test_a_class_whose_new_makes_something_else_is_refused() -> None:
     with pytest.raises(TriggerNotLoaded, match=r"loadable\.Changeling constructs a int, not a trigger"):
         load_trigger(spec("loadable.Changeling", {}))
+
+
+def test_a_module_that_has_changed_since_its_import_is_told_once_for_each_change(
+    write: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_stamps", {})
+    spec = TriggerSpec(1, "run", "name", "loadable.Good", encode_value({}, where="kwargs"))
+    with capture_logs() as told:
+        load_trigger(spec)
+        load_trigger(spec)
+        assert told == []
+        write("loadable.py", TRIGGERS + "\n# a change")
+        load_trigger(spec)
+        load_trigger(spec)
+        (warning,) = told
+        write("loadable.py", TRIGGERS + "\n# another change")
+        load_trigger(spec)
+    assert len(told) == 2
+    assert warning["event"].startswith("the module of a trigger has changed since the runner imported it")
+    assert (warning["log_level"], warning["module"]) == ("warning", "loadable")

@@ -31,12 +31,16 @@ from headgate.protocol.messages.runner import (
     Welcome,
 )
 from headgate.protocol.values import encode_value
+from headgate.runner.forks import EXIT_FORK
 from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_OVERDUE, EXIT_PROTOCOL
 
 WAIT_S = 30.0  # for a process to do what it is about to do
 
 TRIGGERS = '''
 import logging
+import multiprocessing
+import os
+import stat
 import sys
 import threading
 
@@ -83,6 +87,43 @@ class Blocking(Chatty):
     async def run(self):
         threading.Event().wait()
         yield TriggerEvent(self.n)
+
+
+class ForkGoesOn(Chatty):
+    """Forks; both processes go on, the first one when its fork has ended."""
+
+    async def run(self):
+        pid = os.fork()
+        if pid == 0:
+            yield TriggerEvent("of the fork")
+        else:
+            _, status = await trio.to_thread.run_sync(os.waitpid, pid, 0)
+            yield TriggerEvent(os.waitstatus_to_exitcode(status))
+        await trio.sleep_forever()
+
+
+def sockets_among(descriptors):
+    return [number for number in descriptors if stat.S_ISSOCK(os.fstat(number).st_mode)]
+
+
+class ForkWorks(Chatty):
+    """Has forks do work: from the loop, and from a thread."""
+
+    async def run(self):
+        options = dict(zip(sys.orig_argv[4::2], sys.orig_argv[5::2]))
+        descriptors = [int(options["--frames-fd"]), int(options["--logs-fd"])]
+        assert sockets_among(descriptors) == descriptors
+        yield TriggerEvent(self.ask_fork(descriptors))
+        yield TriggerEvent(await trio.to_thread.run_sync(self.ask_fork, descriptors))
+        await trio.sleep_forever()
+
+    def ask_fork(self, descriptors):
+        context = multiprocessing.get_context("fork")
+        answers = context.SimpleQueue()
+        process = context.Process(target=lambda: answers.put(sockets_among(descriptors)))
+        process.start()
+        process.join()
+        return [process.exitcode, answers.get()]
 '''
 
 
@@ -186,6 +227,29 @@ def test_a_runner_runs_a_users_class_drains_and_exits_with_0(folder: Path) -> No
             assert record.items() >= names.items()
         assert runner.process.stdout is not None
         assert runner.process.stdout.read() == b""
+
+
+def test_a_fork_that_returns_to_the_loop_is_ended_and_says_nothing_to_the_supervisor(folder: Path) -> None:
+    with running(folder) as runner:
+        runner.greet()
+        runner.start("authored.ForkGoesOn")
+        runner.serve(until=lambda: bool(runner.events))
+        assert [event.payload for event in runner.events] == [str(EXIT_FORK).encode()]
+        assert runner.process.stdout is not None
+        said = json.loads(runner.process.stdout.readline())
+        assert said["event"].startswith("a fork of the runner returned to its loop")
+        assert (said["trigger_id"], said["trigger_name"]) == (1, "orders")
+        runner.say(Drain(10.0))
+        runner.serve()
+        assert runner.exit_code() == EXIT_DRAINED
+
+
+def test_forks_that_do_work_of_their_own_run_to_their_end_without_the_link(folder: Path) -> None:
+    with running(folder) as runner:
+        runner.greet()
+        runner.start("authored.ForkWorks")
+        runner.serve(until=lambda: len(runner.events) == 2)
+        assert [event.payload for event in runner.events] == [b"[0,[]]", b"[0,[]]"]
 
 
 def test_a_trigger_and_a_thread_that_do_not_end_are_left_behind_at_the_deadline(folder: Path) -> None:

@@ -149,6 +149,38 @@ async def test_a_database_that_stays_away_ends_the_drain_at_its_deadline_with_no
         assert broker.outcomes == {}
 
 
+@pytest.mark.parametrize(("advance_timeout_s", "deadline_s"), [(60.0, 40.0), (5.0, 40.0), (60.0, 10.0)])
+async def test_a_drain_that_cuts_an_advance_off_does_not_count_as_drained(
+    autojump_clock: MockClock, advance_timeout_s: float, deadline_s: float
+) -> None:
+    class Hanging(Broker):
+        async def advance(self, batch: object) -> None:
+            await trio.sleep_forever()
+
+    broker = Hanging()
+    async with supervising(RunnerSettings(heartbeat_s=1.0, advance_timeout_s=advance_timeout_s)) as supervisor:
+        await supervisor.start(watcher_of(broker))
+        broker.publish.send_nowait(1)
+        await supervisor.until(lambda: supervisor.events)
+        await supervisor.drain(deadline_s)
+        assert supervisor.exit_code == EXIT_OVERDUE
+
+
+async def test_an_advance_that_was_cut_off_long_before_the_drain_does_not_count(autojump_clock: MockClock) -> None:
+    class HangsOnce(Broker):
+        async def advance(self, batch: object) -> None:
+            await trio.sleep_forever()
+
+    broker = HangsOnce()
+    async with supervising(RunnerSettings(heartbeat_s=1.0, advance_timeout_s=5.0)) as supervisor:
+        await supervisor.start(watcher_of(broker))
+        broker.publish.send_nowait(1)
+        await supervisor.until(lambda: supervisor.finished)
+        assert "AdvanceTimeout" in supervisor.finished[0].traceback
+        await supervisor.drain(40.0)
+        assert supervisor.exit_code == EXIT_DRAINED
+
+
 async def test_a_trigger_that_does_not_end_is_left_behind_at_the_drains_deadline(autojump_clock: MockClock) -> None:
     release = trio.Event()
 

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.why import Pool, StoredEvent, Supervisor, TaskFacts, TriggerFacts, span
+from headgate.scheduling.why import (
+    Pool,
+    StoredEvent,
+    StreamFacts,
+    StruckMessage,
+    Supervisor,
+    TaskFacts,
+    TriggerFacts,
+    shortened,
+    span,
+)
 from headgate.scheduling.why_tasks import explain_task
 from headgate.scheduling.why_triggers import explain_trigger
 
@@ -66,6 +76,22 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
         "one of these ends: r0",
     ),
     ("run_queued", task(S.NONE, run_state="queued"), [ALIVE], "has not begun", "the scheduler begins it"),
+    ("dag_paused", task(S.NONE, run_state="queued", is_paused=True), [ALIVE], "etl is paused", "dags unpause etl"),
+    ("dag_removed", task(S.SCHEDULED, is_dag_removed=True), [ALIVE], "no DAG file has the DAG etl", "put the DAG back"),
+    (
+        "dag_paused",
+        task(S.UP_FOR_RETRY, retry_in_s=-3.0, is_paused=True, last_error="boom"),
+        [ALIVE],
+        "etl is paused",
+        "dags unpause etl",
+    ),
+    (
+        "no_supervisor_for_queue",
+        task(S.DEFERRED, trigger=trig(owner=sup(state="fenced"))),
+        [sup(epoch=2, queues=("other",))],
+        "no living supervisor serves the queue 'default'",
+        "--queues default",
+    ),
     ("run_ended", task(S.NONE, run_state="failed"), [ALIVE], "its run has ended", "tasks clear"),
     ("not_in_dag", task(S.NONE, is_in_dag=False), [ALIVE], "no longer has it", "removes"),
     ("dag_unreadable", task(S.NONE, is_in_dag=False, unreadable="of a newer one"), [ALIVE], "newer", "stores it anew"),
@@ -127,9 +153,38 @@ TRIGGERS: list[tuple[str, TriggerFacts, list[Supervisor], str, str]] = [
     ("no_supervisor", trig(), [], "no supervisor is alive", "headgate up"),
     ("no_supervisor", trig(), [sup(state="silent")], "no supervisor is alive", "headgate up"),
     ("no_supervisor_for_queue", trig(queue="q"), [ALIVE], "'q'", "--queues q"),
+    (
+        "stream_elsewhere",
+        trig(stream=StreamFacts("('inbox',)", 4, owner=sup(epoch=3))),
+        [ALIVE],
+        "its stream ('inbox',) is run by supervisor 3",
+        "as soon as it has room",
+    ),
+    (
+        "stream_too_large",
+        trig(stream=StreamFacts("('inbox',)", 10)),
+        [sup(open_triggers=1)],
+        "has 10 triggers, and no supervisor",
+        "takes a stream of any size",
+    ),
+    ("unclaimed", trig(stream=StreamFacts("('inbox',)", 9)), [sup(open_triggers=1)], "no supervisor has", "claims it"),
+    (
+        "stream_waits",
+        trig(owner=ALIVE, stream=StreamFacts("s", 2, held_up_by=(("big", "it has failed: KeyError"),))),
+        [ALIVE],
+        "its stream s waits for big while that one does not run: it has failed: KeyError",
+        "mended, paused or removed",
+    ),
     ("at_capacity", trig(), [sup(open_triggers=10)], "at its capacity, 10", "capacity"),
     ("unclaimed", trig(), [sup(open_triggers=10), sup(epoch=2, open_triggers=9)], "claimed it yet", "poll_interval_s"),
     ("owner_fenced", trig(owner=sup(state="fenced")), [sup(epoch=2)], "fenced", "claim the trigger"),
+    (
+        "no_supervisor_for_queue",
+        trig(owner=sup(state="silent")),
+        [sup(state="silent"), sup(epoch=2, queues=("other",))],
+        "what is served: other",
+        "--queues default",
+    ),
     ("owner_ended", trig(owner=sup(state="ended")), [], "no other is alive", "headgate up"),
     ("owner_silent", trig(owner=sup(state="silent")), [sup(state="silent")], "silent", "headgate up"),
     ("failing", trig(owner=ALIVE, failure_count=3, last_error="bad"), [ALIVE], "3 times in a row", "longer delay"),
@@ -187,6 +242,71 @@ def test_a_task_that_waits_behind_failures_of_its_trigger_says_so_first() -> Non
     answer = explain_task(facts, [ALIVE])
 
     assert (answer.reason, answer.headline) == ("failing", "it has failed once: no such host")
+
+
+POISONED = {"owner": ALIVE, "task": None, "watcher": "w", "failure_count": 3, "last_error": "ValueError: no"}
+
+
+def test_a_trigger_that_fails_on_a_message_says_which_and_when_it_goes_on_without_it() -> None:
+    struck = StruckMessage("berlin:4711", 3, 0, 5)
+    answer = explain_trigger(trig(**POISONED, struck=struck, last_failed_age_s=2.0), [ALIVE])
+    assert answer.reason == "poison"
+    assert answer.headline == (
+        "it fails on message 'berlin:4711' (3 of 5 deliveries), the last time 2.0 s ago: ValueError: no"
+    )
+    assert answer.next == (
+        "after the last of these deliveries the message goes to the dead letters, and it goes on without it; "
+        "until then its shared stream stands still"
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "text"), [(1, "the 1 other of its shared stream waits"), (3, "the 3 others of its shared stream wait")]
+)
+def test_a_trigger_that_fails_on_a_message_says_who_waits_for_it(others: int, text: str) -> None:
+    facts = trig(**POISONED, struck=StruckMessage("k", 3, 0, 5), others_of_stream=others)
+    assert explain_trigger(facts, [ALIVE]).next.endswith(f"until then {text}")
+
+
+def test_a_message_that_is_never_passed_over_says_so_and_one_that_kills_says_how_often() -> None:
+    answer = explain_trigger(trig(**POISONED, struck=StruckMessage("k", 7, 2, 0)), [ALIVE])
+    assert "(7 deliveries, 2 of which ended the runner)" in answer.headline
+    assert "because `max_deliveries` is 0" in answer.next
+
+
+def test_a_trigger_that_has_recovered_tells_its_last_failure_and_what_it_was_passed_over_as_facts() -> None:
+    facts = trig(
+        owner=ALIVE,
+        last_error="ValueError: no\n\nTraceback (most recent call last):\n  x",
+        last_failed_age_s=90.0,
+        passed_over=2,
+    )
+    answer = explain_trigger(facts, [ALIVE])
+    assert answer.reason == "running"
+    assert ("last failure", "1 min 30 s ago: ValueError: no") in answer.facts
+    assert ("passed over", "2 messages, listed by `headgate dlq list`") in answer.facts
+
+
+def test_a_trigger_stopped_by_the_brake_says_why_and_where_its_messages_are() -> None:
+    facts = trig(owner=ALIVE, task=None, watcher="w", hold="brake", hold_reason="it failed too often on 21 messages")
+    answer = explain_trigger(facts, [ALIVE])
+    assert answer.reason == "brake"
+    assert "it failed too often on 21 messages" in answer.headline
+    assert "headgate triggers release w" in answer.next
+    assert "headgate dlq list" in answer.next
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("ValueError: a\nb\n\nTraceback (most recent call last):\n  x\nValueError: a", "ValueError: a b"),
+        ("two errors\n\n  + Exception Group Traceback (most recent call last):\n  |  x", "two errors"),
+        ("Traceback (most recent call last):\n  x\nValueError: a\n", "ValueError: a"),
+        (None, ""),
+    ],
+)
+def test_the_headline_of_an_error_is_one_line_without_a_traceback(error: str | None, text: str) -> None:
+    assert shortened(error) == text
 
 
 def test_an_error_is_shown_without_its_traceback() -> None:

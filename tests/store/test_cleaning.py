@@ -29,7 +29,7 @@ from headgate.supervisor.triggers.intake import Intake
 DAY_S = 86_400.0
 TABLES = (
     *("dag", "dag_run", "task_instance", "xcom", "dag_run_event", "waiting_event", "asset_subscription", "trigger"),
-    *("trigger_event", "redelivery", "asset_watcher", "triggerer", "dead_letter"),
+    *("trigger_event", "redelivery", "asset_watcher", "triggerer", "dead_letter", "strike"),
 )
 
 
@@ -60,7 +60,7 @@ def counts(query: Query) -> dict[str, int]:
 
 
 def fired(trigger: int, index: int, *, key: str | None = None, run: str = "run") -> FiredEvent:
-    payload = encode_value(index, where="p")
+    payload = encode_value(index if key is None else key, where="p")  # a redelivered message has the same
     return FiredEvent(trigger, f"{run}-{trigger}", index, 0, payload, key=key)
 
 
@@ -248,6 +248,29 @@ def test_dead_letters_go_only_when_they_are_named(old: Store, clock: Clock, quer
 
     assert clean(old, 30, kinds=tuple(kind for kind in KINDS if kind != "dead_letters")) == {}
     assert clean(old, 30) == {"dead_letter": 1}
+
+
+def test_strikes_go_when_they_are_old_and_all_of_them_with_their_trigger(
+    old: Store, clock: Clock, query: Query
+) -> None:
+    tasks = Tasks(old, query)
+    trigger_id, other = claim_watcher(old, tasks.epoch), claim_watcher(old, tasks.epoch, "other")
+    for key in ("old", "mended", "mended"):
+        old.strike_message(tasks.epoch, trigger_id, key, f"run {key} 1", "x")
+    old.strike_message(tasks.epoch, other, "old", "run other", "x")
+    clock.pass_days(40)
+    old.heartbeat(tasks.epoch)
+    old.strike_message(tasks.epoch, trigger_id, "mended", "run 2", "x")
+
+    assert clean(old, 30, is_tried_only=True) == clean(old, 30) == {"strike": 2}
+    assert [row["key"] for row in query("SELECT key FROM strike")] == ["mended"]
+    assert clean(old, 30) == {}
+    old.remove_watcher("w")
+    old.release_triggers(tasks.epoch, [trigger_id])
+    clock.pass_days(31)
+    old.heartbeat(tasks.epoch)
+    without_ages = tuple(kind for kind in UNASKED if kind != "strikes")
+    assert clean(old, 30, kinds=without_ages) == {"strike": 1, "asset_watcher": 1, "trigger": 1}
 
 
 # --- supervisors that do not know what they have stored ------------------------------------------

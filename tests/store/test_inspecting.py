@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.store.harness import Query
+from tests.store.harness import Query, register
 from tests.supervisor.tasks_harness import WAIT, S, Tasks
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import encode_value
 from headgate.store.errors import NoSuchRow
 from headgate.store.inspect.dags import schedule_text
+from headgate.store.inspect.why_facts import Liveness
 from headgate.store.store import Store
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -249,6 +250,30 @@ def test_the_facts_of_a_why_are_those_of_the_database(store: Store, query: Query
     assert reason() == "owner_silent"
     store.release_triggerer(tasks.epoch)
     assert reason() == "no_supervisor"
+
+
+def test_a_supervisor_whose_process_is_gone_is_not_alive_whatever_its_heartbeat(store: Store, query: Query) -> None:
+    epoch = register(store, pid=4711)
+    trigger_id = store.add_watcher("w", "a.B", {})
+    store.claim_triggers(epoch, limit=1, queues=["default"])
+    liveness = Liveness(is_gone=lambda row: row.pid == 4711)
+    answer = store.inspect.why_trigger(trigger_id, liveness=liveness)
+    assert (answer.reason, answer.headline) == (
+        "owner_gone",
+        f"the process of its owner, supervisor {epoch} (pid 4711 on h), is gone, and no other is alive",
+    )
+    register(store, pid=4712)
+    assert "another supervisor fences it" in store.inspect.why_trigger(trigger_id, liveness=liveness).next
+
+
+def test_a_heartbeat_in_the_future_is_called_so(store: Store, query: Query) -> None:
+    epoch = register(store)
+    trigger_id = store.add_watcher("w", "a.B", {})
+    store.claim_triggers(epoch, limit=1, queues=["default"])
+    query("UPDATE triggerer SET latest_heartbeat = :then", then="2100-01-01 00:00:00.000000")
+    (owner,) = [text for name, text in store.inspect.why_trigger(trigger_id).facts if name == "owner"]
+    assert "last heartbeat in " in owner
+    assert "because the database's clock was set back, so it may not be alive" in owner
 
 
 def test_a_pool_that_others_hold_is_named_with_its_holders(store: Store, query: Query) -> None:

@@ -143,7 +143,7 @@ async def test_on_the_fast_path_a_filter_may_take_its_time(autojump_clock: MockC
 async def test_on_the_fast_path_a_filter_is_failed_while_the_next_stream_waits_for_it(
     autojump_clock: MockClock,
 ) -> None:
-    async with SharedStreamManager(ack_timeout=10, rejoin_wait=60) as streams:
+    async with SharedStreamManager(ack_timeout=10) as streams:
         subscription = streams.subscribe(trigger_id=1, trigger=Fast(), key="k")
         failures: list[str] = []
         subscription.on_failed = lambda error: failures.append(type(error).__name__)

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
+    DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
     FromRunner,
@@ -116,9 +117,14 @@ class Supervised:
         (welcome,) = self.sent(Welcome)
         assert welcome.incarnation == spawn.incarnation
 
-    def round(self, *events: FiredEvent, finished: tuple[FinishedTrigger, ...] = ()) -> None:
+    def round(
+        self,
+        *events: FiredEvent,
+        finished: tuple[FinishedTrigger, ...] = (),
+        described: tuple[DescribedTrigger, ...] = (),
+    ) -> None:
         self._round += 1
-        self.say(StateChanges(self._round, events, finished=finished))
+        self.say(StateChanges(self._round, events, finished=finished, described=described))
 
     def heartbeat(self) -> None:
         self.round()
@@ -169,5 +175,5 @@ def cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> None:
         raise DatabaseAway("db", "no answer")
 
-    for verb in ("store_slice", "heartbeat", "poll", "live_triggerers", "release_triggerer"):
+    for verb in ("store_slice", "heartbeat", "poll", "live_triggerers", "release_triggerer", "reset_failures"):
         monkeypatch.setattr(world.store, verb, away)

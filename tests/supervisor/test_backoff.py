@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from headgate.store.errors import DatabaseAway, DatabaseFault
-from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry
+from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry, RateBackoff
 
 AWAY = DatabaseAway("postgresql://db", "connection refused")
 
@@ -86,3 +88,25 @@ def test_a_retry_without_an_outage_logs_nothing() -> None:
         questions.failed(AWAY, 0.0)
         questions.succeeded(1.0)
     assert logs == []
+
+
+@given(st.lists(st.floats(min_value=60.0, max_value=7200.0), max_size=50))
+def test_failures_that_are_a_window_apart_always_wait_the_first_wait(gaps: list[float]) -> None:
+    backoff, now = RateBackoff(0.1, 30.0, 60.0), 0.0
+    for gap in gaps:
+        assert backoff.fail(now) <= 0.15
+        now += gap
+
+
+@given(st.lists(st.floats(min_value=0.0, max_value=5.0), min_size=1, max_size=200))
+def test_a_process_that_keeps_dying_is_started_a_bounded_number_of_times_a_minute(lives: list[float]) -> None:
+    backoff, now, deaths = RateBackoff(0.1, 30.0, 60.0), 0.0, []
+    for life in lives:
+        now += life
+        deaths.append(now)
+        wait_s = backoff.fail(now)
+        assert 0.1 <= wait_s <= 30.0 + 0.05
+        now += wait_s
+    for at in deaths:
+        # The n-th wait of a window is 0.1 * 2**(n-1): ten of them take longer than the window.
+        assert sum(at <= death < at + 60.0 for death in deaths) <= 11

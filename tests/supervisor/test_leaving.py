@@ -12,6 +12,7 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
+from headgate.store.errors import DatabaseReplaced
 from headgate.store.ids import Epoch, TryName
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit, Kill, Spawn
@@ -162,3 +163,25 @@ def test_a_second_request_to_stop_kills_at_once(world: World) -> None:
     supervisor.settle()
     assert len(supervisor.take(Kill)) == 1
     assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_KILLED]
+
+
+@pytest.mark.parametrize("verb", ["store_slice", "heartbeat"])
+def test_nothing_is_answered_once_the_database_file_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+
+    def lose(*_: object, **__: object) -> None:
+        raise DatabaseReplaced("sqlite:////h/headgate.db", "/h/headgate.db was deleted or moved")
+
+    monkeypatch.setattr(world.store, verb, lose)
+    world.now += SETTINGS.lease.heartbeat_s
+    supervisor.round(fired(spec, 0))
+    assert supervisor.answers() == []
+    assert [type(command) for command in supervisor.commands] == [Kill, Exit]
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_DATABASE_REPLACED
+    assert "was deleted or moved" in exit_.reason

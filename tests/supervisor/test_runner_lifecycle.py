@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
-from tests.supervisor.core_harness import World, add_watchers, fired
+from tests.supervisor.core_harness import SETTINGS, World, add_watchers, fired
 
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages.runner import (
@@ -15,9 +18,11 @@ from headgate.protocol.messages.runner import (
     StateSync,
 )
 from headgate.store.errors import DatabaseAway
+from headgate.store.triggers.events import StoredSlice
+from headgate.store.triggers.leases import Poll
 from headgate.supervisor import commands
 from headgate.supervisor.commands import DumpStacks, Exit, Kill, Spawn
-from headgate.supervisor.runner_lifecycle import DUMP_TO_KILL_S
+from headgate.supervisor.runner_lifecycle import DUMP_TO_KILL_S, LINK_LOST_GRACE_S
 
 
 def test_a_dead_runner_is_replaced_and_every_trigger_handed_over_in_a_new_run(world: World) -> None:
@@ -55,6 +60,18 @@ def test_respawns_back_off_and_a_healthy_while_forgives(world: World) -> None:
     assert wait_for_respawn() < 0.2
 
 
+def test_a_runner_that_dies_once_a_minute_is_always_back_at_once(world: World) -> None:
+    supervisor = world.supervisor()
+    waits = []
+    for _ in range(60):
+        supervisor.start_runner()
+        supervisor.pass_time_with_heartbeats(59.5)
+        supervisor.core.runner_ended(supervisor.core.runner.incarnation, "killed by SIGKILL", world.now)
+        waits.append(supervisor.core.runner.wake_at() - world.now)
+        supervisor.pass_time(max(0.0, supervisor.core.runner.wake_at() - world.now))
+    assert max(waits) < 0.5
+
+
 def test_a_silent_runner_is_dumped_then_killed(world: World) -> None:
     supervisor = world.supervisor()
     supervisor.start_runner()
@@ -67,6 +84,30 @@ def test_a_silent_runner_is_dumped_then_killed(world: World) -> None:
     assert supervisor.take(Kill) == []
     supervisor.pass_time(DUMP_TO_KILL_S)
     assert len(supervisor.take(Kill)) == 1
+
+
+def test_a_runner_that_closes_its_link_and_goes_on_is_killed_at_once(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.runner.link_closed(world.now)
+    supervisor.pass_time(LINK_LOST_GRACE_S - 0.1)
+    assert supervisor.take(Kill) == []
+    supervisor.pass_time(0.1)
+    assert supervisor.take(Kill) == [Kill("it has closed its link")]
+    supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervisor.pass_time(1.0)
+    supervisor.start_runner()
+    supervisor.pass_time(30.0 + DUMP_TO_KILL_S)
+    assert supervisor.take(Kill) == [Kill("it did not end or answer in time")]
+
+
+def test_a_runner_that_closes_its_link_in_a_drain_may_end_in_time(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.runner.link_closed(world.now)
+    supervisor.pass_time(SETTINGS.drain_s)
+    assert supervisor.take(Kill) == []
 
 
 def test_a_runner_that_never_says_hello_is_killed_too(world: World) -> None:
@@ -97,6 +138,75 @@ def test_a_runner_that_waits_for_its_answer_is_not_blamed(world: World, monkeypa
     assert supervisor.answers() == [StateSync(1, persisted=(1,))]
 
 
+def test_a_runner_whose_answer_comes_after_a_long_outage_is_not_blamed_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_watchers(world, 1)
+    # It tries again at once, and each try takes as long as a lock is waited for: the first step after the longest
+    # silence is the one that stores the round.
+    supervisor = world.supervisor(msgspec.structs.replace(SETTINGS, database_retry_wait_max_s=0.01))
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    store, began_at = world.store.store_slice, world.now
+
+    def slow(*arguments: Any, **more: Any) -> StoredSlice:
+        is_back = world.now >= began_at + 30.0
+        world.now += 5.0  # the wait for a lock, which the step does not know of
+        if not is_back:
+            raise DatabaseAway("db", "database is locked")
+        return store(*arguments, **more)
+
+    monkeypatch.setattr(world.store, "store_slice", slow)
+    supervisor.round(fired(spec, 0))
+    while not supervisor.answers():
+        world.now += 0.1
+        supervisor.settle()
+    supervisor.pass_time(DUMP_TO_KILL_S)
+    assert supervisor.take(DumpStacks) == []
+    supervisor.pass_time(30.0)
+    assert len(supervisor.take(DumpStacks)) == 1, "silence counts again, from the answer"
+
+
+def test_a_runner_that_says_something_after_its_stacks_were_asked_for_is_not_killed(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.pass_time(30.1)
+    assert len(supervisor.take(DumpStacks)) == 1
+    supervisor.heartbeat()
+    supervisor.pass_time(29.0)
+    assert supervisor.take(Kill) == []
+    supervisor.pass_time(2.1)
+    assert len(supervisor.take(Kill)) == 1
+
+
+def test_the_time_to_write_stacks_counts_from_the_step_after_the_one_that_asked_for_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    world.now += 14.0
+    supervisor.settle()
+    world.now += 14.0
+    supervisor.settle()
+    world.now += 2.0
+    asked_at = world.now
+    poll = world.store.poll
+
+    def slow(*arguments: Any) -> Poll:
+        world.now += 5.0
+        return poll(*arguments)
+
+    monkeypatch.setattr(world.store, "poll", slow)
+    world.store.add_watcher("new", "users.Trigger", {})
+    while not supervisor.take(DumpStacks):
+        supervisor.commands += supervisor.core.step(asked_at)
+    monkeypatch.undo()
+    supervisor.commands += supervisor.core.step(world.now)
+    assert supervisor.take(Kill) == []
+    supervisor.pass_time(DUMP_TO_KILL_S + 0.1)
+    assert len(supervisor.take(Kill)) == 1
+
+
 def test_a_supervisor_that_stood_still_does_not_blame_the_runner(world: World) -> None:
     supervisor = world.supervisor()
     supervisor.start_runner()
@@ -117,6 +227,8 @@ def test_stuck_triggers_have_the_runner_replaced_without_a_wait(world: World) ->
     assert len(supervisor.sent(Drain)) == 1
     supervisor.core.runner_ended(1, "exited with code 0", world.now)
     supervisor.start_runner()
+    assert supervisor.created() == [], "it is held back"
+    supervisor.pass_time(1.6)
     assert [spec.trigger_id for spec in supervisor.created()] == [trigger_id]
 
 
@@ -158,7 +270,9 @@ def test_replacing_the_runner_for_one_stuck_trigger_stops_none_of_the_others(wor
     supervisor.say(StateChanges(2, finished=ends))
     supervisor.core.runner_ended(1, "exited with code 77", world.now)
     supervisor.start_runner()
-    assert sorted(spec.trigger_id for spec in supervisor.created()) == sorted([stuck, *others])
+    assert sorted(spec.trigger_id for spec in supervisor.created()) == others
+    supervisor.pass_time(1.6)
+    assert [spec.trigger_id for spec in supervisor.created()] == [stuck]
 
 
 def test_a_trigger_whose_failure_is_still_unread_when_the_runner_dies_begins_again_with_the_others(

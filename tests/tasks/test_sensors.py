@@ -28,7 +28,7 @@ from headgate.tasks import (
     TriggerSensor,
 )
 from headgate.tasks.context import make_context
-from headgate.tasks.errors import FAIL_METHOD, REASON_FAILURE, REASON_TIMEOUT
+from headgate.tasks.errors import FAIL_METHOD, REASON_FAILURE, REASON_TIMEOUT, TaskFailed, TaskSkipped
 from headgate.tasks.execution import Resumption, run_step
 from headgate.testing import run_trigger
 from headgate.triggers.base import (
@@ -64,8 +64,47 @@ def returned(outcome: StepOutcome) -> Any:
 
 
 def timed_out() -> Resumption:
-    kwargs = {"error": "the trigger had not fired in time", "traceback": "", "reason": REASON_TIMEOUT}
+    kwargs = {
+        "error": "the trigger had not fired in time",
+        "traceback": "",
+        "reason": REASON_TIMEOUT,
+        "waited_s": 604_800.0,
+    }
     return Resumption(FAIL_METHOD, encode_value(kwargs, where="kwargs"))
+
+
+class Raising(BaseSensorOperator):
+    """Its poke raises."""
+
+    def __init__(self, error: Exception, **options: Any) -> None:
+        super().__init__(task_id="sense", **options)
+        self.error = error
+
+    def poke(self, context: Any) -> bool:
+        raise self.error
+
+    def complete(self, context: Any, event: Any = None) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "soft_fail", "outcome"),
+    [
+        (TaskFailed("never"), True, StepSkipped),
+        (TaskFailed("never"), False, StepFailed),
+        (ValueError("oops"), True, StepFailed),
+        (TaskSkipped("not today"), False, StepSkipped),
+    ],
+)
+def test_soft_fail_skips_for_a_task_failed_of_poke_or_of_the_method_it_resumes_in_and_for_no_other_error(
+    error: Exception, soft_fail: bool, outcome: type
+) -> None:
+    sensor = Raising(error, soft_fail=soft_fail)
+    for resumption in (None, Resumption("complete", b"{}")):
+        found = step(sensor, resumption)
+        assert isinstance(found, outcome)
+        if isinstance(found, StepFailed):
+            assert found.may_retry is isinstance(error, ValueError)
 
 
 class Clock:
@@ -110,7 +149,7 @@ def test_a_poking_sensor_gives_up_at_its_timeout_after_a_last_poke() -> None:
     outcome = step(Third(clock, mode="poke", needed=99, timeout=timedelta(seconds=90)))
     assert clock.pauses == [60.0, 30.0]
     assert isinstance(outcome, StepFailed)
-    assert outcome.error == "SensorTimeout: the sensor 'sense' has waited for 0:01:30, which is its timeout"
+    assert outcome.error == "SensorTimeout: the sensor 'sense' has waited for 0:01:30: its timeout of 0:01:30 is over"
     assert not outcome.may_retry
 
 
@@ -275,7 +314,10 @@ def test_a_request_that_is_none_is_refused() -> None:
 def test_a_deferral_that_timed_out_is_the_sensors_timeout() -> None:
     failed = step(DateTimeSensor(task_id="sense", target_time=FAR), timed_out())
     assert isinstance(failed, StepFailed)
-    assert failed.error == "SensorTimeout: the sensor 'sense' has waited for 7 days, 0:00:00, which is its timeout"
+    assert (
+        failed.error
+        == "SensorTimeout: the sensor 'sense' has waited for 7 days, 0:00:00: its timeout of 7 days, 0:00:00 is over"
+    )
     assert not failed.may_retry
     skipped = step(DateTimeSensor(task_id="sense", target_time=FAR, soft_fail=True), timed_out())
     assert isinstance(skipped, StepSkipped)

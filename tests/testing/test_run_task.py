@@ -289,8 +289,73 @@ def test_a_sensors_pokes_and_timeout_are_in_skipped_time(mode: Any) -> None:
     assert len(result.deferrals) == (2 if mode == "deferrable" else 0)
     Counts.pokes.clear()
     timed_out = run_task(Counts(task_id="s", mode=mode, timeout=timedelta(seconds=30)))
-    assert timed_out.error == "SensorTimeout: the sensor 's' has waited for 0:00:30, which is its timeout"
+    assert timed_out.error == "SensorTimeout: the sensor 's' has waited for 0:00:30: its timeout of 0:00:30 is over"
     assert not timed_out.may_retry
+
+
+class WaitsItsOwnWay(BaseSensorOperator):
+    """Defers with a timeout that is not the sensor's."""
+
+    def execute(self, context: Any, event: Any = None, waiting_since: Any = None) -> None:
+        self.defer(trigger=TimeDeltaTrigger(HOUR), method_name="execute", timeout=timedelta(seconds=1))
+
+
+def test_a_sensor_says_how_long_it_has_waited_and_which_timeout_is_over() -> None:
+    result = run_task(WaitsItsOwnWay(task_id="s"))
+    assert result.error == "SensorTimeout: the sensor 's' has waited for 0:00:01: the timeout of its deferral is over"
+    assert not result.may_retry
+    assert run_task(WaitsItsOwnWay(task_id="s", soft_fail=True)).state == "skipped"
+
+
+class WaitsFiveHours(BaseOperator):
+    """Waits for an hour, five times; ``begun`` are the steps."""
+
+    begun: list[int] = []  # noqa: RUF012 - shared on purpose: the world outside
+
+    def execute(self, context: Any, event: Any = None, waits: int = 0) -> str:
+        self.begun.append(waits)
+        if waits < 5:
+            self.defer(trigger=TimeDeltaTrigger(HOUR), method_name="execute", kwargs={"waits": waits + 1})
+        return "done"
+
+
+def test_the_execution_timeout_is_over_during_the_third_wait() -> None:
+    WaitsFiveHours.begun.clear()
+    result = run_task(WaitsFiveHours(task_id="a", execution_timeout=timedelta(minutes=150)))
+    assert (result.state, result.waited, result.may_retry) == ("failed", timedelta(minutes=150), True)
+    assert result.error.startswith("TaskDeferralError: its execution_timeout is over")
+    assert WaitsFiveHours.begun == [0, 1, 2]
+
+
+def test_no_step_begins_when_the_execution_timeout_is_over_and_none_outlasts_it() -> None:
+    WaitsFiveHours.begun.clear()
+    assert run_task(WaitsFiveHours(task_id="a", execution_timeout=6 * HOUR)).value == "done"
+
+    def sleep_too_long() -> str:
+        time.sleep(100.0)
+        return "too late"
+
+    sleeper = PythonOperator(task_id="a", python_callable=sleep_too_long, execution_timeout=timedelta(seconds=60))
+    result = run_task(sleeper)
+    assert (result.state, result.error, result.xcoms) == ("failed", "its execution_timeout is over", {})
+
+
+class EndsInItsTrigger(BaseOperator):
+    """Has no method to resume in."""
+
+    def __init__(self, how: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.how = how
+
+    def execute(self, context: Any) -> None:
+        self.defer(trigger=Behaving(self.how), method_name=None)
+
+
+def test_a_deferral_without_a_method_is_ended_by_its_trigger() -> None:
+    assert run_task(EndsInItsTrigger("success", task_id="a")).state == "success"
+    failed = run_task(EndsInItsTrigger("event", task_id="a"))
+    assert failed.state == "failed"
+    assert "an event that does not end the task, and the deferral has no method_name" in failed.error
 
 
 def test_sensors_that_come_ready_made(tmp_path: Any) -> None:

@@ -20,12 +20,13 @@ from headgate.protocol.link.framing import encode_frame
 from headgate.protocol.link.wire import Role, encode_message
 from headgate.protocol.link.worker_dialect import WorkerDialect
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX, PROTOCOL_VERSION
-from headgate.protocol.messages.steps import StepSucceeded
+from headgate.protocol.messages.steps import StepFailed, StepSucceeded
 from headgate.protocol.messages.worker import (
     ParseFile,
     RunStep,
     Step,
     StepEnded,
+    StepLoaded,
     WorkerHello,
     WorkerSettings,
     WorkerWelcome,
@@ -40,6 +41,7 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.loaded = 0
         self.frames, frames = socket.socketpair()
         self.logs, logs = socket.socketpair()
         self.frames.settimeout(WAIT_S)
@@ -59,12 +61,16 @@ class Worker:
         self.frames.sendall(self.connection.send(message))
 
     def hear(self) -> Any:
-        while (message := self.connection.next_message()) is None:
-            data = self.frames.recv(65536)
-            if not data:
-                return None
-            self.connection.receive_data(data)
-        return message
+        """Return the next message, but those that say that a file is loaded: they are counted."""
+        while True:
+            while (message := self.connection.next_message()) is None:
+                data = self.frames.recv(65536)
+                if not data:
+                    return None
+                self.connection.receive_data(data)
+            if not isinstance(message, StepLoaded):
+                return message
+            self.loaded += 1
 
     def greet(self) -> None:
         assert self.hear() == WorkerHello(PROTOCOL_VERSION, self.process.pid, "0.1.0")
@@ -96,6 +102,17 @@ def test_a_worker_leaves_when_its_link_is_closed(worker: Worker) -> None:
     worker.greet()
     worker.frames.shutdown(socket.SHUT_WR)
     assert worker.exit_code() == EXIT_LEFT
+
+
+def test_a_step_whose_time_was_over_when_its_file_was_loaded_does_not_begin(worker: Worker, tmp_path: Path) -> None:
+    file = worker.write(f"def f(): open({str(tmp_path / 'begun')!r}, 'w')")
+    worker.greet()
+    worker.say(RunStep(Step("a", 1, file, "d", "r", "t", 1, ends_at_s=0.001)))
+    assert worker.hear() == StepEnded("a", StepFailed("its execution_timeout is over"))
+    assert (worker.loaded, (tmp_path / "begun").exists()) == (0, False)
+    worker.say(RunStep(Step("b", 1, file, "d", "r", "t", 1)))
+    assert worker.hear() == StepEnded("b", StepSucceeded())
+    assert (worker.loaded, (tmp_path / "begun").exists()) == (1, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])

@@ -73,6 +73,7 @@ TASK_MARKS: Final[dict[str, Mark]] = {
     "tasks.before_outcome": Mark("supervisor", "flow", "the outcome is about to be stored"),
     "tasks.outcome_stored": Mark("supervisor", "flow", "the outcome is durable, and not acted on"),
     # --- into a deferral, and out of it
+    "host.fulfilled": Mark("runner", "flow", "the event of a deferral is in the outbox, and its trigger not closed"),
     "defer.written": Mark("supervisor", "flow", "trigger and task are written, and not committed"),
     "defer.committed": Mark("supervisor", "flow", "the deferral is durable, and its trigger not claimed"),
     "resume.by_event": Mark("supervisor", "flow", "an event has resumed its task in the open transaction"),
@@ -80,6 +81,18 @@ TASK_MARKS: Final[dict[str, Mark]] = {
     "resume.to_fail": Mark("supervisor", "flow", "a task is resumed to fail in the open transaction"),
     "resume.committed": Mark("supervisor", "flow", "the effects of a slice on tasks are durable, and no answer exists"),
     "plan.in_trigger": Mark("supervisor", "flow", "a task has begun in its trigger, in the open transaction"),
+}
+
+# The marks of messages that a trigger cannot take: reached only while one is passed over.
+POISON_MARKS: Final[dict[str, Mark]] = {
+    "strikes.passed_over": Mark("supervisor", "flow", "the last strike of a message is in the open transaction"),
+    "letters.passed_over": Mark("supervisor", "flow", "the letter of a message is in the open transaction"),
+}
+
+# The marks of triggers that end their runner: reached only when one is quarantined.
+RUNAWAY_MARKS: Final[dict[str, Mark]] = {
+    "holds.written": Mark("supervisor", "flow", "the quarantine of a trigger is in the open transaction"),
+    "holds.stored": Mark("supervisor", "flow", "the quarantine is durable, and the supervisor goes on"),
 }
 
 Callback = Callable[[str], object]

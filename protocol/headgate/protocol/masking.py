@@ -1,12 +1,14 @@
 """Masking of secrets: a value that a process received is replaced by ``***`` in everything it writes later (I12).
 
-A secret is searched for in its likely forms: as it is, quoted for a URL, as JSON and Python write it, and line by line
-if it has several lines. A secret of fewer than ``SECRET_CHARS_MIN`` characters is not searched for: it would match by
-chance in many lines, and masking it there would reveal it.
+A secret is searched for in its likely forms: as it is, quoted for a URL, as JSON and Python write it, in base64 alone
+and within a longer text (as in HTTP's Basic authentication), and line by line if it has several lines. A secret of
+fewer than ``SECRET_CHARS_MIN`` characters is not searched for: it would match by chance in many lines, and masking it
+there would reveal it.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from headgate.protocol.uris import parse_uri
 MASK: Final = "***"
 SECRET_CHARS_MIN: Final = 6
 # Forms searched for in each line. Each line costs a search for each form, so beyond this number the oldest is dropped.
-FORMS_MAX: Final = 5000
+FORMS_MAX: Final = 20_000
 MEMBERS_MAX: Final = 200  # texts within one secret that is JSON, or has several lines
 
 
@@ -73,6 +75,20 @@ class SecretMask:
                 line = line.replace(form, MASK.encode())
         return line
 
+    def begun_at_end(self, data: bytes) -> int:
+        """Return how many of the last bytes may be the beginning of a secret, whose rest is yet to come."""
+        forms = self._longest_first
+        if not forms:
+            return 0
+        by_first: dict[int, list[bytes]] = {}
+        for _, form in forms:
+            by_first.setdefault(form[0], []).append(form)
+        for begin in range(max(0, len(data) - len(forms[0][1])), len(data)):
+            end = data[begin:]
+            if any(len(form) > len(end) and form.startswith(end) for form in by_first.get(data[begin], ())):
+                return len(end)
+        return 0
+
     @contextmanager
     def apart(self) -> Generator[None]:
         """Start empty inside the block, and restore the former secrets at its end: for tests."""
@@ -108,7 +124,23 @@ def _forms_of(secret: str) -> set[str]:
         encoded = text.encode("utf-8", "surrogatepass")
         forms |= {text, repr(text)[1:-1], repr(encoded)[2:-1], json.dumps(text)[1:-1]}
         forms |= {json.dumps(text, ensure_ascii=False)[1:-1], quote(encoded)}
-        forms |= {quote(encoded, safe=""), quote_plus(encoded)}
+        forms |= {quote(encoded, safe=""), quote_plus(encoded), ascii(text)[1:-1]}
+        forms |= _base64_forms(encoded)
+    return forms
+
+
+def _base64_forms(data: bytes) -> set[str]:
+    """Return the characters of base64 that depend on ``data`` alone, for each place it may have within a longer text.
+
+    Three bytes become four characters, so there are three cases; the characters at both ends may have bits of others.
+    """
+    forms: set[str] = set()
+    for before in range(3):
+        first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            form = encode(bytes(before) + data + bytes(2))[first:last].decode()
+            if len(form) >= SECRET_CHARS_MIN:
+                forms.add(form)
     return forms
 
 

@@ -4,19 +4,25 @@ A log is a folder::
 
     <folder>/<partition>.jsonl               one JSON value a line, append-only; any file name stem is a partition
     <folder>/.log-id                         8 hexadecimal digits and a newline: which log this is
-    <folder>/.groups/<group>.json            {"log": "3f2a9c41", "offsets": {"orders": 1234}}
-    <folder>/.groups/<group>.rejected.jsonl  lines the group passed over without accepting them
+    <folder>/.groups/<group>.json            {"log": "3f2a9c41", "offsets": {"orders": 1234}, "files": [...]}
+    <folder>/.groups/<group>.rejected.jsonl  lines that a subscriber rejected
     <folder>/.groups/<group>.lock            holds the group's exclusive lock; contains the holder's pid
 
 These formats are stable: tools may read them, and fields may be added, never changed.
 
-- An offset counts bytes from the start of the partition's file and always points to the start of a line. All lines
-  before a committed offset were accepted or rejected by every subscriber of the group (I1, I3). A partition that is
-  missing from ``offsets`` is at 0.
-- A rejected line is ``{"key", "partition", "offset", "end_offset", "reason", "text"}``, where ``key`` is the event key.
+- An offset counts bytes from the start of a file and always points to the start of a line. All lines before a committed
+  offset were accepted or rejected by every subscriber of the group (I1, I3). ``offsets`` has the offset in the newest
+  file of each partition. It is for tools; headgate itself goes by ``files``, and refuses the file if the two disagree.
+- ``files`` has a `FileEntry` for each file that the group has seen a line in: which file it is, and how far it is
+  committed. `headgate.brokers.filelog_reading` finds the file again, under whatever name.
+- An event key is ``<log>/<partition>.jsonl@<file>:<offset>:<crc>``. ``<file>`` is derived from the partition, the
+  inode, the first line, and the id of the file before it in the partition; ``<crc>`` is the line's CRC-32. So one key
+  never names two different lines, whatever is done to the files (I2).
+- A line is rejected if a filter called ``reject_shared_stream_event()``, or if not all of it fits a dead letter.
+  A rejected line is ``{"key", "partition", "offset", "end_offset", "reason", "text"}``, where ``key`` is the event key.
   It is written before the offset that passes over it. A reader that starts again does not repeat the last records.
-- The identity in ``.log-id`` is random and created once for a folder. It is the first part of every event key, so if
-  a log is deleted and created again, its lines are never taken for redeliveries of the old one (I2).
+- The identity in ``.log-id`` is random and created once for a folder, so if a log is deleted and created again, its
+  lines are never taken for redeliveries of the old one (I2).
 
 Everything here is synchronous and may block; the producer calls it in threads. Nothing here imports trio.
 """
@@ -24,23 +30,21 @@ Everything here is synchronous and may block; the producer calls it in threads. 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import secrets
-import stat
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from headgate.child.forks import close_cut_off, cut_off_forks
 from headgate.protocol import marks
 
 LINE_BYTES_MAX = 1024 * 1024  # as EVENT_BYTES_MAX of the protocol: a longer line could not become an event anyway
-READ_BYTES_MAX = 64 * 1024  # one ordinary read: some hundred lines, so that one thread hop serves them all
-READ_LINES_MAX = 1000  # lines of one read: bounds the work that a rewind discards, and how long parsing holds the GIL
 RECORDED_BYTES_MAX = 4 * 1024 * 1024  # end of the rejected lines, read at the start; earlier ones may be repeated
-REJECTED_HEAD_BYTES_MAX = 4096  # the part that is kept of a rejected line longer than the limit
 
 PARTITION_SUFFIX = ".jsonl"
 GROUPS_FOLDER = ".groups"
@@ -67,13 +71,10 @@ class FileLogBusy(FileLogError):
 
 
 class FileLogRewritten(FileLogError):
-    """A partition was shortened, replaced or removed: a file log is append-only."""
+    """The file that a group has read in part cannot be found any more: it was shortened, replaced or removed."""
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(
-            f"{path} {problem}; a file log is append-only. To start afresh, remove the whole folder with its "
-            f"{LOG_ID_FILE} and {GROUPS_FOLDER}"
-        )
+    def __init__(self, path: str, problem: str, advice: str) -> None:
+        super().__init__(f"{path} {problem}; {advice}")
         self.path = path
         self.problem = problem
 
@@ -87,34 +88,32 @@ class FileLogCorrupt(FileLogError):
         self.problem = problem
 
 
-class Line(NamedTuple):
-    """One line that is a JSON value; offsets in bytes, ``end_offset`` past its newline."""
+class Seal(NamedTuple):
+    """Number and CRC-32 of the bytes before an offset, or of the first bytes of a file; recognises a file (I2)."""
 
-    offset: int
-    end_offset: int
-    value: Any
-
-
-class BadLine(NamedTuple):
-    """One line that is not a JSON value or is too long; ``head`` is the whole line or its beginning."""
-
-    offset: int
-    end_offset: int
-    reason: str
-    head: bytes
+    size: int
+    crc: int
 
 
-class Chunk(NamedTuple):
-    """Result of one read of a partition.
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a group's ``files``, as it was at the last look.
 
-    ``at_end``: the file held no further whole line. ``scanned_to``: the offset up to which a line that is longer than
-    the limit was searched for its newline, 0 if there is no such line. ``inode`` identifies the file.
+    ``id`` is the file's part of the event keys, and ``partition`` the name under which it was seen first. ``name`` is
+    its name in the folder now, ``""`` for a file that was given up: the next one of the partition is new. ``head`` is
+    the seal of its first line, ``last`` the one of the last line before ``offset``, and ``seen`` its size; offsets and
+    sizes are in bytes, ``mtime`` is in nanoseconds. ``is_rotated``: another file is the partition's newest.
     """
 
-    lines: list[Line | BadLine]
-    at_end: bool
-    scanned_to: int
+    id: str
+    partition: str
+    name: str
     inode: int
+    head: Seal
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    last: Seal
+    seen: int
+    mtime: int
+    is_rotated: bool = False
 
 
 class RejectedLine(msgspec.Struct, frozen=True):
@@ -131,6 +130,7 @@ class RejectedLine(msgspec.Struct, frozen=True):
 class _OffsetsFile(msgspec.Struct, frozen=True):
     log: str
     offsets: dict[str, Annotated[int, msgspec.Meta(ge=0)]]
+    files: list[FileEntry]
 
 
 def partition_path(folder: str, partition: str) -> str:
@@ -160,9 +160,18 @@ def group_path(folder: str, group: str, suffix: str) -> str:
     return os.path.join(folder, GROUPS_FOLDER, group + suffix)
 
 
-def event_key(log_id: str, partition: str, offset: int) -> str:
-    """Return the key that identifies one line of one log (I2), for example ``3f2a9c41/orders.jsonl:1234``."""
-    return f"{log_id}/{partition}{PARTITION_SUFFIX}:{offset}"
+def key_prefix(log_id: str, partition: str, file_id: str) -> str:
+    """Return the beginning of the event keys of one file; offset and CRC-32 follow, as ``1234:c4a11f2`` (I2)."""
+    return f"{log_id}/{partition}{PARTITION_SUFFIX}@{file_id}:"
+
+
+def file_id(before: str, partition: str, inode: int, head: Seal) -> str:
+    """Return the id of a file, 8 hexadecimal digits; ``before`` is the id of the partition's file before it, or ``""``.
+
+    It is derived, so that a group whose offsets were removed names the lines of a log that was never rotated as before.
+    """
+    parts = "\0".join((before, partition, str(inode), str(head.size), str(head.crc)))
+    return hashlib.blake2s(parts.encode(), digest_size=4).hexdigest()
 
 
 # --- the log's identity --------------------------------------------------------------------------
@@ -198,8 +207,8 @@ def ensure_log_id(folder: str) -> str:
 # --- committed offsets ---------------------------------------------------------------------------
 
 
-def load_offsets(folder: str, group: str, log_id: str) -> dict[str, int]:
-    """Return the committed offsets of a group by partition, in bytes; empty for a new group.
+def load_offsets(folder: str, group: str, log_id: str) -> list[FileEntry]:
+    """Return the files of a group and their committed offsets; empty for a new group.
 
     Raises FileLogCorrupt if the file is not an offsets file, or belongs to another log.
     """
@@ -208,7 +217,7 @@ def load_offsets(folder: str, group: str, log_id: str) -> dict[str, int]:
         with open(path, "rb") as file:
             content = file.read()
     except FileNotFoundError:
-        return {}
+        return []
     try:
         stored = msgspec.json.decode(content, type=_OffsetsFile)
     except (ValueError, RecursionError) as error:
@@ -219,18 +228,25 @@ def load_offsets(folder: str, group: str, log_id: str) -> dict[str, int]:
             f"holds offsets of the log {stored.log}, but this folder holds the log {log_id}; "
             f"remove it to read this log from its start",
         )
-    return stored.offsets
+    if stored.offsets != _newest(stored.files):
+        raise FileLogCorrupt(path, "was edited: its 'offsets' and 'files' disagree; see filelog_offsets --help")
+    return stored.files
 
 
-def store_offsets(folder: str, group: str, log_id: str, offsets: dict[str, int]) -> None:
+def store_offsets(folder: str, group: str, log_id: str, files: Sequence[FileEntry]) -> None:
     """Replace the committed offsets of a group atomically; they are durable when this returns."""
     path = group_path(folder, group, ".json")
     draft = path + ".tmp"
-    _write_synced(draft, msgspec.json.encode(_OffsetsFile(log_id, offsets), order="sorted") + b"\n")
+    stored = _OffsetsFile(log_id, _newest(files), list(files))
+    _write_synced(draft, msgspec.json.encode(stored, order="sorted") + b"\n")
     marks.reach("filelog.draft_written")
     os.replace(draft, path)
     marks.reach("filelog.renamed")
     sync_folder(os.path.dirname(path))
+
+
+def _newest(files: Iterable[FileEntry]) -> dict[str, int]:
+    return {file.partition: file.offset for file in files if not file.is_rotated}
 
 
 # --- rejected lines ------------------------------------------------------------------------------
@@ -265,134 +281,9 @@ def recorded_keys(folder: str, group: str) -> set[str]:
     return keys
 
 
-def read_text(path: str, offset: int, end_offset: int) -> str:
-    """Return the text of one line without its newline; bytes that are not UTF-8 are written as ``\\xff``."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return text_of(os.pread(fd, end_offset - offset, offset))
-    finally:
-        os.close(fd)
-
-
 def text_of(line: bytes) -> str:
     """Return a line as text that every JSON reader accepts."""
     return line.rstrip(b"\n").decode(errors="backslashreplace")
-
-
-# --- reading partitions --------------------------------------------------------------------------
-
-
-def scan(folder: str) -> dict[str, int]:
-    """Return the partitions of a log and the sizes of their files in bytes.
-
-    Raises FileLogError if the folder was removed, or if the name of a partition cannot be stored because it is not
-    UTF-8.
-    """
-    sizes = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(".") or not entry.name.endswith(PARTITION_SUFFIX):
-                    continue
-                try:
-                    status = entry.stat()
-                except FileNotFoundError:  # removed during the scan, or a dangling link
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    partition = entry.name.removesuffix(PARTITION_SUFFIX)
-                    partition_path(folder, partition)
-                    sizes[partition] = status.st_size
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileLogError(f"{folder} is not a folder any more: it was removed or replaced") from error
-    except ValueError as error:
-        raise FileLogError(f"{folder}: {error}") from error
-    return sizes
-
-
-def read_lines(path: str, position: int, *, line_bytes_max: int, scanned_to: int = 0, inode: int = 0) -> Chunk:
-    """Read whole lines from ``position`` on, as many as one read holds; a last line without a newline is left.
-
-    ``scanned_to`` and ``inode`` are those of the previous `Chunk`, 0 at first. Raises FileLogRewritten if the file is
-    shorter than ``position``, is another file than before, or has no line that starts at ``position``.
-    """
-    fd = _open_partition(path)
-    try:
-        status = os.fstat(fd)
-        _check_append_only(fd, path, position, inode, status)
-        asked = READ_BYTES_MAX
-        data = os.pread(fd, asked, position)
-        # If a line does not fit the ordinary read, a second one fetches as much as the longest line can need.
-        if b"\n" not in data and len(data) == asked <= line_bytes_max:
-            asked = line_bytes_max + 1
-            data = os.pread(fd, asked, position)
-        if b"\n" in data:
-            lines, taken = _split(data, position, line_bytes_max)
-            # The limit of lines may have left whole lines in the data; if the read was full, the file may continue.
-            at_end = len(data) < asked and b"\n" not in data[taken:]
-            return Chunk(lines, at_end, 0, status.st_ino)
-        if len(data) <= line_bytes_max:
-            return Chunk([], True, 0, status.st_ino)
-        head = data[:REJECTED_HEAD_BYTES_MAX]
-        end, scanned_to = _find_line_end(fd, max(scanned_to, position + len(data)))
-        if end is None:
-            return Chunk([], True, scanned_to, status.st_ino)
-        return Chunk([_too_long(position, end, line_bytes_max, head)], False, 0, status.st_ino)
-    finally:
-        os.close(fd)
-
-
-def _open_partition(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except FileNotFoundError as error:
-        raise FileLogRewritten(path, "was removed") from error
-
-
-def _check_append_only(fd: int, path: str, position: int, inode: int, status: os.stat_result) -> None:
-    if inode and status.st_ino != inode:
-        raise FileLogRewritten(path, "was replaced by another file")
-    if status.st_size < position:
-        raise FileLogRewritten(path, f"has {status.st_size:,} bytes, but was read up to {position:,}")
-    if position and os.pread(fd, 1, position - 1) != b"\n":
-        raise FileLogRewritten(path, f"has no line that starts at {position:,}, where the last one ended")
-
-
-def _split(data: bytes, position: int, line_bytes_max: int) -> tuple[list[Line | BadLine], int]:
-    """Parse the whole lines of ``data``; return them and their size in bytes."""
-    lines: list[Line | BadLine] = []
-    start = 0
-    # The last piece follows the last newline taken: it is empty, a torn line, or the lines beyond the limit.
-    for text in data.split(b"\n", READ_LINES_MAX)[:-1]:
-        end = start + len(text) + 1
-        lines.append(_parse(text, position + start, position + end, line_bytes_max))
-        start = end
-    return lines, start
-
-
-def _parse(text: bytes, offset: int, end_offset: int, line_bytes_max: int) -> Line | BadLine:
-    if len(text) > line_bytes_max:
-        return _too_long(offset, end_offset, line_bytes_max, text[:REJECTED_HEAD_BYTES_MAX])
-    try:
-        return Line(offset, end_offset, msgspec.json.decode(text))
-    except (ValueError, RecursionError) as error:
-        return BadLine(offset, end_offset, f"not a JSON value: {error}", text)
-
-
-def _too_long(offset: int, end_offset: int, line_bytes_max: int, head: bytes) -> BadLine:
-    reason = f"{end_offset - offset - 1:,} bytes long; the limit is {line_bytes_max:,}"
-    return BadLine(offset, end_offset, reason, head)
-
-
-def _find_line_end(fd: int, start: int) -> tuple[int | None, int]:
-    """Return the offset past the next newline at or after ``start``, or None and the offset searched up to."""
-    while True:
-        data = os.pread(fd, READ_BYTES_MAX, start)
-        found = data.find(b"\n")
-        if found >= 0:
-            return start + found + 1, 0
-        if not data:
-            return None, start
-        start += len(data)
 
 
 # --- the lock of a group -------------------------------------------------------------------------
@@ -401,23 +292,29 @@ def _find_line_end(fd: int, start: int) -> tuple[int | None, int]:
 def try_lock(folder: str, group: str) -> int | None:
     """Try to take the exclusive lock of a group. Return its file descriptor, or None if another process holds it.
 
-    Closing the descriptor releases the lock, and the kernel closes it however its holder dies. The file is never
-    removed: otherwise two processes could hold locks on two files of the same name.
+    `release_lock` releases it, and so does the kernel, however its holder dies. Forks of the holder have no copy of the
+    lock. The file is never removed: otherwise two processes could hold locks on two files of the same name.
     """
     path = group_path(folder, group, ".lock")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    cut_off_forks(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
-        os.close(fd)
+        close_cut_off(fd)
         return None
     except BaseException:
-        os.close(fd)
+        close_cut_off(fd)
         raise
     return fd
+
+
+def release_lock(fd: int) -> None:
+    """Release the lock of a group, by the descriptor that `try_lock` has returned, and close that."""
+    close_cut_off(fd)
 
 
 def lock_holder(folder: str, group: str) -> int | None:

@@ -51,15 +51,19 @@ _process_names: Mapping[str, object] = MappingProxyType({})
 
 
 class SpecNames(Mapping[str, object]):
-    """The fields that name the trigger of a record: a mapping that takes less memory than a dict."""
+    """The fields that name the trigger of a record: a mapping that takes less memory than a dict.
 
-    __slots__ = ("_spec",)
+    ``record`` is for the black box: it identifies what the trigger is doing now.
+    """
+
+    __slots__ = ("record", "spec")
 
     def __init__(self, spec: TriggerSpec) -> None:
-        self._spec = spec
+        self.spec = spec
+        self.record = b""
 
     def __getitem__(self, name: str) -> object:
-        return getattr(self._spec, _SPEC_FIELDS[name])
+        return getattr(self.spec, _SPEC_FIELDS[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(_SPEC_FIELDS)

@@ -7,8 +7,9 @@ because a handler of a library keeps the stream that it found. They are ordinary
 that prints nothing pays nothing.
 
 Nothing is cut and nothing is dropped here. A line longer than `PIECE_BYTES_MAX` is sent in pieces: all but the last
-have ``more: true``, and ``part`` counts them. The same holds for a line that was flushed before it ended. Bytes that
-are not UTF-8 become backslash escapes.
+have ``more: true``, and ``part`` counts them. The same holds for a line that was flushed before it ended; the beginning
+of a secret at its end is kept back until the line goes on or ends (I12). Bytes that are not UTF-8 become backslash
+escapes.
 
 Output that bypasses Python's streams, for example of C code and of processes that users' code starts, still goes to
 the descriptors.
@@ -139,8 +140,9 @@ class RecordBuffer(io.BufferedIOBase):
         line.data = data[begin:]
 
     def _say_unfinished(self, line: _Line) -> None:
-        if line.data:
-            data, line.data = line.data, b""
+        kept = secrets.begun_at_end(line.data) if secrets else 0
+        data, line.data = line.data[: len(line.data) - kept], line.data[len(line.data) - kept :]
+        if data:
             self._put(line, data, more=True)
 
     def _put(self, line: _Line, data: bytes, *, more: bool) -> None:

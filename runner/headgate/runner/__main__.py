@@ -13,6 +13,7 @@ import sys
 import traceback
 from typing import NoReturn
 
+from headgate.child.forks import cut_off_forks
 from headgate.child.parent_death import die_with
 from headgate.protocol.startup import import_structlog, without_collections
 
@@ -35,10 +36,13 @@ def main() -> NoReturn:
     # Not inherited: a process that a trigger starts must not keep the link open.
     os.set_inheritable(arguments.frames_fd, False)
     os.set_inheritable(arguments.logs_fd, False)
+    cut_off_forks(arguments.frames_fd, arguments.logs_fd)
     with without_collections():
         import_structlog()
         from headgate.child.logs import LogChannel, configure
         from headgate.child.output import capture_output, end_lines
+        from headgate.runner.black_box import BlackBox
+        from headgate.runner.forks import end_forks_of_the_loop
         from headgate.runner.session import run
 
     channel = LogChannel(socket.socket(fileno=arguments.logs_fd))
@@ -55,8 +59,11 @@ def main() -> NoReturn:
 
     configure(channel)
     capture_output(channel)
+    end_forks_of_the_loop()
+    box = BlackBox() if arguments.box_fd is None else BlackBox.shared(arguments.box_fd)
     try:
-        code = run(socket.socket(fileno=arguments.frames_fd), arguments.incarnation, exit_process=exit_process)
+        frames = socket.socket(fileno=arguments.frames_fd)
+        code = run(frames, arguments.incarnation, exit_process=exit_process, box=box)
     except BaseException:
         # The supervisor explains a death by the last lines of standard error.
         traceback.print_exc(file=standard_error)
@@ -68,6 +75,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m headgate.runner", description=__doc__)
     parser.add_argument("--frames-fd", type=int, required=True)
     parser.add_argument("--logs-fd", type=int, required=True)
+    parser.add_argument("--box-fd", type=int, help="memory for the black box; without it nothing is noted for others")
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--supervisor-pid", type=int, required=True)
     return parser.parse_args(arguments)

@@ -4,18 +4,18 @@ A trigger fails alone (I9): whatever it raises, at import, in its constructor, w
 own run, is reported with its traceback, and affects no other trigger. It leaves its shared stream in one of two ways
 (I13): a filter that returned, or whose trigger a user removed, is done with the event that it is working on; one that
 raised, or was cancelled for any other reason, is cut short, and the broker delivers that event again.
+
+A trigger that a task waits for has fulfilled its purpose with its first event, and any trigger with an event that ends
+a task: its generator is closed, and its run has returned, whatever happens while it is closed (I8).
 """
 
 from __future__ import annotations
 
-import enum
 import inspect
-import math
 import sys
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -24,30 +24,37 @@ import trio
 from headgate.child.error_text import describe_error, storable
 from headgate.child.logs import SpecNames, naming_trigger, trigger_names
 from headgate.child.output import end_lines
+from headgate.child.queries import secrets
 from headgate.protocol import marks
 from headgate.protocol.errors import ValueNotSerializable, ValueTooLong
 from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     KEY_CHARS_MAX,
-    REFUSED_HEAD_BYTES_MAX,
+    LETTER_BYTES_MAX,
+    STREAM_NAME_CHARS_MAX,
+    AbsentSubscriber,
     CancelReason,
     CancelTrigger,
+    DescribedTrigger,
     EventKind,
     FinishedTrigger,
     FiredEvent,
-    Outcome,
     RefusedEvent,
     RunnerSettings,
     TriggerSpec,
 )
 from headgate.protocol.values import encode_value
+from headgate.runner.black_box import BlackBox
+from headgate.runner.letters import Content, PassedOver, fill, is_storable_key, letter_key, message_content
 from headgate.runner.loading import load_trigger
 from headgate.runner.outbox import Outbox
+from headgate.runner.trigger_run import Ending, NotATriggerEvent, ReturnedBeforeFirstEvent, Stage, TriggerRun, judge
 from headgate.streams.contract import PollTerminated
 from headgate.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
+from headgate.streams.identity import StreamIdentity, stream_of
 from headgate.streams.manager import SharedStreamManager
-from headgate.streams.subscription import NOTHING_BOUND, Subscription
+from headgate.streams.subscription import NOTHING_BOUND
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 log = structlog.get_logger(__name__)
@@ -58,92 +65,6 @@ EVENTS_A_STEP = 100  # events of one trigger that awaits nothing, between two ch
 STREAM_END_S = DRAIN_TIMEOUT_S + STREAM_CLOSE_TIMEOUT_S + PRODUCER_CLOSE_TIMEOUT_S
 # The kinds of events. A value may be an instance of an author's subclass of str, which cannot be encoded.
 EVENT_KINDS: dict[str, EventKind] = {"event": "event", "success": "success", "failed": "failed", "skipped": "skipped"}
-
-
-class ReturnedBeforeFirstEvent(Exception):
-    """A trigger returned without having fired an event: a task that waits for it would wait for ever."""
-
-
-class NotATriggerEvent(TypeError):
-    """A trigger yielded or returned something other than trigger events."""
-
-
-class CancelledByItself(RuntimeError):
-    """A trigger raised trio's cancellation although it was not cancelled: a scope of its own leaked."""
-
-
-class Ending(NamedTuple):
-    """How a run ended. Decided once, when its generator has ended; a cancellation during the hooks changes nothing."""
-
-    outcome: Outcome
-    reason: CancelReason | None
-    error: BaseException | None
-    message_key: str | None = None  # of the shared stream's message that its filter was working on
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the event that it was working on counts as done (I13)."""
-        return self.error is None and self.reason in (None, "user")
-
-
-class Stage(enum.IntEnum):
-    """The stages of a run."""
-
-    DRIVING = 0
-    DRIVEN = 1  # its generator has ended; it still has to leave its stream and to run its hooks
-    ENDED = 2
-
-
-class TriggerRun:
-    """One run of one trigger, from its start to its report.
-
-    A runner may host a hundred thousand idle ones, so it has no attribute that only few of them need.
-    """
-
-    __slots__ = (
-        "cancel_reason",
-        "events",
-        "forced",
-        "is_interrupted",
-        "is_stuck",
-        "key",
-        "not_joined",
-        "scope",
-        "spec",
-        "stage",
-        "stage_changed",
-        "subscription",
-        "trigger",
-    )
-
-    def __init__(self, spec: TriggerSpec, trigger: BaseTrigger) -> None:
-        self.spec = spec
-        self.trigger = trigger
-        self.scope = trio.CancelScope()
-        self.stage = Stage.DRIVING
-        self.stage_changed: trio.Event | None = None  # set only while a task waits for the end
-        self.cancel_reason: CancelReason | None = None
-        self.not_joined: BaseException | None = None  # why joining its shared stream failed
-        self.forced: Exception | None = None  # why its shared stream failed it
-        self.key: Hashable = None
-        self.subscription: Subscription | None = None
-        self.events = 0
-        self.is_interrupted = False  # its scope is cancelled; asking the scope would read the clock
-        self.is_stuck = False
-
-    def reach(self, stage: Stage) -> None:
-        """Enter a stage."""
-        self.stage = stage
-        if self.stage_changed is not None:
-            self.stage_changed.set()
-            self.stage_changed = None
-
-    async def wait_for(self, stage: Stage) -> None:
-        """Wait until the run has entered this stage."""
-        while self.stage < stage:
-            if self.stage_changed is None:
-                self.stage_changed = trio.Event()
-            await self.stage_changed.wait()
 
 
 class Host:
@@ -157,12 +78,14 @@ class Host:
         outbox: Outbox,
         nursery: trio.Nursery,
         ask_last_event: Callable[[int], Awaitable[StoredEvent | None]],
+        box: BlackBox | None = None,
     ) -> None:
         self._settings = settings
         self._streams = streams
         self._outbox = outbox
         self._nursery = nursery
         self._ask_last_event = ask_last_event
+        self._box = box or BlackBox()
         self._runs: dict[int, TriggerRun] = {}
         self._waiting_for_end = trio.lowlevel.ParkingLot()
 
@@ -178,8 +101,20 @@ class Host:
             if number % STARTS_A_STEP == 0:
                 await trio.lowlevel.checkpoint()
 
+    def expect_absent(self, absent: tuple[AbsentSubscriber, ...]) -> None:
+        """Have streams wait for subscribers that are not started: until they are, or are cancelled."""
+        for subscriber in absent:
+            if subscriber.stream:  # its run may still be ending: the wait begins before it leaves
+                key = StreamIdentity(subscriber.stream, "")
+                self._streams.expect_rejoin(trigger_id=subscriber.trigger_id, key=key)
+
+    def _expect_again(self, spec: TriggerSpec) -> None:
+        """Have its stream, if that is known, wait for a trigger that could not join it: it is started again later."""
+        if spec.stream:
+            self._streams.expect_rejoin(trigger_id=spec.trigger_id, key=StreamIdentity(spec.stream, ""))
+
     def cancel(self, cancel: CancelTrigger) -> None:
-        """Cancel one trigger. It need not be running: a shared stream may be waiting for it to rejoin."""
+        """Cancel one trigger. It need not be running: a shared stream may be waiting for it."""
         self._streams.cancel_rejoin(cancel.trigger_id)
         run = self._runs.get(cancel.trigger_id)
         if run is not None:
@@ -210,30 +145,47 @@ class Host:
             return
         # Kept in memory for as long as the trigger runs, so without the kwargs.
         kept = msgspec.structs.replace(spec, classpath=sys.intern(spec.classpath), kwargs=b"")
-        with naming_trigger(SpecNames(kept)):
+        names = SpecNames(kept)
+        with naming_trigger(names), self._box.executing(names):
             try:
                 trigger = load_trigger(spec)
             except BaseException as exc:  # a constructor may raise anything, even SystemExit
+                self._expect_again(kept)
                 self._report(kept, Ending("failed", None, exc), events=0)
                 return
             # Bypasses a __setattr__ of the author's, such as that of a frozen dataclass.
             object.__setattr__(trigger, "_ask_last_event", partial(self._ask_last_event, spec.trigger_id))
             run = self._runs[spec.trigger_id] = TriggerRun(kept, trigger)
             try:
-                self._join_stream(run)
+                self._join_stream(run, names)
             except BaseException as exc:  # raised again by its task: the object exists now and needs its cleanup()
+                self._expect_again(kept)
                 run.not_joined = exc
             # The task inherits the context, and with it the names that its log records carry.
             self._nursery.start_soon(self._run, run, name=f"trigger {spec.trigger_id}")
 
-    def _join_stream(self, run: TriggerRun) -> None:
-        if not isinstance(run.trigger, BaseEventTrigger):
+    def _join_stream(self, run: TriggerRun, names: SpecNames) -> None:
+        """Join the shared stream of a trigger, if it is the one that the supervisor expects; else report it.
+
+        Only the supervisor knows who may run a stream, so a trigger with another one than expected is not run.
+        """
+        spec, stream = run.spec, stream_of(run.trigger)
+        if spec.stream != ("" if stream is None else stream.digest):
+            description = describe(spec, stream)
+            if stream is not None or spec.stream is not None:
+                run.description = description
+                self._streams.cancel_rejoin(spec.trigger_id)  # it left that stream, if it was in one
+                return
+            self._outbox.enqueue(description)  # it reads no stream, so it may run anywhere
+        if stream is None:
             return
-        run.key = run.trigger.shared_stream_key()
-        if run.key is None:
-            return
+        assert isinstance(run.trigger, BaseEventTrigger)
+        run.key = stream
         run.subscription = self._streams.subscribe(trigger_id=run.spec.trigger_id, trigger=run.trigger, key=run.key)
         run.subscription.on_failed = lambda error: self._fail_by_stream(run, error)
+        run.subscription.note_message = partial(self._box.note_message, names)
+        run.subscription.pass_over = PassedOver(run.spec, self._outbox, self._settings.frame_bytes_max)
+        run.subscription.may_pass_over = bool(run.spec.passed_over)
 
     # --- cancellation -----------------------------------------------------------------------------
 
@@ -280,7 +232,7 @@ class Host:
                 await self._drive(run)
         except BaseException as exc:
             error = exc
-        ending = _judge(run, error)
+        ending = judge(run, error)
         run.reach(Stage.DRIVEN)
         # Shielded, because the stream relies on this subscriber leaving, and cleanup() has to be called. The hooks are
         # last: user code must not keep the stream waiting.
@@ -289,22 +241,21 @@ class Host:
             await self._call_hooks(run, ending)
             await self._close_leaked_nurseries(run)
         end_lines(trigger_names.get())
-        self._report(run.spec, ending, events=run.events)
+        if run.description is not None and ending.outcome == "returned":
+            self._outbox.enqueue(run.description)
+        else:
+            self._report(run.spec, ending, events=run.events)
         del self._runs[run.spec.trigger_id]
         run.reach(Stage.ENDED)
         self._waiting_for_end.unpark_all()
-        if ending.outcome == "failed" and run.subscription is not None and self._settings.rejoin_wait_s > 0:
-            self._nursery.start_soon(self._start_rejoin_wait, run.spec.trigger_id)
-
-    async def _start_rejoin_wait(self, trigger_id: int) -> None:
-        await self._outbox.wait_stored()
-        self._streams.start_rejoin_wait(trigger_id)
 
     async def _drive(self, run: TriggerRun) -> None:
         """Iterate the trigger in one task, which between two events awaits nothing but room in the outbox."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if run.not_joined is not None:
             raise run.not_joined
+        if run.description is not None:
+            return
         events: object
         if run.subscription is not None:
             assert isinstance(run.trigger, BaseEventTrigger)
@@ -320,12 +271,22 @@ class Host:
         async with aclosing(events):
             async for event in events:
                 kind = self._fire(run, event)
-                if kind == "event" and (self._outbox.is_full or run.events % EVENTS_A_STEP == 0):
+                if kind != "event" or run.spec.takes_one_event:
+                    self._fulfil(run)
+                elif self._outbox.is_full or run.events % EVENTS_A_STEP == 0:
                     await self._pause(run)
-                if kind != "event" or run.is_interrupted:
+                if run.is_fulfilled or run.is_interrupted:
                     return
         if run.events == 0:
             raise ReturnedBeforeFirstEvent(f"{run.spec.classpath} returned before its first event")
+
+    def _fulfil(self, run: TriggerRun) -> None:
+        """End a run after its last event. Closing its generator has the time of a cancellation, and then it is one."""
+        run.is_fulfilled = True
+        grace_s = self._settings.cancel_grace_s
+        run.scope.deadline = trio.current_time() + grace_s
+        self._nursery.start_soon(self._watch_end, run, Stage.DRIVEN, 2 * grace_s)
+        marks.reach("host.fulfilled")
 
     async def _pause(self, run: TriggerRun) -> None:
         """Let other tasks run, and wait for room in the outbox unless the trigger is to end."""
@@ -350,37 +311,37 @@ class Host:
         spec, limit = run.spec, self._settings.event_bytes_max
         payload, payload_bytes, problem = b"", 0, ""
         try:
-            payload = encode_value(event.payload, where="payload", bytes_max=limit)
+            # Up to the limit of a dead letter, which keeps an event that is too long.
+            payload = encode_value(event.payload, where="payload", bytes_max=max(limit, LETTER_BYTES_MAX))
             payload_bytes = len(payload)
         except ValueNotSerializable as exc:
             problem = f"an event of {spec.name} cannot be stored: {exc}"
         except ValueTooLong as exc:
             payload, payload_bytes = exc.head, exc.value_bytes
+        if payload_bytes > limit:
             problem = f"an event of {spec.name} has {payload_bytes:,} bytes; the limit is {limit:,}"
         binding = NOTHING_BOUND if run.subscription is None else run.subscription.bind()
         key, position = (event.key, 0) if binding.key is None else (binding.key, binding.position)
         if isinstance(key, str):
             key = str.__str__(key)
-        if not problem and not _is_key(key):
+        if not problem and not is_storable_key(key):
             problem = f"the key of an event of {spec.name} is not storable text of at most {KEY_CHARS_MAX} characters"
-            payload = payload[:REFUSED_HEAD_BYTES_MAX]
         index, run.events = run.events, run.events + 1
         if problem:
-            problem = storable(problem)[:ERROR_CHARS_MAX]
-            log.error("an event is refused", reason=problem, sequence_index=index, **SpecNames(spec))
-            self._outbox.enqueue(
-                RefusedEvent(
-                    trigger_id=spec.trigger_id,
-                    trigger_run_id=spec.trigger_run_id,
-                    sequence_index=index,
-                    seq=binding.seq or 0,
-                    reason=problem,
-                    payload_bytes=payload_bytes,
-                    payload_head=payload,
-                    key=None if key is None else _shown(key),
-                    position=position,
-                )
+            letter = RefusedEvent(
+                trigger_id=spec.trigger_id,
+                trigger_run_id=spec.trigger_run_id,
+                sequence_index=index,
+                seq=binding.seq or 0,
+                reason=storable(problem)[:ERROR_CHARS_MAX],
+                payload_bytes=0,
+                payload_head=b"",
+                key=letter_key(key),
+                position=position,
+                kind=kind,
+                is_last=kind != "event",
             )
+            self._refuse(run, letter, Content("event", payload, payload_bytes))
         else:
             marks.reach("host.event_bound")
             self._outbox.enqueue(
@@ -398,6 +359,21 @@ class Host:
             )
             marks.reach("host.event_queued")
         return kind
+
+    def _refuse(self, run: TriggerRun, letter: RefusedEvent, event: Content) -> None:
+        """Report an event that cannot be stored as a dead letter, whole if that is possible."""
+        contents = [event]
+        if not event.is_whole and run.subscription is not None and run.subscription.is_window_open:
+            contents.append(message_content(run.subscription.raw_event))
+        letter = fill(letter, contents, self._settings.frame_bytes_max)
+        log.error(
+            "an event is refused",
+            reason=letter.reason,
+            sequence_index=letter.sequence_index,
+            kept=letter.content if letter.is_whole else None,
+            **SpecNames(run.spec),
+        )
+        self._outbox.enqueue(letter)
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -450,49 +426,26 @@ class Host:
             if "no running event loop" in text:
                 text = f"{text}: triggers are trio code, not asyncio; use trio.sleep and other libraries of trio"
             level = log.error if ending.outcome == "failed" else log.warning
+            event = "a trigger failed" if ending.outcome != "returned" else "a trigger failed after its last event"
             message = {} if ending.message_key is None else {"message_key": ending.message_key}
-            level("a trigger failed", error=text, traceback=trace, outcome=ending.outcome, **message, **SpecNames(spec))
+            level(event, error=text, traceback=trace, outcome=ending.outcome, **message, **SpecNames(spec))
         self._outbox.enqueue(
-            FinishedTrigger(spec.trigger_id, spec.trigger_run_id, ending.outcome, events, text, trace, ending.reason)
+            FinishedTrigger(
+                trigger_id=spec.trigger_id,
+                trigger_run_id=spec.trigger_run_id,
+                outcome=ending.outcome,
+                events=events,
+                error=text,
+                traceback=trace,
+                reason=ending.reason,
+                message_key=ending.message_key,
+            )
         )
 
 
-def _judge(run: TriggerRun, error: BaseException | None) -> Ending:
-    """Decide how a run ended, from its trigger's exception and the requests to cancel it."""
-    reason = run.cancel_reason
-    if error is not None and _is_cancellation(error):
-        if trio.current_effective_deadline() == -math.inf:
-            # The whole runner is being taken down.
-            reason, error = reason or "shutdown", None
-        else:
-            # This task was not cancelled from outside, so its own code did it, with a scope that it then left.
-            leaked = CancelledByItself(f"{run.spec.classpath} was cancelled by a scope of its own")
-            leaked.__cause__ = error
-            error = leaked
-    error = error or run.forced
-    if reason is not None:
-        return Ending("cancelled", reason, error)
-    if error is None:
-        return Ending("returned", None, None)
-    return Ending("failed", None, error, None if run.subscription is None else run.subscription.message_key)
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether the exception consists of trio's cancellation only."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_cancellation(part) for part in error.exceptions)
-    return isinstance(error, trio.Cancelled)
-
-
-def _is_key(key: object) -> bool:
-    if key is None:
-        return True
-    if not isinstance(key, str) or len(key) > KEY_CHARS_MAX:
-        return False
-    return (key.isascii() and "\0" not in key) or storable(key) == key  # the first is true of most, and cheap
-
-
-def _shown(key: object) -> str:
-    """Return a key that may be invalid as text that can be stored and shown."""
-    text = key if isinstance(key, str) else f"<{type(key).__name__}>"
-    return storable(text[:KEY_CHARS_MAX])[:KEY_CHARS_MAX]
+def describe(spec: TriggerSpec, stream: StreamIdentity | None) -> DescribedTrigger:
+    """Return the report of the stream of a trigger. Its name is stored and shown, so secrets in it are masked (I12)."""
+    if stream is None:
+        return DescribedTrigger(spec.trigger_id, spec.trigger_run_id, "", "")
+    name = secrets.hide(stream.name)[:STREAM_NAME_CHARS_MAX]
+    return DescribedTrigger(spec.trigger_id, spec.trigger_run_id, stream.digest, name)

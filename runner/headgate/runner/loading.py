@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from types import ModuleType
 from typing import Any
+
+import structlog
 
 from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value
 from headgate.triggers.base import BaseTrigger
+
+log = structlog.get_logger(__name__)
+
+_stamps: dict[str, tuple[int, int]] = {}  # time of change in ns and size of the files of triggers, when last looked at
 
 
 class TriggerNotLoaded(Exception):
@@ -18,6 +26,7 @@ class TriggerNotLoaded(Exception):
 def load_trigger(spec: TriggerSpec) -> BaseTrigger:
     """Import the class and construct the trigger. Raises `TriggerNotLoaded`, or whatever users' code raises."""
     cls = import_class(spec.classpath)
+    _warn_if_changed(sys.modules.get(cls.__module__))
     kwargs = decode_value(spec.kwargs)
     if not isinstance(kwargs, dict):
         raise TriggerNotLoaded(f"the kwargs of {spec.name} are a {type(kwargs).__name__}, not a dict")
@@ -25,6 +34,26 @@ def load_trigger(spec: TriggerSpec) -> BaseTrigger:
     if not isinstance(trigger, BaseTrigger):  # a __new__ of the author's may return anything
         raise TriggerNotLoaded(f"{spec.classpath} constructs a {type(trigger).__name__}, not a trigger")
     return trigger
+
+
+def _warn_if_changed(module: ModuleType | None) -> None:
+    """Warn once for each change of a file that this process has imported a trigger from: it runs as it was imported."""
+    path = getattr(module, "__file__", None)
+    if module is None or not isinstance(path, str):
+        return
+    try:
+        status = os.stat(path)
+    except OSError:
+        return  # it may be in an archive
+    stamp = (status.st_mtime_ns, status.st_size)
+    if _stamps.setdefault(path, stamp) != stamp:
+        _stamps[path] = stamp
+        log.warning(
+            "the module of a trigger has changed since the runner imported it; triggers run as it was then, until "
+            "headgate is started again",
+            module=module.__name__,
+            file=path,
+        )
 
 
 def import_class(classpath: str) -> type[BaseTrigger]:

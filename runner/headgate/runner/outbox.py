@@ -2,7 +2,7 @@
 
 Triggers append without awaiting; the sender takes rounds out. While one round is in flight the outbox fills, and the
 next round carries all of it: that is group commit. If it is full, each trigger waits for room after the event that it
-has just fired, so the limit is exceeded by at most one event per trigger.
+has just fired, so the limit is exceeded by at most one event or dead letter per trigger.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from collections import deque
 
 import trio
 
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges
+from headgate.protocol.messages.runner import (
+    DescribedTrigger,
+    FinishedTrigger,
+    FiredEvent,
+    RefusedEvent,
+    StateChanges,
+)
 
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024  # of all waiting events: the memory that an unreachable database may cost
-ROUND_BYTES_MAX = 32 * 1024 * 1024  # of one round: two frames
+ROUND_BYTES_MAX = 32 * 1024 * 1024  # of one round: two or three frames, as its last letter may exceed it
 
-Item = FiredEvent | RefusedEvent | FinishedTrigger
+Item = FiredEvent | RefusedEvent | FinishedTrigger | DescribedTrigger
 
 
 class Outbox:
@@ -30,8 +36,6 @@ class Outbox:
         self._stuck: list[int] = []
         self._not_empty = trio.Event()
         self._room = trio.lowlevel.ParkingLot()
-        self._put_total = self._taken_total = self._stored_total = 0
-        self._stored = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -44,7 +48,6 @@ class Outbox:
     def enqueue(self, item: Item) -> None:
         """Append an item. Synchronous, so that nothing can happen between the binding of an event and this."""
         self._items.append(item)
-        self._put_total += 1
         self._bytes += len(item.payload) if isinstance(item, FiredEvent) else _bytes_of(item)
         if len(self._items) == 1:
             self._not_empty.set()
@@ -75,6 +78,7 @@ class Outbox:
         events: list[FiredEvent] = []
         refused: list[RefusedEvent] = []
         finished: list[FinishedTrigger] = []
+        described: list[DescribedTrigger] = []
         round_bytes = taken = 0
         events_max = 0 if is_heartbeat else self._round_events_max
         while self._items and taken < events_max and round_bytes < ROUND_BYTES_MAX:
@@ -87,31 +91,23 @@ class Outbox:
             round_bytes += _bytes_of(item)
             if isinstance(item, RefusedEvent):
                 refused.append(item)
-            else:
+            elif isinstance(item, FinishedTrigger):
                 finished.append(item)
-        self._taken_total += taken
+            else:
+                described.append(item)
         self._bytes -= round_bytes
         stuck, self._stuck = tuple(self._stuck), []
         if not self._items:
             self._not_empty = trio.Event()
         if not self.is_full:
             self._room.unpark_all()
-        return StateChanges(number, tuple(events), tuple(refused), tuple(finished), stuck)
-
-    def note_stored(self) -> None:
-        """Note that every round taken so far has been answered, so its items are stored."""
-        self._stored_total = self._taken_total
-        self._stored.unpark_all()
-
-    async def wait_stored(self) -> None:
-        """Wait until all items that are in the outbox now are stored."""
-        put_total = self._put_total
-        while self._stored_total < put_total:
-            await self._stored.park()
+        return StateChanges(number, tuple(events), tuple(refused), tuple(finished), stuck, described=tuple(described))
 
 
-def _bytes_of(item: RefusedEvent | FinishedTrigger) -> int:
+def _bytes_of(item: RefusedEvent | FinishedTrigger | DescribedTrigger) -> int:
     """The bytes of an item whose size users' code decides."""
     if isinstance(item, RefusedEvent):
-        return len(item.payload_head)
+        return len(item.payload_head) + len(item.reason)
+    if isinstance(item, DescribedTrigger):
+        return len(item.stream_name)
     return len(item.error) + len(item.traceback)

@@ -36,6 +36,7 @@ from headgate.protocol.messages.runner import (
     Welcome,
 )
 from headgate.protocol.version import VERSION
+from headgate.runner.black_box import BlackBox
 from headgate.runner.host import Host
 from headgate.runner.link import AsyncLink
 from headgate.runner.outbox import Outbox
@@ -56,12 +57,13 @@ ABANDONED_END_S = 0.5  # how long the hooks may take once the supervisor is gone
 ExitProcess = Callable[[int], object]
 
 
-def run(sock: socket.socket, incarnation: int, *, exit_process: ExitProcess) -> int:
+def run(sock: socket.socket, incarnation: int, *, exit_process: ExitProcess, box: BlackBox | None = None) -> int:
     """Run one session over the socket; return the exit code of the process."""
-    return trio.run(_main, sock, incarnation, exit_process, strict_exception_groups=True)
+    box = box or BlackBox()
+    return trio.run(_main, sock, incarnation, exit_process, box, strict_exception_groups=True, instruments=[box])
 
 
-async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess) -> int:
+async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess, box: BlackBox) -> int:
     sock.setblocking(False)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
     link = AsyncLink(stream, Connection(RunnerDialect(incarnation), Role.RUNNER))
@@ -71,7 +73,7 @@ async def _main(sock: socket.socket, incarnation: int, exit_process: ExitProcess
         # What is loaded by now lives as long as the process: the collector need not look at it again.
         gc.freeze()
         with Watchdog(blocked_after_s=settings.blocked_after_s):
-            return await RunnerSession(link, settings, exit_process=exit_process).run()
+            return await RunnerSession(link, settings, exit_process=exit_process, box=box).run()
     except (SupervisorGone, trio.BrokenResourceError):
         return EXIT_ABANDONED
     except RemoteProtocolError as exc:
@@ -97,8 +99,11 @@ async def shake_hands(link: AsyncLink, incarnation: int) -> RunnerSettings:
 class RunnerSession:
     """The session after the handshake."""
 
-    def __init__(self, link: AsyncLink, settings: RunnerSettings, *, exit_process: ExitProcess) -> None:
+    def __init__(
+        self, link: AsyncLink, settings: RunnerSettings, *, exit_process: ExitProcess, box: BlackBox | None = None
+    ) -> None:
         self._link = link
+        self._box = box
         self._settings = settings
         self._exit_process = exit_process
         self._outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
@@ -122,7 +127,7 @@ class RunnerSession:
                 max_subscriber_queue=settings.subscriber_queue_max,
                 ack_timeout=settings.ack_timeout_s,
                 cohort_grace_period=settings.cohort_grace_s,
-                rejoin_wait=settings.rejoin_wait_s,
+                advance_timeout=settings.advance_timeout_s,
                 overflow="pause",
                 lease=self._lease,
             ) as self._streams,
@@ -134,6 +139,7 @@ class RunnerSession:
                 outbox=self._outbox,
                 nursery=nursery,
                 ask_last_event=self._link.ask_last_event,
+                box=self._box,
             )
             self._outbox.request_round()  # for the lease: the first message may have no event to be confirmed
             nursery.start_soon(self._send, name="rounds and requests")
@@ -180,6 +186,7 @@ class RunnerSession:
         self._confirm(sync)
         for cancel in sync.to_cancel:
             self._host.cancel(cancel)
+        self._host.expect_absent(sync.absent)
         if sync.to_create and not self._is_assembling:
             # Shared streams begin only when all their subscribers of this assignment are there: the first
             # message after a restart must find the same audience as before.
@@ -202,12 +209,11 @@ class RunnerSession:
         marks.reach("session.confirmed")
         self._link.note_answer(sync)
         if sync.round and not sync.more:
-            self._outbox.note_stored()
             self._lease.renew(self._link.round_sent_at, sync.lease_s)
 
     async def _drain_within(self, deadline_s: float, whole: trio.CancelScope) -> None:
         log.info("draining", deadline_s=deadline_s, triggers=len(self._host))
-        begun_at = trio.current_time()
+        begun_at, cut_off_before = trio.current_time(), self._streams.advances_cut_off
         self._streams.stop_pulling()
         self._host.cancel_standalone("shutdown")
         with trio.move_on_at(begun_at + deadline_s * SETTLE_SHARE):
@@ -219,8 +225,14 @@ class RunnerSession:
             await self._link.wait_told(self._outbox)
         with trio.move_on_at(begun_at + deadline_s) as rest:
             await self._streams.stop_all()
-        if rest.cancelled_caught or len(self._host) or not self._link.is_told(self._outbox):
-            log.error("the drain's deadline has passed", triggers=len(self._host), untold=len(self._outbox))
+        cut_off = self._streams.advances_cut_off - cut_off_before
+        if rest.cancelled_caught or cut_off or len(self._host) or not self._link.is_told(self._outbox):
+            log.error(
+                "the drain's deadline has passed",
+                triggers=len(self._host),
+                untold=len(self._outbox),
+                advances_cut_off=cut_off,
+            )
             self._end(whole, EXIT_OVERDUE)
         else:
             whole.cancel()

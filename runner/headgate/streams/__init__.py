@@ -8,12 +8,11 @@ The theory of a group, in the order in which it matters:
 - *Two tasks.* The **poll** pulls from the producer and broadcasts. The **pump** hands resolved events to
   ``producer.advance``, one call at a time (I4). They meet only in the `Ledger`, which has no task, clock or I/O.
 - *Back-pressure, not loss.* The poll waits before it pulls: while a queue is full (``overflow="pause"``), while too
-  many events are unresolved, while a failed subscriber is expected to rejoin, or while the runner drains. Each wait is
-  a `Stall`, which is logged if it lasts. Each is bounded: by the ack timeout, which fails the subscriber that causes
-  it, or by
-  ``rejoin_wait``.
+  many events are unresolved, while a subscriber is absent, or while the runner drains. Each wait is a `Stall`, which
+  is logged if it lasts. The first two are bounded by the ack timeout, which fails the subscriber that causes them.
 - *A failure costs a pause, not an event.* A failed subscriber's shares resolve as failed, so a producer that commits
-  cumulatively rewinds. Until the trigger has been restarted and has rejoined, nothing is broadcast (`RejoinWaits`).
+  cumulatively rewinds. Until the trigger has been restarted and has rejoined, nothing is broadcast, however long that
+  takes (`AbsentSubscribers`). A message that it fails on too often is passed over for it (`PassOver`).
 - *The end is one step.* Whatever ends a group (an error of the producer, an advance that fails, the last subscriber,
   the drain) goes through one synchronous function: the key leaves the table, the ledger closes, the subscribers get
   their failure (I5). A subscriber that arrives in the next step gets a new group. Afterwards the pump advances what was
@@ -21,7 +20,7 @@ The theory of a group, in the order in which it matters:
 - *The lease.* An advance begins only while no other supervisor can have taken over (`Lease`, I10).
 
 The modules, from the inside out: `contract` (the methods of a producer), `ledger` (which subscriber still has to handle
-which event), `flow` (gates for all polls), `lease`, `subscription` (one trigger's end of a stream), `rejoin`,
+which event), `flow` (gates for all polls), `lease`, `subscription` (one trigger's end of a stream), `absence`,
 `end_deadlines` and `stalls` (waits, and their limits), `group` (one poll, its subscribers and its pump), `manager` (all
 groups by key).
 """

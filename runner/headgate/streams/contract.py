@@ -33,6 +33,19 @@ class AdvanceOutcome:
         return self.acked > 0 and self.failed == 0 and self.rejected == 0
 
 
+class Undecodable(NamedTuple):
+    """A message that the producer cannot decode, which ``open_stream`` yields in place of a raw event.
+
+    No filter gets it. It becomes a dead letter of each subscriber, with ``reason`` and ``content`` (text or bytes), and
+    counts as acked once the letters are stored. If ``is_whole`` is false, ``content`` is the beginning of the message
+    only; then it counts as rejected once they are stored, and the broker has to keep it.
+    """
+
+    reason: str
+    content: str | bytes
+    is_whole: bool = True
+
+
 class AdvanceItem(NamedTuple):
     """One resolved event of a batch handed to `SharedStreamProducer.advance`."""
 
@@ -84,7 +97,8 @@ class SharedStreamProducer(abc.ABC):
     def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
         """Connect and yield ``(raw_event, broker_payload)`` for ever; written as ``async def`` with ``yield``.
 
-        Called once. ``broker_payload`` is what `advance` needs later (an offset, a receipt handle).
+        Called once. ``broker_payload`` is what `advance` needs later (an offset, a receipt handle). A message that
+        cannot be decoded is yielded as an `Undecodable`, so that it is neither lost nor ends the stream.
         Returning is an error, like raising: either ends the stream for every subscriber.
         """
 
@@ -94,8 +108,8 @@ class SharedStreamProducer(abc.ABC):
 
         ``batch`` is never empty; its items are in fan-out order and follow the lane's previous batch
         without a gap. One call is awaited at a time, whatever the number of lanes (I4). A batch may hold
-        failed events: a cumulative commit must not pass them (I3). Raising ends the stream; the
-        broker then redelivers what was never committed.
+        failed events: a cumulative commit must not pass them (I3). Raising ends the stream, and so does a call
+        that takes longer than ``advance_timeout_s``; the broker then redelivers what was never committed.
         """
 
     def get_advance_lane(self, broker_payload: Any) -> Hashable:
@@ -132,6 +146,16 @@ class AckTimeout(Exception):
         super().__init__(f"{problem} within {ack_timeout_s:g} s")
         self.key = key
         self.ack_timeout_s = ack_timeout_s
+
+
+class AdvanceTimeout(Exception):
+    """An `SharedStreamProducer.advance` did not return in time: its stream ends, and the broker redelivers."""
+
+    def __init__(self, key: Hashable, producer: str, timeout_s: float) -> None:
+        super().__init__(f"{producer}.advance of shared stream {key!r} did not return within {timeout_s:g} s")
+        self.key = key
+        self.producer = producer
+        self.timeout_s = timeout_s
 
 
 class SubscriberOverflow(Exception):

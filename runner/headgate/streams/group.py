@@ -12,22 +12,25 @@ cancellation from outside can never hit the group between two of its steps. The 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import structlog
 import trio
 
 from headgate.protocol import marks
 from headgate.streams import checks
-from headgate.streams.contract import AckTimeout, AdvanceItem, PollTerminated, SharedStreamProducer, SubscriberOverflow
-from headgate.streams.end_deadlines import EndDeadlines
-from headgate.streams.flow import FlowControl
+from headgate.streams.contract import (
+    AckTimeout,
+    AdvanceItem,
+    AdvanceTimeout,
+    PollTerminated,
+    SharedStreamProducer,
+    SubscriberOverflow,
+)
+from headgate.streams.group_settings import GroupSettings
 from headgate.streams.lease import Lease
-from headgate.streams.ledger import Account, Ledger, SeqTable, Share
-from headgate.streams.rejoin import RejoinWaits
+from headgate.streams.ledger import Ledger, Share
 from headgate.streams.stalls import Stall, find_stall
-from headgate.streams.subscription import Subscription
+from headgate.streams.subscription import Subscription, account_of
 from headgate.triggers.base import BaseEventTrigger
 
 # Events in one call of advance: bounds the work that is redelivered if that call fails.
@@ -39,8 +42,6 @@ OUTSTANDING_EVENTS_MAX = 100_000
 # Broadcasts without a visit to the scheduler if open_stream never really awaits. Low enough that filters run long
 # before a queue of the default length is full; a visit for each broadcast would cost more than the broadcast.
 BROADCASTS_PER_CHECKPOINT_MAX = 16
-# The least wait for an absent subscriber: a deadline may lie closer than the clock can tell.
-REJOIN_WAIT_S_MIN = 0.001
 # How long an ended group may continue to advance resolved events, including the call in flight. Events not advanced by
 # then are redelivered and recognised, so this only trades shutdown time for redeliveries.
 DRAIN_TIMEOUT_S = 10.0
@@ -49,23 +50,6 @@ LEASE_WAIT_S = 1.0
 # How long an open_stream that failed may take to unwind, and how long aclose may take.
 STREAM_CLOSE_TIMEOUT_S = 5.0
 PRODUCER_CLOSE_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupSettings:
-    """Settings and state shared by all groups of one manager; see `SharedStreamManager`. Times in seconds."""
-
-    log: structlog.typing.FilteringBoundLogger
-    queue_events_max: int
-    ack_timeout_s: float
-    cohort_grace_s: float
-    overflow: Literal["fail", "pause"]
-    now: Callable[[], float]
-    flow: FlowControl
-    seqs: SeqTable
-    rejoins: RejoinWaits
-    lease: Lease | None
-    end_deadlines: EndDeadlines
 
 
 class Group:
@@ -95,13 +79,14 @@ class Group:
         self._producer: SharedStreamProducer | None = None
         self._has_ended = False
         self._poll_is_over = False
-        self._is_advancing = False
+        self._advancing_since: float | None = None
         self._broadcasts = 0
         self._fullest = 0  # raw events in the fullest queue at the last broadcast; it can only have shrunk since
         self._poll_scope = trio.CancelScope()
         self._close_scope = trio.CancelScope()
         self._pump_scope = trio.CancelScope()
         self._lease_scope = trio.CancelScope()
+        self._advance_scope = trio.CancelScope()
         self._pump_is_done = trio.Event()
         self._pump_work = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
@@ -128,7 +113,7 @@ class Group:
         """Whether resolved events are being advanced, or could be now; a lease that is not held may stay so."""
         lease = self._settings.lease
         may_advance = lease is None or lease.is_held
-        return self._is_advancing or (may_advance and self._ledger is not None and self._ledger.is_ready)
+        return self._advancing_since is not None or (may_advance and self._ledger is not None and self._ledger.is_ready)
 
     def join(self, trigger_id: int) -> Subscription:
         """Add a subscriber, which gets the events broadcast from now on. Raises `ValueError` if it is one already."""
@@ -157,7 +142,7 @@ class Group:
             return
         subscription.leave()
         if self._ledger is not None:
-            self._ledger.leave(_account(subscription), cut_short=cut_short)
+            self._ledger.leave(account_of(subscription), cut_short=cut_short)
         self._room.unpark_all()
         if not self._online:
             self.stop()
@@ -174,10 +159,10 @@ class Group:
     def expire(self, now: float) -> float | None:
         """Fail every subscriber whose oldest event is due, or whose full queue stalled the group for as long.
 
-        Returns the next deadline; None if there is none.
+        End the group if its advance does not return. Returns the next deadline; None if there is none.
         """
         timeout_s = self._settings.ack_timeout_s
-        deadlines = [] if self._ledger is None else [self._ledger.expire_departed(now)]
+        deadlines = [self._expire_advance(now), None if self._ledger is None else self._ledger.expire_departed(now)]
         # A full queue is harmless if all queues are full, and not the subscriber's fault while nothing is handed out.
         stalls = not self._settings.flow.is_stopped and not all(each.is_full for each in self._online.values())
         for subscription in list(self._online.values()):
@@ -185,11 +170,14 @@ class Group:
                 subscription.full_since = None
             elif subscription.full_since is None and subscription.is_full:
                 self._note_full([subscription])
-            due_at = None if self._ledger is None else _account(subscription).earliest_deadline()
+            due_at = None if self._ledger is None else account_of(subscription).earliest_deadline()
             overflow_at = (
                 subscription.full_since + timeout_s if stalls and subscription.full_since is not None else None
             )
             if due_at is not None and due_at <= now:
+                oldest = next(iter(account_of(subscription).shares))
+                # It may be an earlier one that is not confirmed: then the store is slow, not the filter.
+                subscription.is_window_blameless = not subscription.is_working_on(oldest)
                 self._fail(subscription, AckTimeout(self.key, timeout_s))
             elif overflow_at is not None and overflow_at <= now:
                 # On the fast path no event has a deadline, but one dead subscriber must not stall the others for ever.
@@ -203,7 +191,7 @@ class Group:
         """Return why nothing is pulled at this moment; None if it is, or if the drain has stopped everything."""
         if self._has_ended or self._settings.flow.is_stopped:
             return None
-        absent = self._settings.rejoins.absent(self.key)
+        absent = self._settings.absent.of(self.key)
         return find_stall(self._name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
 
     async def run(self) -> None:
@@ -248,7 +236,7 @@ class Group:
             return
         del self._online[subscription.trigger_id]
         if self._ledger is not None:
-            self._ledger.fail(_account(subscription))
+            self._ledger.fail(account_of(subscription))
         self._room.unpark_all()
         subscription.fail(failure)
         if not self._online:
@@ -325,11 +313,9 @@ class Group:
             self._broadcast(item)
 
     async def _wait_for_absent(self) -> None:
-        """Wait for absent subscribers to rejoin. This follows the pull, which may have begun before they left."""
-        seats, now = self._settings.rejoins, self._settings.now
-        while (until := seats.wait_until(self.key)) is not None:
-            with trio.move_on_after(max(until - now(), REJOIN_WAIT_S_MIN)):
-                await self._room.park()
+        """Wait for absent subscribers. This follows the pull, which may have begun before they left."""
+        while self._settings.absent.of(self.key):
+            await self._room.park()
 
     async def _wait_for_room(self) -> None:
         self._broadcasts += 1
@@ -393,7 +379,7 @@ class Group:
         if key is not None:
             checks.check_key(key, producer)
         deadline = self._settings.now() + self._settings.ack_timeout_s
-        accounts = [_account(subscription) for subscription in subscriptions]
+        accounts = [account_of(subscription) for subscription in subscriptions]
         return raw_event, self._ledger.add_event(broker_payload, lane, key, deadline, accounts)
 
     async def _close_stream(self, stream: AsyncIterator[Any] | None) -> None:
@@ -432,12 +418,12 @@ class Group:
             # No await from here to the advance, so that it begins while the lease is held (I10).
             batch = ledger.take_batch(ADVANCE_BATCH_EVENTS_MAX)
             if batch:
-                self._is_advancing = True
+                self._advancing_since = self._settings.now()
                 try:
                     if not await self._advance(batch):
                         return
                 finally:
-                    self._is_advancing = False
+                    self._advancing_since = None
                     self._room.unpark_all()
                     self._on_progress()
             elif self._poll_is_over:
@@ -456,23 +442,44 @@ class Group:
     async def _advance(self, batch: list[AdvanceItem]) -> bool:
         """Hand one batch to the producer. If that fails, the group ends and nothing more may be advanced."""
         assert self._producer is not None
-        try:
-            marks.reach("group.before_advance")
-            await self._producer.advance(batch)
-            marks.reach("group.after_advance")
-            await trio.lowlevel.checkpoint()  # an advance need not await anything
-        except BaseException as raised:
-            failure, cancelled = checks.split_cancelled(raised)
-            if cancelled is not None and not self._pump_scope.cancel_called:
-                failure, cancelled = failure or checks.leaked(cancelled), None
-            if failure is not None:
-                self._log.error("advance failed", events=len(batch), exc_info=failure)
-                self._end(failure)
-                self._poll_scope.cancel()
-            if cancelled is not None:
-                raise cancelled from None
-            return False
-        return True
+        with trio.CancelScope() as self._advance_scope:
+            try:
+                marks.reach("group.before_advance")
+                await self._producer.advance(batch)
+                marks.reach("group.after_advance")
+                await trio.lowlevel.checkpoint()  # an advance need not await anything
+            except BaseException as raised:
+                failure, cancelled = checks.split_cancelled(raised)
+                is_cut_off = self._pump_scope.cancel_called or self._advance_scope.cancel_called
+                if cancelled is not None and not is_cut_off:
+                    failure, cancelled = failure or checks.leaked(cancelled), None
+                if failure is not None:
+                    self._log.error("advance failed", events=len(batch), exc_info=failure)
+                    self._end(failure)
+                    self._poll_scope.cancel()
+                if cancelled is not None:
+                    if not self._advance_scope.cancel_called:
+                        self._settings.on_advance_cut()
+                    raise cancelled from None
+                return False
+            return True
+        return False
+
+    def _expire_advance(self, now: float) -> float | None:
+        """End the group if the advance in flight has not returned in time; return its deadline, None if none flies.
+
+        What it was to advance is redelivered. The error reaches the subscribers, and with them the database.
+        """
+        if self._advancing_since is None:
+            return None
+        due_at = self._advancing_since + self._settings.advance_timeout_s
+        if due_at > now:
+            return due_at
+        self._settings.on_advance_cut()
+        self._end(AdvanceTimeout(self.key, type(self._producer).__name__, self._settings.advance_timeout_s))
+        self._poll_scope.cancel()
+        self._advance_scope.cancel()
+        return None
 
     async def _close_producer(self) -> None:
         if self._producer is None:
@@ -486,8 +493,3 @@ class Group:
                 self._log.warning("closing the producer failed", exc_info=failure)
             if cancelled is not None and self._close_scope.cancel_called:
                 raise cancelled from None
-
-
-def _account(subscription: Subscription) -> Account:
-    assert subscription.account is not None
-    return subscription.account

@@ -21,6 +21,7 @@ round is in flight at a time: while it cannot be stored, no newer answer arrives
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 
 import trio
@@ -33,12 +34,13 @@ class Lease:
         self._request_round = request_round
         self._until = -math.inf
         self._is_given_up = False
+        self._pid = os.getpid()
         self._waiting = trio.lowlevel.ParkingLot()
 
     @property
     def is_held(self) -> bool:
-        """Whether an advance may begin now."""
-        return trio.current_time() < self._until
+        """Whether an advance may begin now. Never in a fork: the streams belong to the process that opened them."""
+        return trio.current_time() < self._until and os.getpid() == self._pid
 
     @property
     def is_wanted(self) -> bool:

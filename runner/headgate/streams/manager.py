@@ -16,12 +16,13 @@ from typing import Literal, Self
 import structlog
 import trio
 
+from headgate.streams.absence import AbsentSubscribers
 from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.flow import FlowControl
-from headgate.streams.group import Group, GroupSettings
+from headgate.streams.group import Group
+from headgate.streams.group_settings import GroupSettings
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import SeqTable
-from headgate.streams.rejoin import RejoinWaits
 from headgate.streams.stalls import Stall, StallReports
 from headgate.streams.subscription import Subscription
 from headgate.triggers.base import BaseEventTrigger
@@ -54,7 +55,7 @@ class SharedStreamManager:
       the failure and has not unsubscribed within this time.
     - ``cohort_grace_period``: seconds from the first subscriber to the start of the poll, so that others can join
       before the first broadcast.
-    - ``rejoin_wait``: seconds that a stream waits for a subscriber that failed (`expect_rejoin`).
+    - ``advance_timeout``: seconds that one advance of a producer may take; a stream ends if it takes longer.
     - ``overflow``: the effect of a full queue: ``"fail"`` its subscriber, or ``"pause"`` the poll for all until there
       is room again (bounded by the ack timeout).
     - ``lease``: advances begin only while it is held.
@@ -69,7 +70,7 @@ class SharedStreamManager:
         max_subscriber_queue: int = 1024,
         ack_timeout: float = 300.0,
         cohort_grace_period: float = 0.0,
-        rejoin_wait: float = 0.0,
+        advance_timeout: float = 60.0,
         overflow: Literal["fail", "pause"] = "fail",
         lease: Lease | None = None,
         _now: Callable[[], float] = trio.current_time,
@@ -80,19 +81,22 @@ class SharedStreamManager:
             raise ValueError(f"ack_timeout must be more than 0 s, not {ack_timeout}")
         if not cohort_grace_period >= 0:
             raise ValueError(f"cohort_grace_period must not be negative, but it is {cohort_grace_period}")
-        if not rejoin_wait >= 0:
-            raise ValueError(f"rejoin_wait must not be negative, but it is {rejoin_wait}")
+        if not advance_timeout > 0:
+            raise ValueError(f"advance_timeout must be more than 0 s, not {advance_timeout}")
         if overflow not in ("fail", "pause"):
             raise ValueError(f"overflow must be 'fail' or 'pause', not {overflow!r}")
         self._flow = FlowControl()
         self._progress = trio.lowlevel.ParkingLot()
         self._log = structlog.get_logger("headgate.streams") if log is None else log
-        self._rejoins = RejoinWaits(rejoin_wait_s=rejoin_wait, now=_now, log=self._log)
+        self._absent = AbsentSubscribers()
+        self.advances_cut_off = 0  # calls of advance that did not return in time
         self._end_deadlines = EndDeadlines(timeout_s=ack_timeout, now=_now, is_awaited=self._is_awaited)
         self._seqs = SeqTable(on_empty=self._progress.unpark_all)
         self._settings = GroupSettings(
             log=self._log,
-            rejoins=self._rejoins,
+            absent=self._absent,
+            advance_timeout_s=advance_timeout,
+            on_advance_cut=self._count_cut_advance,
             queue_events_max=max_subscriber_queue,
             ack_timeout_s=ack_timeout,
             cohort_grace_s=cohort_grace_period,
@@ -193,23 +197,15 @@ class SharedStreamManager:
         await trio.lowlevel.checkpoint()
 
     def expect_rejoin(self, *, trigger_id: int, key: Hashable) -> None:
-        """Wait for a subscriber that failed to rejoin; until then nothing is broadcast (see `start_rejoin_wait`).
+        """Wait for a subscriber that failed, or is not started yet; until it joins nothing is broadcast.
 
-        The subscribers of an event are fixed when it is broadcast, so without this a restarted subscriber would miss,
-        and the broker forget, the events broadcast in the meantime.
+        There is no time limit: only `subscribe` and `cancel_rejoin` end the wait (see `headgate.streams.absence`).
         """
-        self._rejoins.expect(key, trigger_id)
-
-    def start_rejoin_wait(self, trigger_id: int) -> None:
-        """Wait ``rejoin_wait`` seconds from now on for this trigger: it can be started again."""
-        self._wake_polls(self._rejoins.start(trigger_id))
+        self._absent.add(key, trigger_id)
 
     def cancel_rejoin(self, trigger_id: int) -> None:
-        """Stop waiting for this trigger: it has rejoined, or never will."""
-        self._wake_polls(self._rejoins.cancel(trigger_id))
-
-    def _wake_polls(self, keys: Iterable[Hashable]) -> None:
-        for key in keys:
+        """Stop waiting for this trigger: it has joined, or never will."""
+        for key in self._absent.remove(trigger_id):
             group = self._groups.get(key)
             if group is not None:
                 group.wake_poll()
@@ -283,7 +279,7 @@ class SharedStreamManager:
 
     def _is_awaited(self, key: Hashable, trigger_id: int) -> bool:
         with contextlib.suppress(Exception):  # see `_stalls`
-            return key in self._groups and trigger_id in self._rejoins.absent(key)
+            return key in self._groups and trigger_id in self._absent.of(key)
         return False
 
     def _evict(self, group: Group) -> None:
@@ -295,6 +291,9 @@ class SharedStreamManager:
         self._groups.clear()
         for group in groups:
             group.stop()
+
+    def _count_cut_advance(self) -> None:
+        self.advances_cut_off += 1
 
     async def _run_group(self, group: Group) -> None:
         try:

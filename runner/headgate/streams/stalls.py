@@ -12,6 +12,7 @@ from headgate.streams.subscription import Subscription
 
 STALL_REPORT_S = 10.0  # a stream that is stalled for the same reason for so long is reported
 STALL_REPORT_AGAIN_S = 300.0  # and then again at this interval, for as long as it lasts
+ABSENCE_REPORT_AGAIN_S = 60.0  # the same for an absent subscriber: only a person may be able to end that wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class Stall:
     """Why a stream does not pull its next event, and the triggers that cause it. ``stream`` is ``repr(key)``.
 
     ``full queue``: these have as many raw events waiting as they may (back-pressure). ``absent subscriber``: these
-    failed and are expected to rejoin (`RejoinWaits`). ``unresolved events``: too many events are broadcast and not
-    advanced; these are the triggers that still have to resolve the oldest of them.
+    failed or are not started, and are waited for (`AbsentSubscribers`). ``unresolved events``: too many events are
+    broadcast and not advanced; these are the triggers that still have to resolve the oldest of them.
 
     ``since``: by the manager's clock, for a full queue: when it became full, if nothing was pulled from it afterwards.
     """
@@ -71,11 +72,15 @@ class StallReports:
             self._report(self._lasting[stream], now)
 
     def _report(self, lasting: _Lasting, now: float) -> None:
-        before = lasting.reported_at
-        if now - lasting.began_at >= STALL_REPORT_S if before is None else now - before >= STALL_REPORT_AGAIN_S:
+        before, is_absence = lasting.reported_at, lasting.stall.reason == "absent subscriber"
+        again_s = ABSENCE_REPORT_AGAIN_S if is_absence else STALL_REPORT_AGAIN_S
+        if now - lasting.began_at >= STALL_REPORT_S if before is None else now - before >= again_s:
             lasting.reported_at = now
-            self._log.warning(
-                "a shared stream waits for its subscribers",
+            report = self._log.error if is_absence else self._log.warning
+            report(
+                "a shared stream stands still until subscribers that are absent are back, paused or removed"
+                if is_absence
+                else "a shared stream waits for its subscribers",
                 stream=lasting.stall.stream,
                 reason=lasting.stall.reason,
                 trigger_ids=list(lasting.stall.trigger_ids),

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 import trio
 
-from headgate.streams.contract import PollTerminated
+from headgate.streams.contract import PollTerminated, Undecodable
 from headgate.streams.flow import FlowControl
 from headgate.streams.ledger import Account, Share
 
@@ -45,6 +45,25 @@ class Binding(NamedTuple):
 NOTHING_BOUND = Binding(None, None, 0)
 
 
+class PassOver(Protocol):
+    """The messages that a subscriber does not get: those that its producer cannot decode, and those in ``keys``.
+
+    The latter are those that it has failed on too often.
+
+    Each is reported instead, and its share is acked when the report is stored. While there is no room for a report
+    (``is_full``), the subscriber pulls nothing.
+    """
+
+    keys: frozenset[str]
+
+    @property
+    def is_full(self) -> bool: ...
+
+    async def wait_room(self) -> None: ...
+
+    def report(self, raw_event: Any, key: str | None, seq: int | None) -> None: ...
+
+
 class Subscription:
     """An async iterator over the raw events of a shared stream, for one trigger and one task at a time.
 
@@ -67,6 +86,10 @@ class Subscription:
         self.trigger_id = trigger_id
         self.account = account
         self.on_failed: Callable[[Exception], None] | None = None
+        self.pass_over: PassOver | None = None
+        self.may_pass_over = False  # whether the queue may hold a message that the subscriber does not get
+        self.is_window_blameless = False  # was failed, but not because of the open window
+        self.raw_event: Any = None  # the one that the filter is working on, while the window is open
         # By the group's clock: when the queue became full, if nothing was pulled from it since. None while there is
         # room, and while the trigger waits for the store (`Host`), which is not its own fault.
         self.full_since: float | None = None
@@ -82,6 +105,7 @@ class Subscription:
         self._failure: Exception | None = None
         self._has_left = False
         self._is_pulling = False
+        self.note_message: Callable[[str | None], None] | None = None  # called with the key of each that is given
         self.has_seen_end = False  # the end of the stream was raised at its pull
         self.pulls = 0
 
@@ -104,6 +128,8 @@ class Subscription:
                 await trio.lowlevel.checkpoint()
             if not self._queue or self._flow.is_stopped:
                 await self._wait_for_event()
+            if self.may_pass_over:
+                await self._pass_over_first()
         finally:
             self._is_pulling = False
         # No checkpoint from here on: an event taken off the queue is always handed out.
@@ -111,6 +137,7 @@ class Subscription:
         raw_event, share = self._queue.popleft()
         if share is not None:
             self._open_window(share)
+            self.raw_event = raw_event
         if was_full:
             self.full_since = None
             self._on_room()
@@ -129,9 +156,21 @@ class Subscription:
         return Binding(share.account.ledger.bind(share), share.event.key, position)
 
     @property
+    def is_window_open(self) -> bool:
+        """Whether the filter is working on a raw event of ack mode."""
+        return self._window is not None
+
+    @property
     def message_key(self) -> str | None:
-        """The producer's name for the raw event that the filter is working on; None if there is none."""
-        return None if self._window is None else self._window.event.key
+        """The producer's name for the raw event that the filter is working on; None if there is none.
+
+        None as well if the subscriber was failed for something else: the raw event is not at fault then.
+        """
+        return None if self._window is None or self.is_window_blameless else self._window.event.key
+
+    def is_working_on(self, share: Share) -> bool:
+        """Whether the filter is working on this share, and is not kept waiting by the store."""
+        return share is self._window and not self.waits_for_store
 
     # --- the group's side ------------------------------------------------------------------------
 
@@ -150,6 +189,8 @@ class Subscription:
         if len(self._queue) >= self._queue_events_max:
             return 0
         self._queue.append((raw_event, share))
+        if type(raw_event) is Undecodable:
+            self.may_pass_over = True
         if self._arrivals:
             self._arrivals.unpark()
         return len(self._queue)
@@ -173,7 +214,7 @@ class Subscription:
         """End the iteration. The caller settles the shares, the open one included."""
         self._has_left = True
         self._queue.clear()
-        self._window = self._window_task = None
+        self._window = self._window_task = self.raw_event = None
         self._arrivals.unpark_all()
 
     def reject(self) -> bool:
@@ -195,12 +236,49 @@ class Subscription:
                 raise self._failure
             if self._queue and not self._flow.is_stopped:
                 return
+            if self.note_message is not None:
+                self.note_message(None)
             await self._arrivals.park()
+
+    async def _pass_over_first(self) -> None:
+        """Report the first events of the queue until one comes that the subscriber gets; it stays in the queue."""
+        pass_over = self.pass_over
+        while True:
+            if not self._queue or self._flow.is_stopped:
+                await self._wait_for_event()
+            raw_event, share = self._queue[0]
+            if share is None:
+                return
+            if type(raw_event) is not Undecodable and (pass_over is None or share.event.key not in pass_over.keys):
+                return
+            if pass_over is not None and pass_over.is_full:
+                self.waits_for_store = True
+                try:
+                    await pass_over.wait_room()
+                finally:
+                    self.waits_for_store = False
+                continue
+            was_full = self.is_full
+            self._queue.popleft()
+            ledger = share.account.ledger
+            ledger.hand_out(share)
+            if pass_over is None:
+                ledger.reject(share)
+            else:
+                # It is acked once the report is stored, like a message from which one event derives (I1).
+                pass_over.report(raw_event, share.event.key, ledger.bind(share))
+            ledger.move_past(share)
+            if was_full:
+                self.full_since = None
+                self._on_room()
+            await trio.lowlevel.checkpoint()
 
     def _open_window(self, share: Share) -> None:
         share.account.ledger.hand_out(share)
         self._window = share
         self._window_task = trio.lowlevel.current_task()
+        if self.note_message is not None:
+            self.note_message(share.event.key)
         if _window_owner.get() is not self:
             _window_owner.set(self)
 
@@ -208,7 +286,7 @@ class Subscription:
         share = self._window
         if share is None:
             return
-        self._window = self._window_task = None
+        self._window = self._window_task = self.raw_event = None
         share.account.ledger.move_past(share)
 
     def _end_with(self, failure: Exception) -> None:
@@ -221,6 +299,12 @@ class Subscription:
         except Exception:
             # The other subscribers must still get their failure, and the poll that is failing this one must continue.
             self._log.exception("on_failed raised", trigger_id=self.trigger_id)
+
+
+def account_of(subscription: Subscription) -> Account:
+    """Return the account of a subscriber of ack mode."""
+    assert subscription.account is not None
+    return subscription.account
 
 
 def reject_shared_stream_event() -> None:

@@ -10,15 +10,19 @@ if TYPE_CHECKING:
 
 # The method that a task is resumed in if its trigger failed, or had not fired in time.
 FAIL_METHOD: Final = "__fail__"
+# The method of a deferral without one: its trigger has to end the task.
+END_METHOD: Final = "__end__"
 REASON_TIMEOUT: Final = "trigger_timeout"
+REASON_EXECUTION_TIMEOUT: Final = "execution_timeout"
 REASON_FAILURE: Final = "trigger_failure"
 
 
 class TaskDeferred(BaseException):
     """Raised to release the worker until ``trigger`` fires; by `BaseOperator.defer`, or by any code of the task.
 
-    The task resumes in ``method_name(context, event=..., **kwargs)`` of a new instance of its operator. It fails if
-    the trigger has not fired ``timeout`` after the deferral was stored.
+    The task resumes in ``method_name(context, event=..., **kwargs)`` of a new instance of its operator; None if the
+    trigger ends the task itself, by a `TaskSuccessEvent` for example. It fails if the trigger has not fired ``timeout``
+    after the deferral was stored.
 
     It does not derive from `Exception`, because a deferral is not an error, and an ``except Exception`` in the task
     must not catch it. It may be raised at any depth. Raises TypeError or ValueError for invalid arguments.
@@ -28,12 +32,20 @@ class TaskDeferred(BaseException):
         self,
         *,
         trigger: BaseTrigger,
-        method_name: str,
+        method_name: str | None,
         kwargs: dict[str, Any] | None = None,
         timeout: timedelta | None = None,
     ) -> None:
         super().__init__(f"deferred to {type(trigger).__name__}, to resume in {method_name!r:.100}")
-        if not isinstance(method_name, str) or not method_name.isidentifier() or method_name == FAIL_METHOD:
+        if method_name is None:
+            method_name = END_METHOD
+            if kwargs:
+                raise ValueError(f"kwargs are for the method to resume in, and method_name is None: {kwargs!r:.100}")
+        elif (
+            not isinstance(method_name, str)
+            or not method_name.isidentifier()
+            or method_name in (FAIL_METHOD, END_METHOD)
+        ):
             raise ValueError(f"method_name must be the name of a method, not {method_name!r:.100}")
         if kwargs is not None and not isinstance(kwargs, dict):
             raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
@@ -74,7 +86,14 @@ class TaskDeferralError(Exception):
 
 
 class TriggerTimeout(TaskDeferralError):
-    """The trigger that the task waited for had not fired when the deferral's timeout was over."""
+    """The trigger that the task waited for had not fired when the deferral's timeout was over.
+
+    ``waited`` is the length of this deferral, None if it is not known.
+    """
+
+    def __init__(self, error: str, *, waited: timedelta | None = None) -> None:
+        super().__init__(error)
+        self.waited = waited
 
 
 class XComMissing(Exception):

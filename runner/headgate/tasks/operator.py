@@ -16,6 +16,7 @@ from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import (
+    END_METHOD,
     FAIL_METHOD,
     REASON_TIMEOUT,
     TaskDeferralError,
@@ -158,7 +159,7 @@ class BaseOperator(Arrows):
         self,
         *,
         trigger: BaseTrigger,
-        method_name: str,
+        method_name: str | None,
         kwargs: dict[str, Any] | None = None,
         timeout: timedelta | None = None,
     ) -> NoReturn:
@@ -171,13 +172,23 @@ class BaseOperator(Arrows):
 
         For ``__fail__`` raises `TriggerTimeout` or `TaskDeferralError`, with the trigger's error and traceback.
         """
+        if next_method == END_METHOD:
+            raise TaskDeferralError(
+                f"the trigger fired {event!r:.100}, an event that does not end the task, and the deferral has no "
+                f"method_name to resume in"
+            )
         if next_method != FAIL_METHOD:
             return getattr(self, next_method)(context, event=event, **next_kwargs)
-        kind = TriggerTimeout if next_kwargs.get("reason") == REASON_TIMEOUT else TaskDeferralError
-        raise kind(str(next_kwargs.get("error", "the trigger failed")), str(next_kwargs.get("traceback", "")))
+        error, trace = str(next_kwargs.get("error", "the trigger failed")), str(next_kwargs.get("traceback", ""))
+        if next_kwargs.get("reason") == REASON_TIMEOUT:
+            waited_s = next_kwargs.get("waited_s")
+            raise TriggerTimeout(error, waited=None if waited_s is None else timedelta(seconds=waited_s))
+        raise TaskDeferralError(error, trace)
 
     def method_problem(self, name: str, kwargs: dict[str, Any]) -> str | None:
         """Return the reason why the task cannot resume in the method ``name`` with these kwargs, None if it can."""
+        if name == END_METHOD:
+            return None
         method = getattr(self, name, None)
         if not callable(method):
             return f"{type(self).__name__} has no method {name!r:.100} to resume in"

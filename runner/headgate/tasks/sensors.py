@@ -58,7 +58,9 @@ class BaseSensorOperator(BaseOperator):
 
     ``poke_interval`` is a minute by default. ``mode="deferrable"`` (the default) releases the worker between two pokes,
     ``"poke"`` keeps it. ``timeout`` after the first poke of a try (or after the start, with ``start_from_trigger``) the
-    task fails without another try (`SensorTimeout`), or is skipped with ``soft_fail``.
+    task fails without another try (`SensorTimeout`), and so it does if the timeout of a deferral of its own is over.
+    With ``soft_fail`` it is skipped instead, and also if `poke`, or the method in which it resumes, raises
+    `TaskFailed`; any other error, and the failure of a trigger, fails the try.
     """
 
     poke_interval_default: ClassVar[timedelta] = timedelta(seconds=60)
@@ -94,12 +96,15 @@ class BaseSensorOperator(BaseOperator):
         """Poke until the condition is met; ``waiting_since`` is the time of the first poke of this try."""
         since = waiting_since or self._now()
         while True:
-            found = self.poke(context)
+            try:
+                found = self.poke(context)
+            except TaskFailed as error:
+                self._fail_softly(error)
             if found:
                 return found.xcom_value if isinstance(found, PokeReturnValue) else None
             left = since + self.timeout - self._now()
             if left <= timedelta(0):
-                self._give_up()
+                self._give_up(self._now() - since)
             # The last poke is when the timeout is over, not before.
             pause = min(self.poke_interval, left)
             if self.mode == "deferrable":
@@ -119,11 +124,13 @@ class BaseSensorOperator(BaseOperator):
         return msgspec.structs.replace(start, timeout_s=timeout_s)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
-        """Resume as every task does, but treat the deferral's timeout as the sensor's."""
+        """Resume as every task does, but treat the timeout of a deferral as the sensor's, and heed ``soft_fail``."""
         try:
             return super().resume_execution(next_method, next_kwargs, event, context)
         except TriggerTimeout as error:
-            self._give_up(error)
+            self._give_up(error.waited, error)
+        except TaskFailed as error:
+            self._fail_softly(error)
 
     # Overridden in tests, which do not wait.
 
@@ -133,11 +140,27 @@ class BaseSensorOperator(BaseOperator):
     def _pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def _give_up(self, cause: Exception | None = None) -> NoReturn:
-        problem = f"the sensor {self.task_id!r} has waited for {self.timeout}, which is its timeout"
+    def _give_up(self, waited: timedelta | None, cause: Exception | None = None) -> NoReturn:
+        """Give up after a wait that has lasted for ``waited``, None if that is not known."""
+        if waited is None or waited >= self.timeout - timedelta(milliseconds=1):  # it is stored in whole ones
+            which = f"its timeout of {self.timeout} is over"
+        else:
+            which = "the timeout of its deferral is over"
+        so_long = "" if waited is None else f" has waited for {_in_whole_seconds(waited)}:"
+        self._fail_softly(SensorTimeout(f"the sensor {self.task_id!r}{so_long or ':'} {which}"), cause)
+
+    def _fail_softly(self, error: TaskFailed, cause: Exception | None = None) -> NoReturn:
+        """Raise the error, or skip the task because of it with ``soft_fail``."""
         if self.soft_fail:
-            raise TaskSkipped(problem) from cause
-        raise SensorTimeout(problem) from cause
+            raise TaskSkipped(str(error)) from error
+        if cause is None:
+            raise error
+        raise error from cause
+
+
+def _in_whole_seconds(waited: timedelta) -> timedelta:
+    """Return a time without the fraction of a second, unless it is all there is."""
+    return timedelta(seconds=int(waited.total_seconds())) if waited >= timedelta(seconds=1) else waited
 
 
 class TriggerSensor(BaseSensorOperator):
@@ -170,7 +193,7 @@ class TriggerSensor(BaseSensorOperator):
         try:
             fired = trio.run(first_event_here, trigger, self.timeout.total_seconds())
         except trio.TooSlowError as error:
-            self._give_up(error)
+            self._give_up(self.timeout, error)
         return self._complete_here(fired, context)
 
     def execute_complete(self, context: Context, event: Any = None) -> Any:

@@ -470,13 +470,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if prove(Plan(**given), folder, os.environ.get(DATABASE_VARIABLE), out) else NOT_PROVEN
 
 
-def _interrupt(number: int, _frame: object) -> None:
+def interrupt(number: int, _frame: object) -> None:
+    """Handle a signal as Ctrl-C; a second one is ignored."""
     signal.signal(number, signal.SIG_IGN)  # a second one does not cut the cleaning up short
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)  # the command line ends it like this, and it cleans up
+    signal.signal(signal.SIGTERM, interrupt)  # the command line ends it like this, and it cleans up
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(main())
     sys.exit(130)

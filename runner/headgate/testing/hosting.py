@@ -26,8 +26,9 @@ from headgate.protocol.messages.runner import (
     TriggerSpec,
 )
 from headgate.protocol.values import decode_value, encode_value
-from headgate.runner.host import Ending, Host
+from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
+from headgate.runner.trigger_run import Ending
 from headgate.streams.manager import SharedStreamManager
 from headgate.testing.clock import SkippingClock, wait_nothing_but_time
 from headgate.testing.failures import Misbehaved
@@ -155,7 +156,9 @@ class HostedTriggers:
                 self._known.add(name)
             if event.seq:
                 self._unconfirmed.append(event.seq)
-        self._streams.confirm_refused([refused.seq for refused in changes.refused if refused.seq])
+        # A whole dead letter is stored like an event; of any other only the broker has the message.
+        self._unconfirmed += [refused.seq for refused in changes.refused if refused.seq and refused.is_whole]
+        self._streams.confirm_refused([refused.seq for refused in changes.refused if not refused.is_whole])
         for finished in changes.finished:
             self.finished[finished.trigger_id] = finished
 
@@ -187,7 +190,7 @@ async def hosted_triggers(
     streams = SharedStreamManager(
         max_subscriber_queue=settings.subscriber_queue_max,
         ack_timeout=settings.ack_timeout_s,
-        rejoin_wait=settings.rejoin_wait_s,
+        advance_timeout=settings.advance_timeout_s,
         overflow="pause",
     )
     # Inherited by the tasks of all triggers, as in the runner.

@@ -9,6 +9,7 @@ from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.loading import TriggerNotLoaded, load_trigger
+from headgate.streams.identity import stream_of
 from headgate.testing.failures import RoundTripFailed
 from headgate.triggers.base import BaseTrigger
 from headgate.triggers.encoding import encode_trigger
@@ -23,7 +24,13 @@ def spec_of(trigger: BaseTrigger, trigger_id: int) -> TriggerSpec:
         classpath, encoded = encode_trigger(trigger)
     except ProtocolError as error:
         raise RoundTripFailed(f"{name} cannot be stored: {error}") from error
-    return TriggerSpec(trigger_id, f"run-of-{trigger_id}", name, classpath, encoded)
+    return TriggerSpec(trigger_id, f"run-of-{trigger_id}", name, classpath, encoded, stream=digest_of(trigger))
+
+
+def digest_of(trigger: BaseTrigger) -> str:
+    """Return the digest of the stream of a trigger, "" if it reads none, as the supervisor knows it."""
+    stream = stream_of(trigger)
+    return "" if stream is None else stream.digest
 
 
 def loaded(spec: TriggerSpec) -> BaseTrigger:

@@ -233,7 +233,7 @@ def shared_stream(
         for number, trigger in enumerate(triggers, 1)
     )
     clock, producer = SkippingClock(), ScriptedProducer()
-    given: dict[str, Any] = {"ack_timeout_s": ack_timeout.total_seconds(), "rejoin_wait_s": 0.0} | dict(settings or {})
+    given: dict[str, Any] = {"ack_timeout_s": ack_timeout.total_seconds()} | dict(settings or {})
     open_state = functools.partial(hosted_triggers, clock, RunnerSettings(**given), {}, has_streams=True)
     with ExitStack() as stack:
         for cls in {type(trigger) for trigger in triggers}:

@@ -10,23 +10,33 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from headgate.child import queries
 from headgate.protocol.messages.runner import FiredEvent, TriggerSpec
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.steps import (
+    EXECUTION_TIMEOUT_OVER,
+    StepDeferred,
+    StepFailed,
+    StepSkipped,
+    StepSucceeded,
+    XCom,
+)
 from headgate.protocol.values import decode_value, encode_value
 from headgate.tasks.context import RETURN_VALUE, Context, make_context
-from headgate.tasks.errors import FAIL_METHOD, REASON_FAILURE, REASON_TIMEOUT
+from headgate.tasks.errors import FAIL_METHOD, REASON_EXECUTION_TIMEOUT, REASON_FAILURE, REASON_TIMEOUT
 from headgate.tasks.execution import Resumption, run_step
 from headgate.tasks.operator import Arrows, BaseOperator
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import TaskNeverEnds, TaskNotSuccessful
-from headgate.testing.round_trip import check_round_trip, loaded
+from headgate.testing.round_trip import check_round_trip, digest_of, loaded
 from headgate.testing.running import BLOCKED_AFTER, TRIGGER_ID, WITHIN, check_left, check_log, run_hosted
 from headgate.testing.stubs import CreatedRun, StubRun, Stubs
 from headgate.triggers import temporal
@@ -115,9 +125,10 @@ def run_task(
     ``self`` do not reach the next step. A task that starts from its trigger does so here.
 
     Time is skipped as in `run_trigger`, and also for ``time.sleep()``, in the modules that define the operator's class
-    and the function it calls. ``variables`` and ``connections`` (URIs) answer the task's queries. ``xcoms`` are those
-    of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the states of
-    tasks, or a list of these, one for each look.
+    and the function it calls. ``execution_timeout`` counts over the whole try, in skipped time; a step that exceeds it
+    is not interrupted, but the try fails. ``variables`` and ``connections`` (URIs) answer the task's queries. ``xcoms``
+    are those of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the
+    states of tasks, or a list of these, one for each look.
 
     A task that fails is not an error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within``
     (a day by default) or defers too often; `RoundTripFailed`, `LoopBlocked`, `Misbehaved` and `LeftBehind` as
@@ -148,18 +159,26 @@ class _Trial:
         self._blocked_after_s = blocked_after_s
         self._xcoms: dict[str, Any] = {}
         self._deferrals: list[Deferral] = []
+        self._ends_at_s = math.inf  # the execution_timeout
 
     def run(self, context_of: Callable[[BaseOperator], Context]) -> TaskResult:
         """Run steps and waits until the task ends."""
         first = self._make()
+        if first.execution_timeout is not None:
+            self._ends_at_s = self._clock.now_s + first.execution_timeout.total_seconds()
         resumption: Resumption | None = None
         waiting = _start_of(first)
         while True:
             if waiting is None:
+                is_failing = resumption is not None and resumption.next_method == FAIL_METHOD
+                if self._left_s <= 0 and not is_failing:
+                    return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
                 operator = self._make()
                 modules = _modules_of(operator)
                 with skipped_wall_clock(type(operator), self._clock, *modules, skips_sleep=True):
                     outcome = run_step(operator, context_of(operator), resumption)
+                if self._left_s < 0 and not is_failing:
+                    return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
                 self._take(outcome.xcoms)
                 if not isinstance(outcome, StepDeferred):
                     return self._result(outcome)
@@ -171,6 +190,11 @@ class _Trial:
             if isinstance(ended, TaskResult):
                 return ended
             resumption = ended
+
+    @property
+    def _left_s(self) -> float:
+        """The time that is left until the end of the execution_timeout."""
+        return self._ends_at_s - self._clock.now_s
 
     def _take(self, xcoms: Sequence[XCom]) -> None:
         self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in xcoms)
@@ -200,23 +224,29 @@ class _Trial:
     def _wait(self, task_id: str, deferred: StepDeferred) -> Resumption | TaskResult:
         """Run the trigger until its first event, failure or timeout; return the resumption, or the result."""
         name = f"the trigger of {task_id!r}"
-        spec = TriggerSpec(TRIGGER_ID, "run-1", name, deferred.classpath, deferred.kwargs)
+        spec = TriggerSpec(TRIGGER_ID, "run-1", name, deferred.classpath, deferred.kwargs, takes_one_event=True)
         trigger = loaded(spec)
+        spec = msgspec.structs.replace(spec, stream=digest_of(trigger))
         check_round_trip(trigger)
-        left_s = self._within_s - self._clock.now_s
-        timeout_s = deferred.timeout_s
-        event, failure = self._first_event(spec, trigger, left_s if timeout_s is None else min(left_s, timeout_s))
+        left_s, try_left_s, began_s = self._within_s - self._clock.now_s, self._left_s, self._clock.now_s
+        timeout_s = math.inf if deferred.timeout_s is None else deferred.timeout_s
+        event, failure = self._first_event(spec, trigger, min(left_s, timeout_s, try_left_s))
         if event is not None:
             return self._fired(deferred, event)
         if failure is None:
-            if timeout_s is None or timeout_s > left_s:
+            if min(timeout_s, try_left_s) > left_s:
                 raise TaskNeverEnds(
                     f"{name}, {deferred.classpath}, has fired nothing within {timedelta(seconds=self._within_s)}"
                 )
-            failure = ("the trigger had not fired when the deferral's timeout was over", "", REASON_TIMEOUT)
+            if try_left_s <= timeout_s:
+                over = f"{EXECUTION_TIMEOUT_OVER}: the trigger that it waited for had not fired"
+                failure = (over, "", REASON_EXECUTION_TIMEOUT)
+            else:
+                over = "the trigger had not fired when the timeout of the deferral was over"
+                failure = (over, "", REASON_TIMEOUT)
         error, trace, reason = failure
         self._note(deferred, failure=error)
-        kwargs = {"error": error, "traceback": trace, "reason": reason}
+        kwargs = {"error": error, "traceback": trace, "reason": reason, "waited_s": self._clock.now_s - began_s}
         return Resumption(FAIL_METHOD, encode_value(kwargs, where="kwargs"))
 
     def _fired(self, deferred: StepDeferred, event: FiredEvent) -> Resumption | TaskResult:

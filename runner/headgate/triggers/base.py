@@ -7,6 +7,7 @@ code.
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -109,6 +110,13 @@ class StartTriggerArgs:
     timeout: timedelta | None = None
 
 
+class ClassLogger:
+    """A class attribute that is the logger of the class it is read from; an attribute of an instance hides it."""
+
+    def __get__(self, instance: object, owner: type) -> logging.Logger:
+        return logging.getLogger(f"{owner.__module__}.{owner.__qualname__}")
+
+
 class BaseTrigger(abc.ABC):
     """A small async wait that is stored as ``(classpath, kwargs)`` and can be run anywhere, any number of times.
 
@@ -133,6 +141,8 @@ class BaseTrigger(abc.ABC):
                     await trio.sleep(1)
                     yield TriggerEvent(left - 1)
     """
+
+    log = ClassLogger()
 
     # Set by the host of a running trigger.
     _ask_last_event: Callable[[], Awaitable[StoredEvent | None]] | None = None

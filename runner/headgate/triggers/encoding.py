@@ -31,6 +31,9 @@ def encode_trigger(trigger: BaseTrigger) -> tuple[str, bytes]:
         raise TriggerNotStorable(f"{name}.serialize()", f"must return (classpath, kwargs), not {form!r:.200}")
     classpath, kwargs = form
     check_classpath(classpath)
+    for key in kwargs:
+        if not isinstance(key, str):
+            raise TriggerNotStorable(f"{name} kwargs[{key!r:.100}]", "is no argument: its name must be a str")
     return classpath, encode_value(kwargs, where=f"{name} kwargs", bytes_max=KWARGS_BYTES_MAX)
 
 

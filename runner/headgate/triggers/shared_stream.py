@@ -10,9 +10,11 @@ from headgate.streams.contract import (
     AckTimeout,
     AdvanceItem,
     AdvanceOutcome,
+    AdvanceTimeout,
     PollTerminated,
     SharedStreamProducer,
     SubscriberOverflow,
+    Undecodable,
 )
 from headgate.streams.manager import SharedStreamManager
 from headgate.streams.subscription import reject_shared_stream_event
@@ -21,9 +23,11 @@ __all__ = [
     "AckTimeout",
     "AdvanceItem",
     "AdvanceOutcome",
+    "AdvanceTimeout",
     "PollTerminated",
     "SharedStreamManager",
     "SharedStreamProducer",
     "SubscriberOverflow",
+    "Undecodable",
     "reject_shared_stream_event",
 ]

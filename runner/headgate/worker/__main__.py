@@ -12,6 +12,7 @@ import sys
 import traceback
 from typing import NoReturn
 
+from headgate.child.forks import cut_off_forks
 from headgate.child.parent_death import die_with
 from headgate.protocol.startup import import_structlog, without_collections
 
@@ -29,6 +30,7 @@ def main() -> NoReturn:
     # Not inheritable: a process that a task starts must not keep the link open.
     os.set_inheritable(arguments.frames_fd, False)
     os.set_inheritable(arguments.logs_fd, False)
+    cut_off_forks(arguments.frames_fd)  # the records of a fork belong to its step
     with without_collections():
         import_structlog()
         from headgate.child.logs import configure

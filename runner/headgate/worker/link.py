@@ -13,7 +13,7 @@ import threading
 from typing import Final
 
 from headgate.child.parent_death import SupervisorGone
-from headgate.child.queries import OpenRequests, result_of
+from headgate.child.queries import OpenRequests, QueryFailed, result_of
 from headgate.protocol import marks
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.wire import Role
@@ -31,6 +31,7 @@ class BlockingLink:
     def __init__(self, sock: socket.socket, stops: Stops) -> None:
         self._socket = sock
         self._stops = stops
+        self._pid = os.getpid()
         self._connection = Connection(WorkerDialect(), Role.WORKER)
         self._state = threading.Lock()  # held briefly around any use of the connection or the requests
         self._sending = threading.Lock()  # held while a frame is written
@@ -69,6 +70,8 @@ class BlockingLink:
 
     def send_query(self, query: Query) -> QueryResult:
         """Send a query and return its result. Raises `QueryFailed`, `LocalProtocolError`, `SupervisorGone`."""
+        if os.getpid() != self._pid:  # there is no thread here that would receive the response
+            raise QueryFailed("a fork of the step cannot send queries: send them before the fork")
         waiter: queue.SimpleQueue[Response] = queue.SimpleQueue()
         with self._stops.held(), self._sending:
             with self._state:

@@ -29,6 +29,7 @@ from headgate.protocol.messages.worker import (
     RunStep,
     Step,
     StepEnded,
+    StepLoaded,
     WorkerHello,
     WorkerWelcome,
 )
@@ -137,7 +138,12 @@ class WorkerSession:
         self._refresh_modules(step.file)
         try:
             with queries_handled_by(self._link.send_query), self._stops.interruptible():
-                return steps.run(step, ask=self._link.send_query, killing=self._stops.killing)
+                return steps.run(
+                    step,
+                    ask=self._link.send_query,
+                    killing=self._stops.killing,
+                    on_loaded=lambda: self._link.send(StepLoaded(step.token)),
+                )
         except StepStopped:
             # With the traceback, which shows the author the line where it was stopped.
             log.warning("the step was stopped", exc_info=True)

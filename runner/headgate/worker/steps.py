@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryHandler
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.queries import EncodedValue, GetXCom
-from headgate.protocol.messages.steps import StepFailed, StepOutcome
+from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepOutcome
 from headgate.protocol.messages.worker import Step
 from headgate.protocol.values import decode_value
 from headgate.tasks.context import Context, RunAsset, XComReader, make_context
@@ -25,15 +26,19 @@ from headgate.worker.stops import StepStopped
 Killing = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 
-def run(step: Step, *, ask: QueryHandler, killing: Killing) -> StepOutcome:
+def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[[], None]) -> StepOutcome:
     """Run a step; any error is its outcome. Raises only `StepStopped`.
 
-    While the task's own code runs, its ``on_kill`` is passed to ``killing``.
+    ``on_loaded`` is called when the DAG file has been loaded. While the task's own code runs, its ``on_kill`` is passed
+    to ``killing``.
     """
     try:
         operator = _find(step)
         if isinstance(operator, StepFailed):
             return operator
+        if step.ends_at_s is not None and time.monotonic() >= step.ends_at_s:
+            return StepFailed(EXECUTION_TIMEOUT_OVER)  # while its file was loaded
+        on_loaded()
         with killing(operator.on_kill):
             return execute(operator, _context(operator, step, ask), _resumption(step))
     except StepStopped:

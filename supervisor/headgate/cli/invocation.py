@@ -15,6 +15,8 @@ from headgate.protocol.startup import import_structlog
 from headgate.supervisor.config import Resolved, Settings, resolve_settings
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from headgate.store.store import Store
 
 # A row that another process is changing is tried again; such a change takes milliseconds.
@@ -54,31 +56,40 @@ class Invocation:
         return settings
 
     @contextlib.contextmanager
-    def store(self) -> Generator[Store]:
-        """Open the store for one command.
+    def engine(self) -> Generator[Engine]:
+        """Open the database for one command.
 
         Raises `CommandError` for a file that does not exist, `SchemaOutOfDate` for a database that has to be
         upgraded first, `DatabaseAway` for one that does not answer.
         """
         from headgate.store.db.engine import open_engine
         from headgate.store.db.schema import require_current
-        from headgate.store.db.secrets import Secrets
-        from headgate.store.store import Store
 
-        settings = self.settings()
-        engine = open_engine(settings.database_url)
+        engine = open_engine(self.settings().database_url)
         try:
             file = engine.url.database if engine.dialect.name == "sqlite" else None
             if file and file != ":memory:" and not Path(file).exists():
                 # Opening it would create it, and leave an empty file if a name was misspelt.
                 raise CommandError(f"there is no database {file} yet: run `headgate db upgrade` to make it")
-            # Before the keys: a command that can do nothing yet should not make a key file either.
             require_current(engine)
-            store = Store(engine, secrets=Secrets.open(settings.home, settings.fernet_keys))
-            with contextlib.closing(store), _files_named_for_missing_dags(store):
-                yield store
+            yield engine
         finally:
             engine.dispose()
+
+    @contextlib.contextmanager
+    def store(self) -> Generator[Store]:
+        """Open the store for one command.
+
+        Raises the errors of `engine`, and `UnusableKey` if this machine does not have the keys of the database.
+        """
+        from headgate.store.keys import open_secrets
+        from headgate.store.store import Store
+
+        with self.engine() as engine:
+            settings = self.resolve().settings
+            secrets = open_secrets(engine, settings.home, settings.fernet_keys, makes_file=False)
+            with Store(engine, secrets=secrets) as store, _files_named_for_missing_dags(store):
+                yield store
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from headgate.cli.commands import (
     events,
     examples,
     frames,
+    keys,
     runs,
     tasks,
     triggerer,
@@ -37,7 +38,8 @@ from headgate.cli.commands import (
 from headgate.cli.invocation import CommandError, Invocation
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.version import VERSION
-from headgate.store.errors import StoreError
+from headgate.store.errors import DatabaseReplaced, StoreError, UnsupportedDatabase, UnusableKey
+from headgate.supervisor.commands import EXIT_DATABASE_REPLACED
 from headgate.supervisor.config import ConfigError
 
 EXIT_ERROR = 1
@@ -68,6 +70,7 @@ app.add_typer(events.dead_letters_app, name="dlq", rich_help_panel=usage.TRIGGER
 app.add_typer(triggers.app, name="triggers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(events.triggerers_app, name="triggerers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
+app.add_typer(keys.app, name="keys", rich_help_panel=usage.MAINTAIN)
 app.add_typer(configuration.app, name="config", rich_help_panel=usage.MAINTAIN)
 app.add_typer(frames.app, name="frames", rich_help_panel=usage.MAINTAIN)
 app.command("examples", rich_help_panel=usage.LEARN)(examples.examples)
@@ -149,7 +152,9 @@ def _our_error(exc: Exception, *, shows_traceback: bool) -> int:
     _print_error(_text_of_os_error(exc) if isinstance(exc, OSError) else str(exc))
     if isinstance(exc, CommandError):
         return exc.exit_code
-    return EXIT_USAGE if isinstance(exc, ConfigError) else EXIT_ERROR
+    if isinstance(exc, DatabaseReplaced):
+        return EXIT_DATABASE_REPLACED
+    return EXIT_USAGE if isinstance(exc, ConfigError | UnsupportedDatabase | UnusableKey) else EXIT_ERROR
 
 
 def _text_of_os_error(exc: OSError) -> str:

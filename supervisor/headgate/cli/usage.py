@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -63,12 +64,26 @@ def prepare_help(app: typer.Typer) -> None:
             prepare_help(group.typer_instance)
 
 
+def _without_value(text: str) -> str:
+    """Return a usage error of a command that takes a secret, which may stand anywhere in a malformed call."""
+    if text.startswith(("Missing", "Option")) or "--description" in text:
+        return text
+    return (
+        "expected NAME VALUE: quote a value that has spaces, write `--` before the name if the value begins with `-`, "
+        "or `-` as the value to read it from standard input"
+    )
+
+
 def usage_error(exc: typer.TyperException, arguments: list[str]) -> str:
     """Return the text of an error in the command line; empty if there is nothing to say beside the help."""
     text = exc.format_message()
     option = getattr(exc, "option_name", None)
+    if any(list(pair) in (["variables", "set"], ["connections", "set"]) for pair in pairwise(arguments)):
+        return _without_value(text)
     if option in GLOBAL_OPTIONS and option in arguments:
-        words = [word for word in arguments if not word.startswith("-")][:2]
+        place = arguments.index(option)  # what follows it may be a URL with a password
+        rest = arguments[:place] + arguments[place + (2 if GLOBAL_OPTIONS[option] else 1) :]
+        words = [word for word in rest if not word.startswith("-")][:2]
         return f"{option} goes before the command: headgate {option} {GLOBAL_OPTIONS[option]} {' '.join(words)} ..."
     text = text.replace("Value error, ", "")
     text = re.sub(r"Input should be a valid integer.*", "expected a whole number", text)

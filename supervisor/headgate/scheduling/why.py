@@ -19,18 +19,24 @@ import msgspec
 from headgate.protocol.messages.dags import TaskState, TriggerRule
 
 HEADGATE_UP = "start `headgate up`"
+CLOCK_TOLERANCE_S = 1.0  # a heartbeat may be this much later than the transaction that looks at it
 NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the list commands show all
 ERROR_CHARS_SHOWN_MAX = 300  # of an error in one sentence; `show` prints all of it
 
 RunState = Literal["queued", "running", "success", "failed"]
-SupervisorState = Literal["alive", "silent", "fenced", "ended"]
+SupervisorState = Literal["alive", "silent", "fenced", "ended", "gone"]  # gone: its process is no longer there
+
+_TRACEBACK = "Traceback (most recent call last):"  # also of a group of errors, with more before it
 
 
 # --- facts ---------------------------------------------------------------------------------------
 
 
 class Supervisor(msgspec.Struct, frozen=True):
-    """One lease. ``open_triggers`` and ``tasks`` count those it has now; ages are seconds by the database's clock."""
+    """One lease. ``open_triggers`` and ``tasks`` count those it has now; ages are seconds by the database's clock.
+
+    ``heartbeat_age_s`` is negative if that clock was set back after the heartbeat.
+    """
 
     epoch: int
     hostname: str
@@ -55,8 +61,33 @@ class StoredEvent(msgspec.Struct, frozen=True):
     redelivered: int = 0
 
 
+class StruckMessage(msgspec.Struct, frozen=True):
+    """The message of a shared stream on which a trigger has failed last, ``strikes`` times by now.
+
+    ``kills`` of them ended the runner's process. After ``max_deliveries`` it is passed over; 0: never.
+    """
+
+    key: str
+    strikes: int
+    kills: int
+    max_deliveries: int
+
+
+class StreamFacts(msgspec.Struct, frozen=True):
+    """The shared stream of a trigger. ``triggers`` are open. ``held_up_by``: others that it may wait for, and why."""
+
+    name: str
+    triggers: int
+    owner: Supervisor | None = None
+    held_up_by: tuple[tuple[str, str], ...] = ()
+
+
 class TriggerFacts(msgspec.Struct, frozen=True):
-    """One trigger. ``owner`` is None if it is not claimed, an age is None if the event has not happened."""
+    """One trigger. ``owner`` is None if it is not claimed, an age is None if the event has not happened.
+
+    ``struck`` is set if its last failure was one on a message, which is not passed over. ``passed_over`` counts the
+    messages that are. ``others_of_stream``: the number of open triggers that read the same shared stream.
+    """
 
     id: int
     classpath: str
@@ -71,6 +102,13 @@ class TriggerFacts(msgspec.Struct, frozen=True):
     finished_age_s: float | None = None
     removed_age_s: float | None = None
     newest_event: StoredEvent | None = None
+    hold: str | None = None
+    hold_reason: str | None = None
+    held_age_s: float | None = None
+    struck: StruckMessage | None = None
+    passed_over: int = 0
+    others_of_stream: int = 0
+    stream: StreamFacts | None = None
 
 
 class Pool(msgspec.Struct, frozen=True):
@@ -161,8 +199,15 @@ def some(names: Sequence[str]) -> str:
 
 def shortened(error: str | None) -> str:
     """Return an error on one line, without its traceback, its end cut if it is long."""
-    text = " ".join((error or "").partition("\nTraceback (most recent call last):")[0].split())
+    text = " ".join(_headline(error or "").split())
     return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
+
+
+def _headline(error: str) -> str:
+    """Return an error up to its traceback; of a traceback alone the last line."""
+    lines = error.strip().splitlines()
+    begins = next((at for at, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)), len(lines))
+    return "\n".join(lines[:begins] or lines[-1:])
 
 
 def moment(in_s: float | None) -> str:
@@ -216,10 +261,11 @@ def gone(owner: Supervisor, supervisors: Sequence[Supervisor], what: str) -> Fin
         "silent": f"its owner, {owner}, has been silent for {span(owner.heartbeat_age_s)}",
         "fenced": f"its owner, {owner}, was fenced: it writes nothing more",
         "ended": f"its owner, {owner}, has ended",
+        "gone": f"the process of its owner, {owner}, is gone",
     }[owner.state]
     if not others:
         return Finding(f"owner_{owner.state}", f"{told}, and no other is alive", f"{HEADGATE_UP}: it will {what}")
-    first = "another supervisor fences it and will" if owner.state == "silent" else "another supervisor will"
+    first = "another supervisor fences it and will" if owner.state in ("silent", "gone") else "another supervisor will"
     return Finding(f"owner_{owner.state}", told, f"{first} {what}, within seconds; nothing is to be done")
 
 
@@ -227,5 +273,7 @@ def owner_facts(owner: Supervisor | None) -> list[tuple[str, str]]:
     """Return the facts about the owner."""
     if owner is None:
         return [("owner", "none")]
-    beat = f"{owner.state}, last heartbeat {span(owner.heartbeat_age_s)} ago"
+    beat = f"{owner.state}, last heartbeat {moment(-owner.heartbeat_age_s)}"
+    if owner.heartbeat_age_s < -CLOCK_TOLERANCE_S:
+        beat += ": that is in the future, because the database's clock was set back, so it may not be alive"
     return [("owner", f"{owner}: {beat}"), ("owner's triggers", f"{owner.open_triggers:,} of {owner.capacity:,}")]

@@ -89,10 +89,10 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     found = _file(facts)[:1] if facts.is_dag_removed else []
     if not facts.is_in_dag and not facts.is_dag_removed:
         found.append(Finding("not_in_dag", f"the DAG {facts.dag} no longer has it", "the scheduler removes it"))
+    found += _paused(facts)
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
     decision = ready(facts.trigger_rule, [state for _, state in facts.upstream])
-    found += _paused(facts)
     if decision == "wait":
         found.append(_upstream(facts))
     nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
@@ -127,7 +127,7 @@ def _upstream(facts: TaskFacts) -> Finding:
 
 
 def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
-    found = _paused(facts)
+    found = [*(_file(facts) if facts.is_dag_removed else []), *_paused(facts)]
     nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
     if nobody is not None:
         found.append(nobody)
@@ -137,7 +137,7 @@ def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Find
         text = f"it waits{_now(facts)} for a free worker of the queue {facts.queue!r}; {busy:,} tasks have one"
         soon = "it gets the next one that is free; `headgate up` with more workers, or another supervisor, adds some"
         found.append(Finding("no_free_worker", text, soon))
-    return found + _file(facts)
+    return found + ([] if facts.is_dag_removed else _file(facts))
 
 
 def _pool(facts: TaskFacts) -> list[Finding]:
@@ -167,7 +167,8 @@ def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[F
     nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
     found = [] if nobody is None else [nobody]
     text = f"{failed}; the next try has been due for {span(due_s)}"
-    return [*found, Finding("retry_due", text, "the scheduler begins it within a second"), *_paused(facts)]
+    found.append(Finding("retry_due", text, "the scheduler begins it within a second"))
+    return [*_paused(facts), *found]
 
 
 # --- with a worker, or a trigger -----------------------------------------------------------------

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from headgate.scheduling.why import (
     Answer,
     Finding,
+    StreamFacts,
+    StruckMessage,
     Supervisor,
     TriggerFacts,
     alive,
@@ -30,7 +32,7 @@ def findings(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Fin
         return [_removed(facts)]
     if facts.finished_age_s is not None:
         return [_finished(facts)]
-    found: list[Finding] = []
+    found = [] if facts.hold is None else [_held(facts)]
     if facts.watcher is None and facts.task is None:
         found.append(
             Finding(
@@ -41,6 +43,21 @@ def findings(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Fin
         )
     found += _unowned(facts, supervisors) if facts.owner is None else _owned(facts, facts.owner, supervisors)
     return found
+
+
+def _held(facts: TriggerFacts) -> Finding:
+    since = "" if facts.held_age_s is None else f", {span(facts.held_age_s)} ago"
+    release = f"headgate triggers release {facts.watcher or facts.id}"
+    if facts.hold == "paused":
+        text = f"a user has paused it{since}; its shared stream, if it reads one, goes on without it"
+        return Finding("paused", text, f"`headgate watchers resume {facts.watcher or facts.id}` starts it again")
+    text = f"it is not started any more ({facts.hold}{since}): {shortened(facts.hold_reason)}"
+    more = f"mend it, then `{release}`; its shared stream, if it reads one, waits for it"
+    if facts.hold == "brake":
+        more += "; what it could not take so far is listed by `headgate dlq list`"
+    if facts.watcher is not None:
+        more += f" (`headgate watchers pause {facts.watcher}` lets the stream go on without it)"
+    return Finding(facts.hold or "held", text, more)
 
 
 def _removed(facts: TriggerFacts) -> Finding:
@@ -65,6 +82,10 @@ def _unowned(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Fin
     if nobody is not None:
         return [nobody, *_failures(facts)]
     serving = [one for one in alive(supervisors) if facts.queue in one.queues]
+    if facts.stream is not None:
+        found = _unowned_of_stream(facts.stream, serving)
+        if found is not None:
+            return [found, *_failures(facts)]
     if all(one.open_triggers >= one.capacity for one in serving):
         room = sum(one.capacity for one in serving)
         text = f"every supervisor of the queue {facts.queue!r} is at its capacity, {room:,} triggers in all"
@@ -75,11 +96,40 @@ def _unowned(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Fin
     return [Finding("unclaimed", text, soon), *_failures(facts)]
 
 
+def _unowned_of_stream(stream: StreamFacts, serving: Sequence[Supervisor]) -> Finding | None:
+    owner = stream.owner
+    if owner is not None and owner.state == "alive":
+        text = f"its stream {stream.name} is run by {owner}, and no other may run one of its triggers"
+        return Finding("stream_elsewhere", text, "that one claims it as soon as it has room for one more trigger")
+    if all(one.open_triggers and one.open_triggers + stream.triggers > one.capacity for one in serving):
+        text = f"its stream {stream.name} has {stream.triggers:,} triggers, and no supervisor has so much room"
+        more = "raise `capacity`, or start another supervisor: one that runs nothing else takes a stream of any size"
+        return Finding("stream_too_large", text, more)
+    return None
+
+
+def _stream_waits(facts: TriggerFacts) -> list[Finding]:
+    """Return for whom the stream of a trigger may wait, though the trigger itself is in order."""
+    if facts.stream is None:
+        return []
+    mend = "it goes on when that one is mended, paused or removed: `headgate why` of it says more"
+    waits = f"its stream {facts.stream.name} waits for"
+    return [
+        Finding("stream_waits", f"{waits} {name} while that one does not run: {why}", mend)
+        for name, why in facts.stream.held_up_by
+    ]
+
+
 def _owned(facts: TriggerFacts, owner: Supervisor, supervisors: Sequence[Supervisor]) -> list[Finding]:
     dead = gone(owner, supervisors, "claim the trigger")
     if dead is not None:
-        return [dead, *_failures(facts)]
-    return [*_failures(facts), _waiting(facts, owner)]
+        # That another could take it over is no answer if none serves its queue.
+        others = [one for one in supervisors if one.epoch != owner.epoch]
+        nobody = nobody_serves(others, facts.queue) if alive(others) else None
+        return [*([] if nobody is None else [nobody]), dead, *_failures(facts)]
+    if facts.hold is not None:
+        return _failures(facts)
+    return [*_failures(facts), *_stream_waits(facts), _waiting(facts, owner)]
 
 
 def _failures(facts: TriggerFacts) -> list[Finding]:
@@ -87,8 +137,30 @@ def _failures(facts: TriggerFacts) -> list[Finding]:
         return []
     times = "once" if facts.failure_count == 1 else f"{facts.failure_count:,} times in a row"
     last = "" if facts.last_failed_age_s is None else f", the last time {span(facts.last_failed_age_s)} ago"
+    if facts.struck is not None:
+        return [_struck(facts, facts.struck, last)]
     text = f"it has failed {times}{last}: {shortened(facts.last_error)}"
     return [Finding("failing", text, "it is started again, each time after a longer delay; mend what its error says")]
+
+
+def _struck(facts: TriggerFacts, struck: StruckMessage, last: str) -> Finding:
+    """Return the finding that it fails on one message, which holds up all that read the same stream."""
+    limit = struck.max_deliveries
+    counted = f"{struck.strikes:,} of {limit:,} deliveries" if limit else f"{struck.strikes:,} deliveries"
+    if struck.kills:
+        counted += f", {struck.kills:,} of which ended the runner"
+    text = f"it fails on message {struck.key!r} ({counted}){last}: {shortened(facts.last_error)}"
+    if limit:
+        then = "after the last of these deliveries the message goes to the dead letters, and it goes on without it"
+    else:
+        then = "mend what its error says: the message comes again and again, because `max_deliveries` is 0"
+    others = facts.others_of_stream
+    if others:
+        then += f"; until then the {others:,} other{'s' if others > 1 else ''} of its shared stream wait"
+        then += "" if others > 1 else "s"
+    else:
+        then += "; until then its shared stream stands still"
+    return Finding("poison", text, then)
 
 
 def _waiting(facts: TriggerFacts, owner: Supervisor) -> Finding:
@@ -110,9 +182,13 @@ def known(facts: TriggerFacts) -> list[tuple[str, str]]:
     told = [("trigger", f"{facts.id}, {facts.classpath}, queue {facts.queue}, created {span(facts.age_s)} ago")]
     if facts.watcher is not None:
         told.append(("watcher", facts.watcher))
+    if facts.stream is not None:
+        told.append(("stream", f"{facts.stream.name}, {facts.stream.triggers:,} triggers"))
     if facts.task is not None:
         told.append(("task", " ".join(facts.task)))
     told += owner_facts(facts.owner)
+    if facts.hold is not None:
+        told.append(("hold", f"{facts.hold}: {shortened(facts.hold_reason)}"))
     if facts.newest_event is None:
         told.append(("newest event", "none"))
     else:
@@ -121,4 +197,9 @@ def known(facts: TriggerFacts) -> list[tuple[str, str]]:
         told.append(("newest event", f"{event.id}, stored {span(event.age_s)} ago{again}"))
     if facts.failure_count:
         told.append(("failures", f"{facts.failure_count:,}: {shortened(facts.last_error)}"))
+    elif facts.last_failed_age_s is not None:
+        told.append(("last failure", f"{span(facts.last_failed_age_s)} ago: {shortened(facts.last_error)}"))
+    if facts.passed_over:
+        messages = f"{facts.passed_over:,} message{'s' if facts.passed_over > 1 else ''}"
+        told.append(("passed over", f"{messages}, listed by `headgate dlq list`"))
     return told

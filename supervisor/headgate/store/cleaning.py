@@ -10,7 +10,11 @@ These rows are kept at any age:
   because the key identifies a message that is delivered again (I2); the latter unless ``keyed_events`` are asked for;
 - an event that resumed a task, or for which a run was created, as long as the task or the run exists;
 - an event that still waits for a run of a DAG;
-- a trigger that is open, waited for, that of a watcher, or owned by a supervisor that is not known to have ended.
+- a trigger that is open, waited for, that of a watcher, or owned by a supervisor that is not known to have ended;
+- a stream that a trigger refers to.
+
+A message that a trigger was passed over can be delivered again at any age. After its strikes are deleted, it counts as
+a new one.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
@@ -35,6 +39,8 @@ from headgate.store.tables import (
     dag_run_event,
     dead_letter,
     redelivery,
+    stream,
+    strike,
     task_instance,
     trigger,
     trigger_event,
@@ -54,9 +60,9 @@ CLEAN_AGE_MIN_S = 3600.0
 # more than the waits between its tries. It is fenced if its silence is longer than the age of deleted rows minus this.
 IN_DOUBT_MAX_S = 900.0
 
-Kind = Literal["runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters"]
+Kind = Literal["runs", "events", "keyed_events", "strikes", "triggers", "streams", "dags", "triggerers", "dead_letters"]
 # In this order, because rows of an earlier kind may refer to rows of a later one.
-KINDS: tuple[Kind, ...] = ("runs", "events", "keyed_events", "triggers", "dags", "triggerers", "dead_letters")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 # Only the user can know whether the other kinds are still needed.
 UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_events", "dead_letters"))
 
@@ -137,7 +143,12 @@ def _old_triggerers(before: datetime) -> ColumnElement[bool]:
         func.coalesce(triggerer.c.stopped_at, triggerer.c.fenced_at) < before,
         ~exists().where(trigger.c.triggerer_id == triggerer.c.id),
         ~exists().where(task_instance.c.triggerer_id == triggerer.c.id),
+        ~exists().where(stream.c.triggerer_id == triggerer.c.id),
     )
+
+
+def _old_streams(before: datetime) -> ColumnElement[bool]:
+    return and_(stream.c.created_date < before, ~exists().where(trigger.c.stream_id == stream.c.id))
 
 
 def _old_letters(before: datetime) -> ColumnElement[bool]:
@@ -149,6 +160,8 @@ def _old_letters(before: datetime) -> ColumnElement[bool]:
 
 def clean_batch(tx: Tx, kind: Kind, before: datetime, *, after_id: int, rows_max: int) -> Cleaned:
     """Read ``rows_max`` rows of a kind after an id; delete those that are free, and the rows that belong to them."""
+    if kind == "strikes":
+        return _clean_strikes(tx, before, after_id)
     table, born, condition, remove = _KINDS[kind]
     window = tx.connection.execute(
         select(table.c.id, born).where(table.c.id > after_id).order_by(table.c.id).limit(rows_max)
@@ -169,6 +182,17 @@ def clean_batch(tx: Tx, kind: Kind, before: datetime, *, after_id: int, rows_max
     removed = remove(tx, ids)
     rows = {name: count for name, count in removed.rows.items() if count}
     return Cleaned(rows, last if removed.next_id == ids[-1] else removed.next_id, removed.runs)
+
+
+def _clean_strikes(tx: Tx, before: datetime, after_id: int) -> Cleaned:
+    """Delete the old strikes of one trigger, the next one after an id that has any."""
+    following = select(func.min(strike.c.trigger_id)).where(strike.c.trigger_id > after_id)
+    trigger_id = tx.connection.execute(following).scalar_one()
+    if trigger_id is None:
+        return Cleaned({}, None)
+    old = delete(strike).where(strike.c.trigger_id == trigger_id, strike.c.last_at < before)
+    deleted = tx.connection.execute(old).rowcount
+    return Cleaned({"strike": deleted} if deleted else {}, trigger_id)
 
 
 def _delete(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:
@@ -217,10 +241,17 @@ def _remove_events(tx: Tx, ids: Sequence[int]) -> Cleaned:
 
 def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
+        "strike": _delete(tx, strike, strike.c.trigger_id, ids),
         "asset_watcher": _delete(tx, asset_watcher, asset_watcher.c.trigger_id, ids),
         "trigger": _delete(tx, trigger, trigger.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
+
+
+def _remove_streams(tx: Tx, ids: Sequence[int]) -> Cleaned:
+    """Delete streams without triggers. They are locked already; a trigger may have got one right before that."""
+    unused = select(stream.c.id).where(stream.c.id.in_(ids), ~exists().where(trigger.c.stream_id == stream.c.id))
+    return Cleaned({"stream": _delete(tx, stream, stream.c.id, list(tx.connection.execute(unused).scalars()))}, ids[-1])
 
 
 def _remove_dags(tx: Tx, ids: Sequence[int]) -> Cleaned:
@@ -249,11 +280,12 @@ class _Rows(NamedTuple):
     remove: Callable[[Tx, Sequence[int]], Cleaned]
 
 
-_KINDS: dict[Kind, _Rows] = {
+_KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
     "runs": _Rows(dag_run, dag_run.c.created_date, _ended_runs, _remove_runs),
     "events": _Rows(trigger_event, trigger_event.c.stored_at, _old_events, _remove_events),
     "keyed_events": _Rows(trigger_event, trigger_event.c.stored_at, _old_keyed_events, _remove_events),
     "triggers": _Rows(trigger, trigger.c.created_date, _old_triggers, _remove_triggers),
+    "streams": _Rows(stream, stream.c.created_date, _old_streams, _remove_streams),
     "dags": _Rows(dag, dag.c.created_date, _old_dags, _remove_dags),
     "triggerers": _Rows(triggerer, triggerer.c.started_at, _old_triggerers, _remove_triggerers),
     "dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_letters, _remove_letters),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class StoreError(Exception):
@@ -34,17 +35,25 @@ class DatabaseFault(StoreError):
         self.reason = reason
 
 
+class DatabaseReplaced(StoreError):
+    """The file of a SQLite database, or its log, was deleted, moved or replaced while it was in use.
+
+    Unlike after other errors, the transaction may have been committed, but to a file that no other process will open.
+    Trying again does not help, and nothing may depend on the commit.
+    """
+
+    def __init__(self, database: str, reason: str) -> None:
+        super().__init__(f"the database {database} is not the file that is in use: {reason}")
+        self.database = database
+        self.reason = reason
+
+
 class UnsupportedDatabase(StoreError):
     """The URL does not name a database that headgate can use."""
 
 
 class SchemaOutOfDate(StoreError):
     """The tables of the database do not fit this version of headgate; the message has the command to run."""
-
-
-# The database is away, or cannot be used (a permission, a full disk, a running migration). The caller tries again,
-# because events that are not stored are not confirmed, and stopping would solve none of these.
-DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate)
 
 
 class RowsRefused(StoreError):
@@ -115,4 +124,22 @@ class BadKey(StoreError):
 
 
 class UnusableKey(StoreError):
-    """The encryption keys are malformed, readable by others, or not accessible. The message never shows a key."""
+    """The encryption keys are missing, malformed, readable by others, or not accessible. No message shows a key."""
+
+
+class NoKeyFile(UnusableKey):
+    """There is no key file, and the caller may not make one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"there is no key file {path}: run `headgate db upgrade` to make it")
+        self.path = path
+
+
+class WrongKeys(UnusableKey):
+    """The keys are not those of the database; the message names them by their fingerprints."""
+
+
+# The database is away, or cannot be used (a permission, a full disk, a running migration, a new key that this machine
+# does not have yet). The caller tries again, because events that are not stored are not confirmed, and stopping would
+# solve none of these.
+DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate, WrongKeys)

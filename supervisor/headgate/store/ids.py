@@ -6,7 +6,7 @@ The names that people give (of DAGs, of runs, of a DAG's tasks) are strings, and
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Literal, NewType
 
 import msgspec
 
@@ -15,6 +15,10 @@ TriggerId = NewType("TriggerId", int)
 DagRowId = NewType("DagRowId", int)
 DagRunId = NewType("DagRunId", int)
 TaskInstanceId = NewType("TaskInstanceId", int)
+
+# Why a trigger that is owned is not started: a user has paused its watcher, it failed on too many messages, or it
+# harmed its runner. The stream of a paused one goes on without it; for the others it waits.
+Hold = Literal["paused", "brake", "quarantine"]
 
 
 class TryName(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -10,30 +10,34 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Engine
 
 from headgate.protocol import marks
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent
+from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent
 from headgate.store.db.secrets import Secrets
-from headgate.store.db.transaction import Clock, Database
-from headgate.store.ids import Epoch
+from headgate.store.db.transaction import Clock, Database, LeasedTx
+from headgate.store.db.verbs import leased
+from headgate.store.ids import Epoch, Hold
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.task_verbs import TaskVerbs
-from headgate.store.tasks import deferral
+from headgate.store.tasks import deferral, task_rows
 from headgate.store.tasks.graphs import Graphs
-from headgate.store.triggers import dead_letters
+from headgate.store.triggers import dead_letters, holds, streams
 from headgate.store.triggers import events as event_log
 from headgate.store.triggers.events import EventVerbs
+from headgate.store.triggers.holds import HoldVerbs
 from headgate.store.triggers.leases import LeaseVerbs
+from headgate.store.triggers.strikes import StrikeVerbs
 from headgate.store.triggers.watchers import WatcherVerbs
 
 if TYPE_CHECKING:
     from headgate.store.cleaning import CleaningVerbs
     from headgate.store.inspect.inspection import Inspection
+    from headgate.store.keys import KeyVerbs
 
 
-class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
+class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs):
     """The verbs of the database, each one transaction (`headgate.store.db.verbs`): here those of triggers.
 
-    Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, and the
-    deletion of old rows in `cleaning`. A store is used by one thread.
+    Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, the deletion
+    of old rows in `cleaning`, and the encryption keys in `keys`. A store is used by one thread.
 
     Every verb may raise `DatabaseAway` (repeat it later), `DatabaseFault` and `SchemaOutOfDate`. Every verb that takes
     an epoch and writes raises `LeaseLost`, with nothing written, once the epoch is fenced or ended (I10). Every verb
@@ -64,6 +68,13 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
 
         return CleaningVerbs(self.database)
 
+    @cached_property
+    def keys(self) -> KeyVerbs:
+        """The verbs about the encryption keys."""
+        from headgate.store.keys import KeyVerbs
+
+        return KeyVerbs(self.database)
+
     def __enter__(self) -> Store:
         return self
 
@@ -76,7 +87,16 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
         """Close the connection. A verb that is called later opens another."""
         self.database.close()
 
-    # --- the verb of triggers and of tasks -------------------------------------------------------
+    # --- the verbs of triggers and of tasks ------------------------------------------------------
+
+    @leased
+    def dead_letter_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
+        """Record an event as a dead letter, with its whole payload. Repeating it changes nothing.
+
+        A task that waited for the event is resumed to fail with the reason.
+        """
+        dead_letters.dead_letter(tx, event, reason)
+        deferral.take_refused(tx, {event.trigger_id: reason}, self.waited_for)
 
     def store_slice(
         self,
@@ -85,31 +105,67 @@ class Store(LeaseVerbs, EventVerbs, WatcherVerbs):
         events: Sequence[FiredEvent] = (),
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
+        described: Sequence[DescribedTrigger] = (),
     ) -> event_log.StoredSlice:
         """Store a slice of a round in one transaction: after the return all of it is durable (I1, I2).
 
         The events of a run are stored no later than its end. Raises `RowsRefused` if an event cannot be stored as it
-        is; then nothing of the slice is stored, and the caller finds the event by halving. ``refused`` and ``finished``
-        can always be stored.
+        is; then nothing of the slice is stored, and the caller finds the event by halving. The rest can always be
+        stored.
         """
         waited_for, assets = self.waited_for, self.assets
         with self.database.leased(epoch) as tx:
             marks.reach("store.begun")
-            stored, redelivered = event_log.insert_events(tx, events, assets)
+            stored, redelivered, differing = event_log.insert_events(tx, events, assets)
             marks.reach("store.rows_inserted")
             dead_letters.dead_letter_refused(tx, refused)
             over: frozenset[int] = frozenset()
             if waited_for:  # before the triggers' own rows: see `headgate.store.tasks.task_rows` on locks
-                deferral.take_events(tx, events, waited_for)
-                over = deferral.take_ends(tx, finished, waited_for)
-            failure_counts = event_log.finish(tx, finished)
+                over = deferral.take_events(tx, events, waited_for)
+                reasons = {one.trigger_id: one.reason for one in refused}
+                over |= deferral.take_refused(tx, reasons, waited_for)
+                over |= deferral.take_ends(tx, finished, waited_for)
+            placed = self._place(tx, described)
+            if placed.refused and waited_for:
+                over |= deferral.take_ends(tx, placed.refused, waited_for)
+            ends = (*finished, *placed.refused)
+            failure_counts, struck = event_log.finish(tx, ends)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
         moved_tasks = False
         if waited_for or assets:
-            ids = {event.trigger_id for event in events} | {run.trigger_id for run in finished}
+            ids = {item.trigger_id for items in (events, refused, ends) for item in items}
             moved_tasks = not ids.isdisjoint(waited_for) or not ids.isdisjoint(assets)
         if moved_tasks:
             marks.reach("resume.committed")
         self.forget([run.trigger_id for run in finished if run.outcome == "returned"])
-        return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks)
+        self.forget(sorted(placed.elsewhere))
+        self.streamed.difference_update([*placed.here, *[run.trigger_id for run in placed.refused]])
+        self.streamed.update(trigger_id for trigger_id, digest in placed.here.items() if digest)
+        return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed)
+
+    def _place(self, tx: LeasedTx, described: Sequence[DescribedTrigger]) -> streams.Placed:
+        # Most triggers read no stream, and their rows say so already.
+        news = [one for one in described if one.stream or one.trigger_id in self.streamed]
+        if not news:
+            return streams.NOTHING_PLACED
+        for trigger_id in sorted(self.waited_for.intersection(one.trigger_id for one in news)):
+            task_rows.locked_by_trigger(tx, trigger_id)  # before the trigger's own row, as in `store_slice`
+        return streams.describe(tx, news)
+
+    @leased
+    def hold_trigger(self, tx: LeasedTx, trigger_id: int, hold: Hold, reason: str) -> bool:
+        """Hold an owned trigger until a user releases it; return whether it is held now. ``reason`` is for users.
+
+        A trigger of a task cannot wait for that: its task fails at once with the reason, and the trigger is over. A
+        trigger that is held already, or that another epoch owns, is left unchanged. Repeating it changes nothing.
+        """
+        task = task_rows.locked_by_trigger(tx, trigger_id)  # before the trigger's own row, as in `store_slice`
+        if not holds.hold_own(tx, trigger_id, hold, reason):
+            return False
+        marks.reach("holds.written")
+        if task is None:
+            return True
+        tx.notify()
+        deferral.resume_to_fail(tx, task, "trigger_failed", "trigger_failure", reason)
+        return False

@@ -67,6 +67,21 @@ triggerer = Table(
     sqlite_autoincrement=True,
 )
 
+# A shared stream, from the first time that one of its triggers was loaded. A stream has one owner, the one of all its
+# triggers: it is claimed and given up as a whole. All its triggers have its queue.
+stream = Table(
+    "stream",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("digest", Text, nullable=False),  # of its key, as the runner computes it
+    Column("name", Text, nullable=False),  # its key for people
+    Column("queue", Text, nullable=False),
+    Column("triggerer_id", BigId, ForeignKey("triggerer.id")),  # the owner; claimable if null, fenced or ended
+    Column("created_date", UtcDateTime, nullable=False),
+    UniqueConstraint("digest"),
+    sqlite_autoincrement=True,
+)
+
 trigger = Table(
     "trigger",
     metadata,
@@ -85,8 +100,19 @@ trigger = Table(
     Column("last_failed_run_id", Text),
     Column("finished_at", UtcDateTime),
     Column("removed_at", UtcDateTime),
+    Column("stream_id", BigId),  # of `stream`; null if it reads none, or if that is not known yet
+    Column("max_deliveries", BigInteger, nullable=False, server_default=text("5")),  # of one message; 0: without limit
+    # A `headgate.store.ids.Hold`: it is owned, but not started until the hold is released.
+    Column("hold", Text),
+    Column("hold_reason", Text),
+    Column("held_at", UtcDateTime),
+    Column("brake_from", UtcDateTime),  # messages passed over before do not count for the next brake
     sqlite_autoincrement=True,
 )
+_held_trigger = trigger.c.hold.is_not(None)
+Index("ix_trigger_held", trigger.c.triggerer_id, postgresql_where=_held_trigger, sqlite_where=_held_trigger)
+_streamed_trigger = trigger.c.stream_id.is_not(None)
+Index("ix_trigger_stream", trigger.c.stream_id, postgresql_where=_streamed_trigger, sqlite_where=_streamed_trigger)
 _open_trigger = trigger.c.finished_at.is_(None) & trigger.c.removed_at.is_(None)
 Index(
     "ix_trigger_claim",
@@ -170,6 +196,20 @@ redelivery = Table(
     Column("last_at", UtcDateTime, nullable=False),
 )
 
+# How often a trigger has failed on a message, by the message's key; written only if it fails.
+strike = Table(
+    "strike",
+    metadata,
+    Column("trigger_id", BigId, ForeignKey("trigger.id"), primary_key=True, autoincrement=False),
+    Column("key", Text, primary_key=True),
+    Column("strikes", BigInteger, nullable=False),
+    Column("kills", BigInteger, nullable=False, server_default=text("0")),  # of them: the runner ended with it
+    Column("last_error", Text, nullable=False),
+    Column("last_run_id", Text, nullable=False),  # the run that was counted last: a repeated report is not counted
+    Column("last_at", UtcDateTime, nullable=False),
+    CheckConstraint(f"length(key) <= {KEY_CHARS_MAX}", name="key_chars"),
+)
+
 # Events that could not be stored. ``trigger_id`` is not a foreign key: an event of a trigger that does not exist must
 # become a dead letter like any other, and that may not fail.
 dead_letter = Table(
@@ -187,6 +227,11 @@ dead_letter = Table(
     Column("payload_kept", Boolean, nullable=False),
     Column("reason", Text, nullable=False),
     Column("stored_at", UtcDateTime, nullable=False),
+    Column("content", Text, nullable=False, server_default=text("'event'")),  # or 'message': a raw one of its stream
+    Column("kind", Text, nullable=False, server_default=text("'event'")),
+    Column("is_last", Boolean, nullable=False, server_default=false()),
+    Column("traceback", Text, nullable=False, server_default=text("''")),
+    Column("deliveries", BigInteger, nullable=False, server_default=text("1")),
     UniqueConstraint("trigger_run_id", "sequence_index"),
     sqlite_autoincrement=True,
 )
@@ -382,6 +427,17 @@ def _encrypted_values(name: str) -> Table:
         sqlite_autoincrement=True,
     )
 
+
+# The keys that the database is written with, by their fingerprints (`headgate.store.keys`). The one that is not
+# superseded encrypts.
+encryption_key = Table(
+    "encryption_key",
+    metadata,
+    Column("fingerprint", Text, primary_key=True),
+    Column("created_date", UtcDateTime, nullable=False),
+    Column("superseded_at", UtcDateTime),  # since then another key encrypts
+    Column("retired_at", UtcDateTime),  # nothing is encrypted with it any more
+)
 
 variable = _encrypted_values("variable")
 connection = _encrypted_values("connection")

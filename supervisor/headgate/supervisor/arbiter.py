@@ -30,6 +30,7 @@ from headgate.supervisor.logs.task_logs import LEVELS_FOR_ALL, TaskLogs
 
 log = structlog.get_logger(__name__)
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WAIT_MAX_S = 60.0  # the longest turn of the loop
 STATISTICS_INTERVAL_S = 60.0  # between two records of the runner's memory and CPU time
 
@@ -57,7 +58,7 @@ class Arbiter:
         self._link_of = link_of
         self._selector = selector or selectors.DefaultSelector()
         self._signals: deque[int] = deque()
-        self._runner: WatchedChild[FromSupervisor, FromRunner] | None = None
+        self._runner: _WatchedRunner | None = None
         self._incarnation = 0
         self._exit: Exit | None = None
         self._statistics_at = 0.0
@@ -111,7 +112,7 @@ class Arbiter:
         marks.reach("arbiter.spawned")
         log.info("started a runner", pid=process.pid, incarnation=command.incarnation)
         self._incarnation = command.incarnation
-        self._runner = WatchedChild(process, self._link_of(process.frames, command.incarnation), self._selector, self)
+        self._runner = _WatchedRunner(process, self._link_of(process.frames, command.incarnation), self._selector, self)
         self._statistics_at = time.monotonic() + STATISTICS_INTERVAL_S
 
     def child_said(self, pid: int, message: FromRunner) -> None:
@@ -138,13 +139,23 @@ class Arbiter:
         """Let the core decide."""
         self._core.protocol_failed(error)
 
+    def runner_closed_link(self) -> None:
+        """Let the core decide."""
+        self._core.runner.link_closed(time.monotonic())
+
     def child_ended(self, pid: int, explanation: str) -> None:
         """Report the end to the core."""
         assert self._runner is not None
-        returncode, self._runner = self._runner.process.returncode, None
+        process, self._runner = self._runner.process, None
         marks.reach("arbiter.reaped")
-        gave_up = returncode is not None and returncode > 0
-        self._core.runner_ended(self._incarnation, explanation, time.monotonic(), gave_up=gave_up)
+        self._core.runner_ended(
+            self._incarnation,
+            explanation,
+            time.monotonic(),
+            gave_up=process.returncode is not None and process.returncode > 0,
+            ended_itself=process.ended_itself,
+            record=process.last_record,
+        )
 
     def _log_statistics(self) -> None:
         if self._runner is None or time.monotonic() < self._statistics_at:
@@ -170,8 +181,25 @@ class Arbiter:
             self._core.drain(time.monotonic())
 
 
+class _WatchedRunner(WatchedChild[FromSupervisor, FromRunner]):
+    """The runner: nothing more can come from one that has closed its link, and it should end."""
+
+    def __init__(
+        self, process: ChildProcess, link: RunnerLink, selector: selectors.BaseSelector, arbiter: Arbiter
+    ) -> None:
+        super().__init__(process, link, selector, arbiter)
+        self._arbiter = arbiter
+
+    def _handle_closed_link(self) -> None:
+        if not self.is_ended:
+            self._arbiter.runner_closed_link()
+
+
 class _Signals:
-    """In the block, the handlers of SIGTERM and SIGINT enqueue the signal, and a descriptor wakes the selector."""
+    """In the block, the handlers of SIGTERM and SIGINT enqueue the signal, and a descriptor wakes the selector.
+
+    After the block both are ignored: the process ends with the exit code that is decided by then.
+    """
 
     def __init__(self, selector: selectors.BaseSelector, queue: deque[int]) -> None:
         self._selector = selector
@@ -181,14 +209,15 @@ class _Signals:
         self._read_end, self._write_end = socket.socketpair()
         self._read_end.setblocking(False)
         self._write_end.setblocking(False)
-        self._wakeup_before = signal.set_wakeup_fd(self._write_end.fileno())
+        signal.set_wakeup_fd(self._write_end.fileno())
         self._selector.register(self._read_end, selectors.EVENT_READ, self._on_wakeup)
-        self._before = {number: signal.signal(number, self._enqueue) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._enqueue)
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
         self._selector.unregister(self._read_end)
         self._read_end.close()
         self._write_end.close()

@@ -5,12 +5,15 @@ The waits are only computed: the caller passes the time, and asks when to try ag
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, cast
 
 import structlog
 import tenacity
 
 log = structlog.get_logger(__name__)
+
+FAILURES_COUNTED_MAX = 32  # of one window: the wait after so many has long reached its limit
 
 
 class Waits:
@@ -47,6 +50,30 @@ class Backoff:
     def succeed(self) -> None:
         """Reset the count: the next failure waits ``wait_s`` again."""
         self.failures = 0
+
+
+class RateBackoff:
+    """Computes waits from the rate of failures: only those within the last ``window_s`` seconds count; see `Waits`.
+
+    So a failure once in ``window_s`` always waits ``wait_s``, however often that has happened before, and many failures
+    at once wait longer and longer.
+    """
+
+    def __init__(self, wait_s: float, wait_max_s: float, window_s: float) -> None:
+        self._waits = Waits(wait_s, wait_max_s)
+        self._window_s = window_s
+        self._failed_at: deque[float] = deque(maxlen=FAILURES_COUNTED_MAX)
+
+    def fail(self, now: float) -> float:
+        """Count one more failure; return the seconds to wait."""
+        self._failed_at.append(now)
+        while self._failed_at[0] <= now - self._window_s:
+            self._failed_at.popleft()
+        return self._waits.after(len(self._failed_at))
+
+    def first(self) -> float:
+        """Return the seconds to wait after a failure that does not count."""
+        return self._waits.after(1)
 
 
 class DatabaseOutage:

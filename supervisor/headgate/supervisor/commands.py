@@ -42,3 +42,4 @@ EXIT_DRAINED = 0  # asked to stop; all fired events are stored, and every task t
 EXIT_KILLED = 1  # asked to stop twice, or the drain was cut short
 EXIT_LEASE_LOST = 3  # another supervisor has taken this one's triggers
 EXIT_INCOMPATIBLE = 4  # the runner speaks another version of the protocol
+EXIT_DATABASE_REPLACED = 5  # the file of its SQLite database was deleted, moved or replaced

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX, RunnerSettings
+from headgate.supervisor.setting_words import in_words
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
@@ -96,6 +97,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[_Name, ...],
         _why("Environment variables, by name or glob, that users' code may see besides the built-in allow-list."),
     ] = ()
+    runner_user: Annotated[
+        _Name | None,
+        _why("The Unix user that runs users' code, if the supervisor is root; by default the supervisor's own."),
+    ] = None
+    hide_memory: Annotated[
+        bool,
+        _why("Whether other processes of its user are refused the supervisor's memory, environment and descriptors."),
+    ] = True
     log_format: Annotated[
         Literal["auto", "human", "json"],
         _why("Form of the log; auto is human on a terminal and JSON lines elsewhere."),
@@ -145,8 +154,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cohort_grace_s: Annotated[
         _SecondsOrNone, _why("How long a new shared stream waits for more subscribers before it starts.")
     ] = 0.0
-    rejoin_wait_s: Annotated[
-        _SecondsOrNone, _why("How long a shared stream waits for a subscriber that failed to be back.")
+    advance_timeout_s: Annotated[
+        _Seconds, _why("How long a producer may take to advance its broker before its stream is ended.")
     ] = 60.0
     cancel_grace_s: Annotated[
         _Seconds, _why("How long a cancelled trigger may take to end before the runner is recycled.")
@@ -172,7 +181,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # --- waits and retries ---
     respawn_wait_s: Annotated[_Seconds, _why("The wait before a runner that died is started again, at first.")] = 0.1
     respawn_wait_max_s: Annotated[_Seconds, _why("The longest wait between two starts of a dying runner.")] = 30.0
-    respawn_healthy_s: Annotated[_Seconds, _why("A runner that lived this long counts as healthy again.")] = 60.0
+    respawn_healthy_s: Annotated[_Seconds, _why("The wait grows with the ends of runners within this time.")] = 60.0
     retry_wait_s: Annotated[_Seconds, _why("The wait before a failed trigger is started again, at first.")] = 1.0
     retry_wait_max_s: Annotated[_Seconds, _why("The longest wait before a failed trigger is started again.")] = 300.0
     database_retry_wait_s: Annotated[_Seconds, _why("The wait before a database that is away is asked again.")] = 0.1
@@ -233,7 +242,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             subscriber_queue_max=self.subscriber_queue_max,
             ack_timeout_s=self.ack_timeout_s,
             cohort_grace_s=self.cohort_grace_s,
-            rejoin_wait_s=self.rejoin_wait_s,
+            advance_timeout_s=self.advance_timeout_s,
             cancel_grace_s=self.cancel_grace_s,
             hook_timeout_s=self.hook_timeout_s,
             blocked_after_s=self.blocked_after_s,
@@ -435,30 +444,7 @@ def _absolute_paths(paths: tuple[str, ...], origin: Origin) -> tuple[str, ...]:
 
 def expected(key: str) -> str:
     """Describe the values that a setting takes."""
-    return _in_words(msgspec.inspect.type_info(_FIELDS[key].type))
-
-
-def _in_words(kind: msgspec.inspect.Type) -> str:
-    inspect = msgspec.inspect
-    match kind:
-        case inspect.Metadata():
-            return _in_words(kind.type)
-        case inspect.IntType() | inspect.FloatType():
-            noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-            least = f"above {kind.gt:g}" if kind.gt is not None else f"from {kind.ge}"
-            return f"{noun} {least} to {kind.le:,.0f}" if kind.le is not None else f"{noun} {least}"
-        case inspect.LiteralType():
-            return "one of " + ", ".join(str(value) for value in kind.values)
-        case inspect.VarTupleType():
-            return "a list of names" + (" (at least one)" if kind.min_length else "")
-        case inspect.CustomType():
-            return "a path"
-        case inspect.UnionType():
-            return _in_words(next(each for each in kind.types if not isinstance(each, inspect.NoneType)))
-        case inspect.StrType(pattern=str()):
-            return "a URL such as sqlite:////folder/file.db or postgresql://user@host/name"
-        case _:
-            return "text"
+    return in_words(msgspec.inspect.type_info(_FIELDS[key].type))
 
 
 def _check_pairs(settings: Settings, sources: Mapping[str, str]) -> None:

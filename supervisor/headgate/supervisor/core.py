@@ -13,6 +13,8 @@ The core connects parts that each have their own state:
 `leases`         the epoch, its heartbeats, and claims of triggers
 `assignments`    the triggers that are owned, and which of them run
 `releases`       triggers that must end for good
+`holds`          triggers that are owned and must not run
+`recoveries`     triggers that had failed, and do not fail any more
 tasks            scheduling and workers, if this supervisor runs tasks
 ===============  =============================================================================
 
@@ -29,6 +31,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from headgate.protocol.black_box import Record
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages.queries import Request
 from headgate.protocol.messages.runner import (
@@ -40,11 +43,11 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
-from headgate.store.errors import DATABASE_UNUSABLE, LeaseLost
+from headgate.store.errors import DATABASE_UNUSABLE, DatabaseReplaced, LeaseLost
 from headgate.store.store import Store
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
-from headgate.supervisor.backoff import Backoff, DatabaseOutage, DatabaseRetry
+from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry, RateBackoff, Waits
 from headgate.supervisor.commands import Command, Exit, Kill
 from headgate.supervisor.leaving import LOG_INTERVAL_S, Leaving
 from headgate.supervisor.logs.task_logs import TaskLogs
@@ -52,9 +55,12 @@ from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
+from headgate.supervisor.triggers.blame import Blame
+from headgate.supervisor.triggers.holds import Holds
 from headgate.supervisor.triggers.intake import Intake, Stored
 from headgate.supervisor.triggers.leases import Identity, Leases, LeaseTimes
 from headgate.supervisor.triggers.queries import TriggerQueries
+from headgate.supervisor.triggers.recoveries import Recoveries
 from headgate.supervisor.triggers.releases import Releases
 
 log = structlog.get_logger(__name__)
@@ -131,12 +137,23 @@ class SupervisorCore:
             frame_bytes_max=settings.runner.frame_bytes_max,
         )
         self.releases = Releases(store, self.assignments, retry=retry_of("releases", outage))
+        self.holds = Holds(store, self.assignments, retry=retry_of("holds", outage))
+        self.blame = Blame(
+            store,
+            self.assignments,
+            self.intake,
+            self.holds,
+            waits=Waits(settings.retry_wait_s, settings.retry_wait_max_s),
+            retry=retry_of("strikes", outage),
+        )
+        self._has_broken_protocol = False  # the current runner
+        self._absent_told_to = 0  # the last incarnation that knows for which held triggers streams have to wait
+        self.recoveries = Recoveries(store, self.assignments, retry=retry_of("recoveries", outage))
         self.runner = RunnerLifecycle(
             self._commands,
             self._leaving,
             settings=settings.runner,
-            respawn=Backoff(settings.respawn_wait_s, settings.respawn_wait_max_s),
-            healthy_s=settings.respawn_healthy_s,
+            respawn=RateBackoff(settings.respawn_wait_s, settings.respawn_wait_max_s, settings.respawn_healthy_s),
             silence_max_s=settings.runner_silence_max_s,
             drain_s=settings.drain_s,
             is_owed_answer=self.intake.is_waiting_for,
@@ -162,6 +179,7 @@ class SupervisorCore:
                     # them; it only lets the runner end.
                     self.runner.send(StateSync(round=message.round, lease_s=0.0))
                 if message.stuck:
+                    self.blame.stuck(message.stuck, now)
                     self.runner.replace(message.stuck, now)
             case Request():
                 if incarnation == self.runner.incarnation:
@@ -173,17 +191,37 @@ class SupervisorCore:
         """Kill the runner, which broke the protocol. Leave if its version differs: so would that of the next one."""
         log.error("the runner broke the protocol", error=str(error), incarnation=self.runner.incarnation)
         self._commands.append(Kill(str(error)))
+        self._has_broken_protocol = True
         if isinstance(error, VersionMismatch):
             self._leaving.begin_without_drain(Exit(commands.EXIT_INCOMPATIBLE, str(error)))
 
-    def runner_ended(self, incarnation: int, explanation: str, now: float, *, gave_up: bool = False) -> None:
-        """The runner's process has ended, and all its messages were received. ``gave_up``: it exited with an error."""
+    def runner_ended(
+        self,
+        incarnation: int,
+        explanation: str,
+        now: float,
+        *,
+        gave_up: bool = False,
+        ended_itself: bool = False,
+        record: Record | None = None,
+    ) -> None:
+        """The runner's process has ended, and all its messages were received. ``gave_up``: it exited with an error.
+
+        ``ended_itself``: the code that it executed may have done it; ``record`` is what its black box says of that.
+        """
         if incarnation != self.runner.incarnation or self.runner.state is RunnerState.ABSENT:
             return
         if gave_up:
             self._leaving.cut_short(f"the runner did not come to the end of its drain: {explanation}")
-        self.runner.ended(explanation, now)
-        self.assignments.hand_over(now)
+        is_explained = False
+        if self.runner.state is RunnerState.DRAINING:
+            self.blame.drained(now)
+        else:
+            if self._has_broken_protocol:
+                record = None  # it went on until it was killed: the box says nothing about the cause
+            is_explained = self.blame.runner_ended(record, explanation, now, ended_itself=ended_itself)
+        self._has_broken_protocol = False
+        self.runner.ended(explanation, now, is_explained=is_explained)
 
     def drain(self, now: float) -> None:
         """Begin to stop: let the runner send the events that were fired, then leave."""
@@ -199,6 +237,7 @@ class SupervisorCore:
 
     def step(self, now: float) -> Sequence[Command]:
         """Do one bounded piece of every duty that is due; return the commands for the caller to carry out."""
+        self.runner.excuse_own_silence(now)
         try:
             if not self._leaving.is_fenced:
                 self._keep_lease(now)
@@ -206,11 +245,18 @@ class SupervisorCore:
                 self._step_tasks(now)
         except LeaseLost as exc:
             self._lose_lease(exc, now)
+        except DatabaseReplaced as exc:
+            # What was just committed is lost, so no answer confirms it, and a drain could store nothing either (I1).
+            log.error("the database file was deleted, moved or replaced; stopping", error=str(exc))
+            return self._take_commands([Kill(str(exc)), Exit(commands.EXIT_DATABASE_REPLACED, str(exc))])
         self.runner.step(now, may_spawn=self.leases.is_held and not self.is_leaving)
         self._start_triggers(now)
         self._finish_leaving(now)
         self._log_drain(now)
-        out = self._commands.copy()
+        return self._take_commands()
+
+    def _take_commands(self, last: Sequence[Command] = ()) -> Sequence[Command]:
+        out = [*self._commands, *last]
         self._commands.clear()
         return out
 
@@ -218,7 +264,8 @@ class SupervisorCore:
         """Return the time at which `step` must be called even if nothing happens."""
         times: list[float | None] = [self._leaving.log_at]
         if not self._leaving.is_fenced:
-            times += [self.leases.wake_at(), self.intake.wake_at(), self.releases.wake_at()]
+            times += [self.leases.wake_at(), self.intake.wake_at(), self.holds.wake_at()]
+            times += [self.recoveries.wake_at(), self.blame.wake_at()]
             if self._tasks is not None and self.leases.is_held:
                 times.append(self._tasks.wake_at())
         if self.is_leaving and self.runner.state is RunnerState.ABSENT:
@@ -242,19 +289,31 @@ class SupervisorCore:
             self._task_logs.epoch = self.leases.epoch
         if self._tasks is not None and (found.has_looked or found.has_fenced):
             self._tasks.notify(has_fenced=found.has_fenced)
+        if found.held is not None:
+            message, released = self.holds.found(found.held, now)
+            self._send_if_running(message)
+            self.blame.forget(released)
         if found.claimed:
             log.debug("claimed triggers", triggers=len(found.claimed))
             for trigger in self.assignments.assign(found.claimed, now):
                 self._report_unreadable(trigger)
+            # Before they are started: a stream has to know for whom it waits.
+            absent = self.assignments.absent([trigger.id for trigger in found.claimed if trigger.hold is not None])
+            self._send_if_running(StateSync(absent=absent) if absent else None)
         self._send_cancels(self.releases.cancel(found.removed, "user"))
-        self.releases.expect_ends(found.ended, now)
-        self._send_cancels(self.releases.cancel_late(now))
+        self._send_cancels(self.releases.cancel(found.ended, "timeout"))
         if self.leases.is_held:
+            self.blame.store(self.leases.epoch, now)
+            self.holds.store(self.leases.epoch, now)
             self.releases.release(self.leases.epoch, now)
+            self.recoveries.step(self.leases.epoch, now)
 
     def _send_cancels(self, cancels: tuple[CancelTrigger, ...]) -> None:
-        if cancels and self.runner.state is RunnerState.RUNNING:
-            self.runner.send(StateSync(to_cancel=cancels))
+        self._send_if_running(StateSync(to_cancel=cancels) if cancels else None)
+
+    def _send_if_running(self, message: StateSync | None) -> None:
+        if message is not None and self.runner.state is RunnerState.RUNNING:
+            self.runner.send(message)
 
     def _report_unreadable(self, trigger: ClaimedTrigger) -> None:
         """Record the failure of a trigger whose kwargs cannot be read; all others run (I9)."""
@@ -278,9 +337,13 @@ class SupervisorCore:
     def _start_triggers(self, now: float) -> None:
         if not self._may_start:
             return
+        self.blame.release(now)
         specs = self.assignments.start_due(self.leases.epoch, self.runner.incarnation, now)
         if specs:
-            self.runner.send(StateSync(to_create=specs))
+            self.blame.started(now)
+            is_first = self._absent_told_to != self.runner.incarnation
+            self._absent_told_to = self.runner.incarnation
+            self.runner.send(StateSync(to_create=specs, absent=self.assignments.absent() if is_first else ()))
         for spec in specs:
             self._log_to_task(spec.trigger_id, "its trigger is started", classpath=spec.classpath)
 
@@ -296,6 +359,7 @@ class SupervisorCore:
             and not self.is_leaving
             and not self.leases.is_claiming
             and not self.intake.is_waiting_for_others(self.runner.incarnation)
+            and self.blame.is_stored
         )
 
     # --- rounds -----------------------------------------------------------------------------------
@@ -308,10 +372,35 @@ class SupervisorCore:
             # The round was sent before `now`: on this answer, brokers may be advanced while the lease lasts (I10).
             self.runner.send(msgspec.structs.replace(stored.answer, lease_s=self.leases.lasts_s(now)))
         self._cancel_rejoins(stored)
+        self._take_strikes(stored)
         for finished in stored.finished:
             self._end_run(finished, stored, now)
+        self._take_descriptions(stored, now)
+        self.releases.expect_ends(stored.result.over)
         if stored.result.moved_tasks and self._tasks is not None:
             self._tasks.notify()
+
+    def _take_strikes(self, stored: Stored) -> None:
+        """Pass triggers over messages that they have failed on too often; hold those that fail on too many messages."""
+        for trigger_id, key in stored.result.passed_over:
+            log.error("a trigger fails on a message, and goes on without it", trigger_id=trigger_id, key=key)
+            self.assignments.pass_over(trigger_id, key)
+        for trigger_id, reason in stored.result.braked.items():
+            log.error("a trigger fails on too many messages, and is held", trigger_id=trigger_id, reason=reason)
+            self._send_if_running(self.holds.take(trigger_id, "brake"))
+
+    def _take_descriptions(self, stored: Stored, now: float) -> None:
+        """Start triggers whose streams are known now, or leave them to the owner of their stream."""
+        placed = stored.result.placed
+        for described in stored.described:
+            if self.assignments.describe(described, placed, now):
+                self.releases.ended(described.trigger_id, for_good=described.trigger_id not in placed.elsewhere)
+        for run in placed.refused:
+            log.error("a trigger cannot be started", trigger_id=run.trigger_id, error=run.error)
+            self._end_run(run, stored, now)
+        if placed.elsewhere:
+            log.info("triggers are left to the owner of their stream", triggers=len(placed.elsewhere))
+            self.leases.poll_soon()  # the streams may be this supervisor's to claim
 
     def _cancel_rejoins(self, stored: Stored) -> None:
         """Cancel failed triggers that are not started again, so that shared streams do not wait for them."""
@@ -322,7 +411,7 @@ class SupervisorCore:
 
     def _is_over(self, trigger_id: int, stored: Stored) -> bool:
         """Whether nothing waits for a trigger any more, so that it is not started again, however it ended."""
-        return trigger_id in stored.result.over or self.releases.is_expected_to_end(trigger_id)
+        return trigger_id in stored.result.over or self.assignments.is_ending(trigger_id)
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
         trigger_id, is_over = finished.trigger_id, self._is_over(finished.trigger_id, stored)

@@ -12,6 +12,7 @@ Like the core, it takes events and a clock, and adds commands to the core's list
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -24,13 +25,17 @@ from headgate.protocol.messages.runner import (
     RunnerSettings,
     Welcome,
 )
-from headgate.supervisor.backoff import Backoff
+from headgate.supervisor.backoff import RateBackoff
 from headgate.supervisor.commands import Command, DumpStacks, Kill, Send, Spawn
 from headgate.supervisor.leaving import DRAIN_MARGIN_S, Leaving
 
 log = structlog.get_logger(__name__)
 
+LINK_LOST_GRACE_S = 1.0  # a runner that closed its link by exiting is gone by then
 DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
+
+
+NO_ANSWER = "it did not end or answer in time"
 
 
 class RunnerState(enum.Enum):
@@ -45,9 +50,12 @@ class RunnerState(enum.Enum):
 class RunnerLifecycle:
     """One runner after the other, each with its own incarnation number.
 
-    A runner that ends unexpectedly is started again after the backoff ``respawn``, which is reset if a runner lives
-    for ``healthy_s`` seconds. One that is silent for ``silence_max_s`` is killed, unless ``is_owed_answer`` of its
-    incarnation is true: then it waits for the supervisor. ``commands`` is the list of the core.
+    A runner that ends unexpectedly is started again after the backoff ``respawn``. One that is silent for
+    ``silence_max_s`` is killed, unless ``is_owed_answer`` of its incarnation is true: then it waits for the supervisor,
+    and its silence counts from the answer. ``commands`` is the list of the core.
+
+    Silence is judged only by a `step` whose ``now`` is later than the reading of all messages that had arrived, and
+    before the step has waited for the database: the loop reads, asks for the time, then steps.
     """
 
     def __init__(
@@ -56,8 +64,7 @@ class RunnerLifecycle:
         leaving: Leaving,
         *,
         settings: RunnerSettings,
-        respawn: Backoff,
-        healthy_s: float,
+        respawn: RateBackoff,
         silence_max_s: float,
         drain_s: float,
         is_owed_answer: Callable[[int], bool],
@@ -68,15 +75,15 @@ class RunnerLifecycle:
         self._leaving = leaving
         self._settings = settings
         self._respawn = respawn
-        self._healthy_s = healthy_s
         self._silence_max_s = silence_max_s
         self._drain_s = drain_s
         self._is_owed_answer = is_owed_answer
         self._spawn_at = 0.0
-        self._spawned_at = 0.0
         self._heard_at = 0.0
         self._stepped_at = 0.0
         self._kill_at: float | None = None
+        self._kill_because = NO_ANSWER
+        self._is_dumped = False  # it was asked for its stacks, and has not said anything since
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -84,6 +91,9 @@ class RunnerLifecycle:
         """Take note of a sign of life."""
         if incarnation == self.incarnation:
             self._heard_at = now
+            if self._is_dumped:
+                log.info("the runner is not silent any more", incarnation=incarnation)
+                self._is_dumped, self._kill_at = False, None
 
     def hello(self, hello: Hello) -> None:
         """Welcome the runner. If the supervisor is leaving, drain it at once."""
@@ -93,14 +103,27 @@ class RunnerLifecycle:
         if self._leaving.exit is not None:
             self._drain()
 
-    def ended(self, explanation: str, now: float) -> None:
-        """Handle the end of the process: set the time at which the next one is spawned."""
+    def link_closed(self, now: float) -> None:
+        """Kill the process if it does not end soon: it can neither report anything nor receive anything any more.
+
+        In a drain it has until the drain's deadline, because its hooks may still run.
+        """
+        if self.state in (RunnerState.STARTING, RunnerState.RUNNING):
+            self._is_dumped = False
+            self._kill_because = "it has closed its link"
+            self._kill_at = min(now + LINK_LOST_GRACE_S, math.inf if self._kill_at is None else self._kill_at)
+
+    def ended(self, explanation: str, now: float, *, is_explained: bool = False) -> None:
+        """Handle the end of the process: set the time at which the next one is spawned.
+
+        ``is_explained``: it is known which trigger caused the end, and the next runner starts without it. Then the end
+        does not count for the backoff.
+        """
         expected = self.state is RunnerState.DRAINING
         self.state = RunnerState.ABSENT
         self._kill_at = None
-        if now - self._spawned_at >= self._healthy_s:
-            self._respawn.succeed()
-        wait_s = 0.0 if expected else self._respawn.fail()
+        self._is_dumped = False
+        wait_s = 0.0 if expected else self._respawn.first() if is_explained else self._respawn.fail(now)
         self._spawn_at = now + wait_s
         report = log.info if expected else log.error
         report("the runner ended", how=explanation, incarnation=self.incarnation, respawn_in_s=round(wait_s, 3))
@@ -116,6 +139,8 @@ class RunnerLifecycle:
         elif self._kill_at is not None:
             if now >= self._kill_at:
                 self._kill(now)
+        elif self._is_dumped:
+            self._kill_at = now + DUMP_TO_KILL_S  # the first step after the one that asked for the stacks
         elif now >= self._heard_at + self._silence_max_s:  # the same sum as in `wake_at`
             self._blame_silence(now)
 
@@ -123,6 +148,8 @@ class RunnerLifecycle:
         """Return the time at which `step` must be called even if nothing happens."""
         if self.state is RunnerState.ABSENT:
             return self._spawn_at
+        if self._is_dumped and self._kill_at is None:
+            return self._stepped_at
         return self._heard_at + self._silence_max_s if self._kill_at is None else self._kill_at
 
     def is_listening(self, incarnation: int) -> bool:
@@ -135,7 +162,7 @@ class RunnerLifecycle:
 
     def leave(self, kill_at: float) -> None:
         """Drain the runner, and kill it if it is still there at ``kill_at``."""
-        self._kill_at = kill_at
+        self._kill_at, self._is_dumped = kill_at, False
         if self.state is RunnerState.RUNNING:
             self._drain()
 
@@ -145,12 +172,13 @@ class RunnerLifecycle:
             return
         log.error("triggers do not end when cancelled; replacing the runner", trigger_ids=list(stuck))
         self._drain()
-        self._kill_at = now + self._drain_s + DRAIN_MARGIN_S
+        self._kill_at, self._is_dumped = now + self._drain_s + DRAIN_MARGIN_S, False
 
     def _spawn(self, now: float) -> None:
         self.incarnation += 1
         self.state = RunnerState.STARTING
-        self._spawned_at = self._heard_at = now
+        self._kill_because = NO_ANSWER
+        self._heard_at = now
         self._commands.append(Spawn(self.incarnation))
 
     def _drain(self) -> None:
@@ -159,18 +187,21 @@ class RunnerLifecycle:
 
     def _kill(self, now: float) -> None:
         self._kill_at = None
+        self._is_dumped = False
         self._heard_at = now  # it must not be killed a second time before it is reaped
-        self._commands.append(Kill("it did not end or answer in time"))
+        self._commands.append(Kill(self._kill_because))
         self._leaving.cut_short("the runner did not come to the end of its drain in time")
 
     def _blame_silence(self, now: float) -> None:
-        """Let a runner that is stuck dump its stacks, and kill it afterwards."""
-        if self._is_owed_answer(self.incarnation):
-            self._heard_at = now  # it waits for our answer: the silence is ours
-            return
+        """Let a runner that is stuck dump its stacks, and kill it unless it says something."""
         log.error("the runner is silent; dumping its stacks", silent_s=round(now - self._heard_at, 1))
         self._commands.append(DumpStacks())
-        self._kill_at = now + DUMP_TO_KILL_S
+        self._is_dumped = True
+
+    def excuse_own_silence(self, now: float) -> None:
+        """Note that the runner waits for our answer, if it does: call it before the step that may send the answer."""
+        if self._is_owed_answer(self.incarnation):
+            self._heard_at = max(self._heard_at, now)
 
     def _excuse_own_pause(self, now: float) -> None:
         """Wait longer if this process itself was stopped or suspended: the runner's messages may not be read yet."""

@@ -7,6 +7,7 @@ import platform
 import random
 import selectors
 import socket
+import stat
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -19,14 +20,15 @@ from headgate.protocol.link.runner_dialect import RunnerDialect
 from headgate.protocol.link.wire import Role
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import require_current
-from headgate.store.db.secrets import Secrets
+from headgate.store.keys import open_secrets
 from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.backoff import DatabaseOutage
+from headgate.supervisor.children.isolation import RunAs, hide_memory, user_named
 from headgate.supervisor.children.link import RunnerLink
 from headgate.supervisor.children.process import scrub, start_runner
-from headgate.supervisor.config import Settings
+from headgate.supervisor.config import ConfigError, Settings
 from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.logs import process_log
 from headgate.supervisor.logs.task_logs import TaskLogs
@@ -131,13 +133,14 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     It runs triggers, and with ``runs_tasks`` it parses DAG files, schedules, and runs tasks as well.
 
     Raises `SchemaOutOfDate` when the database has not been migrated, `DatabaseAway` when it cannot be
-    reached at the start, `BadKey` for unusable keys.
+    reached at the start, `UnusableKey` for keys that are not those of the database.
     """
     for folder in settings.missing_import_paths():
         log.warning("a folder of import_paths does not exist", folder=str(folder))
-    secrets = Secrets.open(settings.home, settings.fernet_keys)
+    run_as = _separate(settings)
     engine = open_engine(settings.database_url)
     require_current(engine)
+    secrets = open_secrets(engine, settings.home, settings.fernet_keys, makes_file=True)
     store = Store(engine, secrets=secrets)
     identity = this_process()
     answers = StoreQueries(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
@@ -160,6 +163,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
             answers=answers,
             task_logs=task_logs,
             environment=environment,
+            run_as=run_as,
             outage=outage,
         )
     core = SupervisorCore(
@@ -176,7 +180,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         with process_log.in_background():
             return Arbiter(
                 core,
-                lambda incarnation: start_runner(incarnation, environment=environment, hide=hide),
+                lambda incarnation: start_runner(incarnation, environment=environment, hide=hide, run_as=run_as),
                 partial(_link_of, settings, recorder),
                 task_logs=task_logs,
                 selector=selector,
@@ -189,6 +193,21 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         engine.dispose()
         if recorder is not None:
             recorder.close()
+
+
+def _separate(settings: Settings) -> RunAs | None:
+    """Keep this process's secrets from users' code; return the user that runs that. Raises `ConfigError`."""
+    if settings.hide_memory:
+        hide_memory()
+    if settings.runner_user is None:
+        return None
+    try:
+        run_as = user_named(settings.runner_user)
+    except ValueError as error:
+        raise ConfigError("runner_user", "", f"runner_user: {error}") from None
+    if settings.home.exists() and stat.S_IMODE(settings.home.stat().st_mode) & 0o077:
+        log.warning("the home folder is open to other users; run chmod 700 on it", folder=str(settings.home))
+    return run_as
 
 
 def _open_recorder(settings: Settings, capture: Path) -> Capture:

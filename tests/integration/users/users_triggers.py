@@ -146,6 +146,19 @@ class FailsOnce(FileLogTrigger):
             yield TriggerEvent(event)
 
 
+class Forks(FileLogTrigger):
+    """Forks at every fiftieth event. Both processes go on, the first one when its fork has ended."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "users_triggers.Forks", super().serialize()[1]
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        async for event in shared_stream:
+            if event["id"] % 50 == 0 and (pid := os.fork()):
+                await trio.to_thread.run_sync(os.waitpid, pid, 0)
+            yield TriggerEvent(event)
+
+
 class Indiscreet(_Kwargs):
     """Reads a variable and a connection, writes them wherever it can, and tells their lengths."""
 

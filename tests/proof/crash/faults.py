@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import assert_never
 
@@ -52,6 +53,17 @@ SETTINGS = {
 }
 
 
+def environment_of(folder: Path, url: str, keys: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a supervisor on a database, with `SETTINGS` unless ``settings`` say otherwise."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    environment |= {f"HEADGATE_{name.upper()}": value for name, value in {**SETTINGS, **settings}.items()}
+    return environment | {
+        "HEADGATE_HOME": str(folder),
+        "HEADGATE_DATABASE_URL": url,
+        "HEADGATE_FERNET_KEYS": keys,
+    }
+
+
 class FaultInjector:
     """One supervisor after the other for one workload; at times two at once.
 
@@ -81,16 +93,10 @@ class FaultInjector:
 
     def start(self) -> None:
         """Start a supervisor."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        settings = {**SETTINGS, **self._workload.settings}
-        environment |= {f"HEADGATE_{name.upper()}": value for name, value in settings.items()}
-        environment |= {
-            "HEADGATE_HOME": str(self._workload.folder),
-            "HEADGATE_DATABASE_URL": self._workload.url,
-            "HEADGATE_FERNET_KEYS": self._workload.keys,
-            "PYTHONPATH": os.pathsep.join([str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]),
-            "CRASH_CONTROL": str(self.control.folder),
-        }
+        work = self._workload
+        environment = environment_of(work.folder, work.url, work.keys, work.settings)
+        python_path = [str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        environment |= {"PYTHONPATH": os.pathsep.join(python_path), "CRASH_CONTROL": str(self.control.folder)}
         self._supervisors.append(Supervisor(environment, self._workload.folder, self._workload.command))
 
     def drain(self) -> None:

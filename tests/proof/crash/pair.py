@@ -9,18 +9,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tests.proof.crash.processes import wait_until
 from tests.proof.crash.truth import Truth
 from tests.proof.crash.workload import Fault, Workload
 
-from headgate.protocol.marks import MARKS, Mark
+from headgate.protocol.marks import MARKS, POISON_MARKS, Mark
+from headgate.store.store import Store
 from headgate.testing.crash.history import (
     Checker,
     Committed,
     Looked,
     Published,
+    PutAside,
     Record,
     Report,
     Stored,
@@ -43,6 +45,8 @@ _SUBSCRIBERS = "SELECT trigger_id, name FROM asset_watcher ORDER BY trigger_id"
 _ROWS = "SELECT id, trigger_id FROM trigger_event WHERE id > :after ORDER BY id"
 _PAYLOADS = "SELECT id, payload FROM trigger_event WHERE id >= :first"
 _COUNT = "SELECT count(*) FROM trigger_event"
+_PASSED_OVER = "SELECT id, trigger_id, payload FROM dead_letter WHERE position = -1 AND id > :after ORDER BY id"
+_PASSED_OVER_COUNT = "SELECT count(*) FROM dead_letter WHERE position = -1 AND payload IS NOT NULL"
 
 
 class Log:
@@ -95,6 +99,7 @@ class PairTruth(Truth[Record, Report]):
         self._committed: dict[str, int] = {}
         self._rows_seen: set[int] = set()
         self._row_newest = 0
+        self._letter_newest = 0
         self._lookback = 0 if url.startswith("sqlite") else LOOKBACK_ROWS
         self._published: list[Published] = []  # appended, and not yet recorded
         self.events = 0
@@ -112,6 +117,7 @@ class PairTruth(Truth[Record, Report]):
         committed = self._log.committed(self._group)
         journalled = self._journals.read()
         rows = self._read_rows()
+        letters = self._read_letters()
         self._record(self._published)
         self._published = []
         moved = {lane: before for lane, before in committed.items() if self._committed.get(lane) != before}
@@ -119,6 +125,7 @@ class PairTruth(Truth[Record, Report]):
         self._record(Committed(lane, before, at=at) for lane, before in moved.items())
         self._record(journalled)
         self._record(rows)
+        self._record(letters)
         self._record([Looked(at, at_rest)])
 
     def rows(self) -> int:
@@ -127,7 +134,15 @@ class PairTruth(Truth[Record, Report]):
 
     def is_complete(self) -> bool:
         """Whether every event is stored for every subscriber, and acknowledged."""
-        return self._log.committed(self._group) == self._log.ends and self.rows() >= self.events * len(self._names)
+        kept = self.rows() + self.passed_over()
+        return self._log.committed(self._group) == self._log.ends and kept >= self.events * len(self._names)
+
+    def passed_over(self) -> int:
+        """Return the number of messages that became whole dead letters because a trigger cannot take them."""
+        return self._number(_PASSED_OVER_COUNT)
+
+    def dead_letters(self) -> int:
+        return super().dead_letters() - self.passed_over()
 
     def close(self) -> None:
         """Close the files and the connection."""
@@ -137,7 +152,7 @@ class PairTruth(Truth[Record, Report]):
     def _read_rows(self) -> list[Record]:
         # The payloads of new rows alone, since most of the rows that are read again are known.
         rows = self._reader.ask(_ROWS, after=self._row_newest - self._lookback)
-        new = {row: trigger_id for row, trigger_id in rows if row not in self._rows_seen}
+        new = {row: id_ for row, id_ in rows if row not in self._rows_seen and id_ in self._names}
         if not new:
             return []
         payloads = dict(self._reader.ask(_PAYLOADS, first=min(new)))
@@ -146,6 +161,15 @@ class PairTruth(Truth[Record, Report]):
         return [
             Stored(json.loads(bytes(payloads[row]))["id"], self._names[trigger_id], str(row))
             for row, trigger_id in new.items()
+        ]
+
+    def _read_letters(self) -> list[Record]:
+        letters = self._reader.ask(_PASSED_OVER, after=self._letter_newest)
+        self._letter_newest = max([self._letter_newest, *(row for row, _, _ in letters)])
+        return [
+            PutAside(json.loads(bytes(payload))["id"], self._names[trigger_id])
+            for _, trigger_id, payload in letters
+            if payload is not None
         ]
 
 
@@ -175,10 +199,13 @@ class PairWorkload(Workload):
         with self._store() as store:
             kwargs = {"path": str(log.folder), "group": GROUP, "journal": str(journals)}
             for number in range(subscribers):
-                store.add_watcher(f"s{number}", f"crash_triggers.{trigger}", kwargs)
+                self._add_subscriber(store, number, f"crash_triggers.{trigger}", kwargs)
         self.truth: PairTruth = PairTruth(log, GROUP, journals, url)
         self.settings = {"capture": str(folder / "capture"), "capture_files_max": str(CAPTURES_MAX)}
         self._fed_at = 0.0
+
+    def _add_subscriber(self, store: Store, number: int, classpath: str, kwargs: dict[str, Any]) -> None:
+        store.add_watcher(f"s{number}", classpath, kwargs)
 
     def warm_up(self, *, is_new: bool) -> None:
         """Have events stored, so that the fault meets a pair at work."""
@@ -209,3 +236,25 @@ class PairWorkload(Workload):
 
     def counts(self) -> Counter[str]:
         return Counter(events=self.truth.events, redelivered=self.truth.report().redelivered)
+
+
+class PoisonWorkload(PairWorkload):
+    """The pair, with one subscriber that can never take some of the lines."""
+
+    name = "poison"
+    marks: ClassVar[Mapping[str, Mark]] = POISON_MARKS
+    skips_max = 1  # a message is passed over now and then, not all the time
+
+    def __init__(self, folder: Path, url: str, subscribers: int) -> None:
+        super().__init__(folder, url, subscribers, trigger="PoisonTrigger")
+        self.settings["retry_wait_s"] = "0.1"
+
+    def _add_subscriber(self, store: Store, number: int, classpath: str, kwargs: dict[str, Any]) -> None:
+        store.add_watcher(f"s{number}", classpath, {**kwargs, "is_unfit": number == 0}, max_deliveries=2)
+
+    def is_hungry(self) -> bool:
+        # Each line that is passed over holds the stream up for some tenths of a second.
+        return time.monotonic() - self._fed_at >= 10 * APPEND_INTERVAL_S
+
+    def counts(self) -> Counter[str]:
+        return super().counts() + Counter(passed_over=self.truth.passed_over())

@@ -11,7 +11,7 @@ from tests.proof.crash.campaign import RUNNERLESS_MARKS, Campaign, is_possible
 from tests.proof.crash.databases import Databases
 from tests.proof.crash.faults import SERVER_FAULTS
 from tests.proof.crash.matrix import plans
-from tests.proof.crash.pair import PairWorkload
+from tests.proof.crash.pair import PairWorkload, PoisonWorkload
 from tests.proof.crash.server import why_none
 from tests.proof.crash.tasks import TASKS, TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
@@ -49,6 +49,10 @@ OF_TASKS: dict[str, Cells] = {
     "sqlite": [("defer.committed", "kill supervisor")],
     "postgresql": [("resume.by_event", "drop connection"), ("resume.committed", "kill all")],
 }
+OF_POISON: dict[str, Cells] = {
+    "sqlite": [("strikes.passed_over", "kill supervisor"), ("letters.passed_over", "kill both")],
+    "postgresql": [("strikes.passed_over", "drop connection"), ("letters.passed_over", "kill supervisor")],
+}
 DIALECTS = ["sqlite", "postgresql"]
 
 
@@ -63,6 +67,18 @@ def test_nothing_is_lost_or_stored_twice_whatever_dies_at_a_mark(start_campaign:
     replayed = campaign.replay()
     assert replayed.is_good, str(replayed)
     assert replayed.counts["frames"]
+
+
+@pytest.mark.parametrize("dialect", OF_POISON)
+def test_a_message_that_cannot_be_taken_is_a_letter_or_comes_again_whatever_dies(
+    start_campaign: StartCampaign, dialect: str
+) -> None:
+    campaign = start_campaign(PoisonWorkload, dialect, subscribers=3, seed=6)
+    for mark, fault in OF_POISON[dialect]:
+        result = campaign.run_cell(mark, fault)
+        assert result.is_good, str(result)
+        assert result.counts["passed_over"]
+    assert campaign.finish() is None
 
 
 @pytest.mark.parametrize("dialect", OF_TASKS)

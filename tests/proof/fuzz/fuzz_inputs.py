@@ -22,6 +22,7 @@ from headgate.protocol.link.runner_dialect import Direction
 CAPTURED = Path(__file__).parents[2] / "replay" / "captured"
 FILE_HEADER_BYTES = 16
 FRAMES_PER_SEED_MAX = 30  # of a capture: long enough for a conversation, short enough to be mutated everywhere
+FRAMING_BYTES_MAX = 1 + 0xFF * 16  # of a frame that passes the largest limit that the first byte of an input can set
 INPUT_BYTES_MAX = 256 * 1024  # longer inputs are cut: they find nothing more, more slowly
 
 _INTERESTING = [0, 1, 0x7F, 0x80, 0xC1, 0xCF, 0xDD, 0xDF, 0xFF]
@@ -83,11 +84,12 @@ def seeds(target: str) -> list[Input]:
     supervisor = [Input(_bodies(c, Direction.FROM_SUPERVISOR), _framed) for c in conversations]
     match target:
         case "framing":
-            return [Input((b"\xff", *seed.parts), lambda p: b"".join(p[:1])[:1] + _framed(p[1:])) for seed in runner]
+            fitting = [seed for seed in runner if max(map(len, seed.parts)) <= FRAMING_BYTES_MAX]
+            return [Input((b"\xff", *seed.parts), lambda p: b"".join(p[:1])[:1] + _framed(p[1:])) for seed in fitting]
         case "message":
             one = {b"\0" + body for seed in runner for body in seed.parts}
             other = {b"\xff" + body for seed in supervisor for body in seed.parts}
-            golden = (CAPTURED / "messages-v2.txt").read_text().splitlines()
+            golden = (CAPTURED / "messages-v3.txt").read_text().splitlines()
             pinned = [bytes.fromhex(line.split()[1]) for line in golden if line and not line.startswith("#")]
             more = {side + body for body in pinned for side in (b"\0", b"\xff")}
             return [Input((body,), _joined) for body in sorted(one | other | more)]

@@ -166,6 +166,11 @@ BAD: dict[str, tuple[str, str, Sequence[Record]]] = {
         "e1",
         [*START, *handed(*ALL), clean("e0"), failed("e1"), clean("e2"), Committed("p0", 30), *stored(*ALL), AT_REST],
     ),
+    "a failure that its reader forgets": (
+        "never handed out again",
+        "e1",
+        [*START, *handed(*ALL), clean("e0"), failed("e1"), clean("e2"), *stored(*ALL), AT_REST],
+    ),
     "a commit over what nobody resolved": (
         "commit past a failed offset",
         "e2",

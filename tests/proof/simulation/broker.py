@@ -17,6 +17,7 @@ from tests.proof.simulation.scenario import Message
 from tests.proof.simulation.wire import Bell
 
 from headgate.brokers.filelog_partition import FileLogPosition, Partition
+from headgate.protocol import values
 from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ class BrokerFails(Exception):
     """The broker has failed, as a fault says."""
 
 
+OPAQUE_LANE = 2  # its messages cannot be kept as dead letters
+
+
 class Delivery(NamedTuple):
     """The raw event: one message, handed out once."""
 
@@ -38,6 +42,15 @@ class Delivery(NamedTuple):
     lane: int
     offset: int
     handout: int
+
+
+def _encoded(delivery: Delivery) -> list[str | int]:
+    if delivery.lane == OPAQUE_LANE:
+        raise ValueError("messages of this lane have no form on the wire")
+    return list(delivery)
+
+
+values.register(Delivery, "delivery", _encoded, lambda fields: Delivery(*fields))
 
 
 class Place(NamedTuple):

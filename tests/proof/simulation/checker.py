@@ -7,12 +7,20 @@ looks for, by name:
 - ``stored twice``: one event of one message in two rows (I2)
 - ``advanced before stored``, ``confirmed before stored``: acknowledged, or called durable, while it is not (I1)
 - ``confirmed to a stranger``: a confirmation of what this runner never reported (I6)
+- ``difference forgotten``: a message that gave another event than before, which is in no row and no dead letter (I2)
+- ``passed over too early``: a trigger does not get a message that it has not failed on often enough
+- ``passed over without a trace``: the same, and the message is neither a whole dead letter nor rejected
+- ``ends its runner again and again``: more often than a message may, or a trigger without one
+- ``started though it is held``: after its hold was stored, and before a user released it
+- ``broadcast without a trigger``: a filter gets a message in a runner in which another of the triggers has not begun
 - ``bound to another message``: the row of an event names another message than the one it was derived from
 - ``out of lane order``: advances of a lane are not what was handed out, in order, without a gap (I3)
 - ``commit past a failed message``: forgotten though it failed, or before it was resolved (I3)
 - ``two advances at once`` (I4), ``advanced after close``, ``closed twice``
 - ``written without a lease``: a commit under an epoch that is fenced or has signed off (I10)
 - ``advanced without a lease``: the same, of what the runner of such a supervisor has its broker forget
+- ``split stream``: triggers of one stream belong to two supervisors that may write (I19)
+- ``taken in part``: a stream has another owner, but not all of its triggers do (I19)
 - ``failed without a cause``: a trigger failed of something no plan and no fault explains (I5, I9)
 - ``timed out late``: a filter that hung was left alone beyond the ack timeout
 - ``broke``: an exception escaped from one of the halves
@@ -29,9 +37,17 @@ from typing import NamedTuple
 
 from tests.proof.simulation import records
 from tests.proof.simulation.records import Record
-from tests.proof.simulation.scenario import Plan, Scenario
+from tests.proof.simulation.scenario import (
+    HARM_MAX,
+    KILLER_KEYS_MAX,
+    KILLS_MAX,
+    MAX_DELIVERIES,
+    Plan,
+    Scenario,
+)
 
 MESSAGE_OF_NOBODY = "?"
+PASSED_OVER_POSITION = -1  # of the letter of a message that a trigger did not get
 # Adding floating-point times may cost one more look, a millisecond later; in whole binary times it costs nothing.
 LATE_TOLERANCE_S = 0.0015
 PULL_LOOK_S = 1.0  # between two looks whether a filter whose stream has ended has pulled again
@@ -144,13 +160,19 @@ class Checker(HistoryChecker):
         self._readers: defaultdict[int, _Reader] = defaultdict(_Reader)
         self._clean_handouts: dict[tuple[int, int], _Handout] = {}  # by message, the one that may be committed
         self._forgotten: Counter[int] = Counter()  # by lane, an offset
-        self._rows: set[tuple[str, str, int]] = set()  # trigger, message, position
+        self._rows: dict[tuple[str, str, int], int] = {}  # the handout, by trigger, message, position
         self._handout_rows: Counter[tuple[str, int]] = Counter()  # by trigger and handout
         self._letters: set[tuple[str, str, int]] = set()
         self._events: set[tuple[str, int]] = set()  # run id and index, of rows and letters
         self._reported: dict[tuple[int, int], records.Reported] = {}  # by runner and seq
         self._supervisor_of: dict[int, int] = {}  # of runners
         self._out_of_office: set[int] = set()  # supervisors that were fenced
+        self._failures: Counter[tuple[str, str | None]] = Counter()  # by trigger and message
+        self._headless: set[tuple[str, str | None]] = set()  # passed over, and no whole letter: trigger, message
+        self._owners: dict[str, dict[str, int]] = {}  # epochs by stream and trigger
+        self._kills: Counter[tuple[str, str | None]] = Counter()  # by trigger and message
+        self._held: set[str] = set()
+        self._begun: dict[str, None] = {}  # in any runner
         self._gone_supervisors: set[int] = set()  # the system ends their runners with them
 
     def _take(self, record: Record) -> None:
@@ -166,7 +188,10 @@ class Checker(HistoryChecker):
             case records.Reported() | records.Confirmed():
                 self._see_wire(record)
             case records.Began():
+                if record.trigger in self._held:
+                    self._find("started though it is held", record.trigger)
                 self._joined[record.runner].setdefault(record.trigger)
+                self._begun.setdefault(record.trigger)
                 self._joined_at = record.at
                 self._returned.discard(record.trigger)  # its end was not stored, so it runs again
             case records.Removed():
@@ -175,12 +200,23 @@ class Checker(HistoryChecker):
                 self._returned.add(record.trigger)
             case records.Finished():
                 self._see_end(record)
+            case records.Killed():
+                self._see_killed(record)
+            case records.Held():
+                self._held.add(record.trigger)
+            case records.Released():
+                self._held.discard(record.trigger)
+                self._forget_harm(record.trigger)
             case records.Added():
                 self._added.setdefault(record.trigger)
             case records.Rested():
                 self._see_rest(record)
+            case records.Owned():
+                self._see_owners(record)
             case records.SupervisorEnded():
                 self._gone_supervisors.add(record.supervisor)
+                for trigger in self._begun:
+                    self._forget_harm(trigger)  # it was in the memory of the supervisor
             case records.RunnerStarted():
                 self._supervisor_of[record.runner] = record.supervisor
             case _:
@@ -203,6 +239,8 @@ class Checker(HistoryChecker):
         match record:
             case records.Pulled():
                 handout.pulled_at = record.at
+                for trigger in self._begun.keys() - self._joined[record.runner].keys() - self._gone - self._returned:
+                    self._find("broadcast without a trigger", f"{record.trigger} gets {handout.message}, not {trigger}")
             case records.Fired():
                 handout.fired.append((record.trigger, record.position))
             case records.Refused():
@@ -223,9 +261,35 @@ class Checker(HistoryChecker):
         if self._late_tolerance_s < late_s < latest_s:
             self._find("timed out late", f"{record.trigger} with handout {record.handout}, by {late_s:.6f} s")
 
+    def _see_passed_over(self, record: records.DeadLettered) -> None:
+        what = f"{record.key} by {record.trigger}"
+        failures, kills = self._failures[record.trigger, record.key], self._kills[record.trigger, record.key]
+        if kills < KILLS_MAX and failures + kills < MAX_DELIVERIES:
+            self._find("passed over too early", f"{what}, after {failures} failures and {kills} ends of the process")
+        if not record.is_whole:
+            self._headless.add((record.trigger, record.key))
+
     def _see_end(self, record: records.Finished) -> None:
+        if record.outcome == "failed":
+            self._failures[record.trigger, record.message_key] += 1
         if record.outcome == "failed" and not record.error.startswith(_CAUSES):
             self._find("failed without a cause", f"{record.trigger}: {record.error}")
+
+    def _see_killed(self, record: records.Killed) -> None:
+        message = record.message if self._scenario.topology.keyed else None
+        self._kills[record.trigger, message] += 1
+        kills, ends = self._kills[record.trigger, message], len(self._gone_supervisors)
+        if message is None:
+            is_too_often = kills > HARM_MAX
+        else:
+            messages = sum(name == record.trigger and of is not None for name, of in self._kills)
+            # A supervisor that ends may take a strike with it that is not stored.
+            is_too_often = kills > KILLS_MAX + ends or messages > (KILLER_KEYS_MAX + 1) * (1 + ends)
+        if is_too_often:
+            self._find("ends its runner again and again", f"{record.trigger} with {message}, {kills} times")
+
+    def _forget_harm(self, trigger: str) -> None:
+        self._kills.pop((trigger, None), None)
 
     def _plan(self, trigger: str, handout: _Handout) -> Plan:
         return self._scenario.lanes[handout.lane][handout.offset].plans.get(trigger, Plan())
@@ -281,6 +345,9 @@ class Checker(HistoryChecker):
             if trigger not in handout.refused_by and not self._has(trigger, handout, position):
                 what = f"{handout.message} position {position} for {trigger} (handout {item.handout})"
                 self._find("advanced before stored", what)
+        for trigger in handout.should_have:
+            if (trigger, handout.message) in self._headless and not item.rejected:
+                self._find("passed over without a trace", f"{handout.message} by {trigger} (handout {item.handout})")
         for trigger in handout.refused_by:
             if not item.rejected:
                 self._find("reject without effect", f"{handout.message} for {trigger} (handout {item.handout})")
@@ -293,11 +360,14 @@ class Checker(HistoryChecker):
             return
         for trigger in sorted(handout.should_have - self._gone - self._returned):
             plan = self._plan(trigger, handout)
-            if plan.kind == "reject":
+            if plan.kind == "reject" or self._is_passed_over(trigger, handout):
                 continue
             for position in range(plan.events):
                 if not self._has(trigger, handout, position):
                     self._find("lost", f"{handout.message} position {position} for {trigger}")
+
+    def _is_passed_over(self, trigger: str, handout: _Handout) -> bool:
+        return (trigger, handout.message, PASSED_OVER_POSITION) in self._letters
 
     def _has(self, trigger: str, handout: _Handout, position: int) -> bool:
         """Whether the database holds an event of this handout, or of another of the same message."""
@@ -318,6 +388,18 @@ class Checker(HistoryChecker):
         if not record.in_time or (there and left_over):
             self._find("stuck", f"committed by lane: {dict(self._forgotten)}, while {there} want more")
 
+    def _see_owners(self, record: records.Owned) -> None:
+        """A trigger that comes to its stream may be without an owner for a while; it has not begun there yet."""
+        before = self._owners.get(record.stream, {})
+        self._owners[record.stream] = record.owners
+        epochs = set(record.owners.values()) - {0}
+        if len(epochs) > 1:
+            self._find("split stream", f"{record.stream}: {record.owners}")
+        elif epochs and epochs != set(before.values()) - {0}:
+            left = [name for name in before if record.owners.get(name) == 0]
+            if left:
+                self._find("taken in part", f"{record.stream}: {record.owners}, without {left}")
+
     # --- the wire and the database ------------------------------------------------------------------
 
     def _see_wire(self, record: records.Reported | records.Confirmed) -> None:
@@ -333,12 +415,22 @@ class Checker(HistoryChecker):
                 event.key is not None and self._is_kept((event.trigger, event.key, event.position))
             ):
                 self._find("confirmed before stored", f"event {event.index} of run {event.run_id}")
+            elif seq in record.seqs:
+                self._see_difference(event)
+
+    def _see_difference(self, event: records.Reported) -> None:
+        """The payloads of two deliveries of one message differ: they name the handout."""
+        place = (event.trigger, event.key or MESSAGE_OF_NOBODY, event.position)
+        if self._rows.get(place, event.said_handout) != event.said_handout and place not in self._letters:
+            self._find("difference forgotten", f"position {event.position} of {event.key} for {event.trigger}")
 
     def _see_row(self, record: records.Stored | records.DeadLettered) -> None:
         event = (record.run_id, record.index)
         if isinstance(record, records.DeadLettered):
             self._events.add(event)
             self._letters.add((record.trigger, record.key or MESSAGE_OF_NOBODY, record.position))
+            if record.position == PASSED_OVER_POSITION:
+                self._see_passed_over(record)
             return
         if event in self._events:
             self._find("stored twice", f"event {record.index} of run {record.run_id}")
@@ -354,7 +446,7 @@ class Checker(HistoryChecker):
                 self._find("bound to another message", what)
             if place in self._rows:
                 self._find("stored twice", f"{record.said} position {record.position} for {record.trigger}")
-        self._rows.add(place)
+        self._rows[place] = record.handout
 
 
 def check(scenario: Scenario, history: Iterable[Record]) -> list[Finding]:

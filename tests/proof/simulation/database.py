@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from tests.proof.simulation import records
+from tests.proof.simulation.scenario import MAX_DELIVERIES
 
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import decode_value
+from headgate.store.db.database_file import DatabaseFile
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
-from headgate.store.errors import DatabaseAway, RowsRefused, StoreError
+from headgate.store.errors import DatabaseAway, DatabaseReplaced, RowsRefused, StoreError
 from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
 
@@ -79,9 +81,46 @@ def reset(names: Sequence[str]) -> None:
     _template(tuple(names)).backup(_raw())
 
 
+def copied() -> sqlite3.Connection:
+    """Return a copy of the database as it is."""
+    copy = sqlite3.connect(":memory:")
+    _raw().backup(copy)
+    return copy
+
+
+def restore(copy: sqlite3.Connection) -> None:
+    """Go on with such a copy."""
+    copy.backup(_raw())
+
+
+class SimulatedFile(DatabaseFile):
+    """The file of the database, which is replaced when a fault says so."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def before_connecting(self) -> None:
+        """There is one connection, which is the database."""
+
+    def connected(self) -> None:
+        """See `before_connecting`."""
+
+    def check(self) -> None:
+        """See `DatabaseFile`."""
+        if self._world.weather.file_in_place is not None:
+            raise DatabaseReplaced(NAME, "it was replaced by another file")
+
+
 def add(store: Store, name: str) -> int:
     """Add a trigger as a user would; return its id."""
-    return store.add_watcher(name, CLASSPATH, {"name": name})
+    return store.add_watcher(name, CLASSPATH, {"name": name}, max_deliveries=MAX_DELIVERIES)
+
+
+_OWNERS = """
+SELECT s.digest, t.id, coalesce(o.id, 0) FROM trigger t JOIN stream s ON s.id = t.stream_id
+LEFT JOIN triggerer o ON o.id = t.triggerer_id AND o.fenced_at IS NULL AND o.stopped_at IS NULL
+WHERE t.finished_at IS NULL AND t.removed_at IS NULL ORDER BY s.id, t.id
+"""
 
 
 class Reader:
@@ -91,6 +130,7 @@ class Reader:
         self._connection = _raw()
         self._last_row = self._last_letter = 0
         self._names: dict[int, str] = {}
+        self._owners: dict[str, dict[str, int]] = {}  # by stream
 
     def look(self) -> list[records.Stored | records.DeadLettered]:
         """Return what is new since the last look."""
@@ -109,14 +149,24 @@ class Reader:
                 records.Stored(now, row, self.name_of(trigger), run_id, index, key, position, message, handout)
             )
         letters = self._connection.execute(
-            "SELECT id, trigger_id, trigger_run_id, sequence_index, key, position FROM dead_letter "
+            "SELECT id, trigger_id, trigger_run_id, sequence_index, key, position, payload FROM dead_letter "
             "WHERE id > ? ORDER BY id",
             (self._last_letter,),
         ).fetchall()
-        for row, trigger, run_id, index, key, position in letters:
+        for row, trigger, run_id, index, key, position, payload in letters:
             self._last_letter = row
-            found.append(records.DeadLettered(now, row, self.name_of(trigger), run_id, index, key, position))
+            name, is_whole = self.name_of(trigger), payload is not None
+            found.append(records.DeadLettered(now, row, name, run_id, index, key, position, is_whole))
         return found
+
+    def look_at_owners(self) -> list[records.Owned]:
+        """Return the streams whose owners have changed since the last look."""
+        owners: dict[str, dict[str, int]] = {digest: {} for digest in self._owners}
+        for digest, trigger, owner in self._connection.execute(_OWNERS).fetchall():
+            owners.setdefault(digest, {})[self.name_of(trigger)] = owner
+        changed = [digest for digest in owners if owners[digest] != self._owners.get(digest, {})]
+        self._owners = owners
+        return [records.Owned(trio.current_time(), digest, owners[digest]) for digest in changed]
 
     def name_of(self, trigger_id: int) -> str:
         """Return the name of a trigger."""
@@ -148,6 +198,9 @@ WRITES = {
     "release_triggers": "release",
     "store_slice": "store_slice",
     "dead_letter_event": "dead_letter_event",
+    "strike_message": "strike_message",
+    "hold_trigger": "hold_trigger",
+    "reset_failures": "reset_failures",
 }
 
 
@@ -161,6 +214,7 @@ class FailingStore:
         self._world = world
         self._supervisor = supervisor
         self._store = open_store()
+        self._store.database.watch(SimulatedFile(world))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(self.call, name, getattr(self._store, name))
@@ -184,6 +238,13 @@ class FailingStore:
         """See `Store`."""
         self.call("release_triggerer", self._store.release_triggerer, epoch)
         self._world.note_fenced(epoch)
+
+    def hold_trigger(self, epoch: Any, trigger_id: int, hold: Any, reason: str) -> bool:
+        """See `Store`."""
+        is_held: bool = self.call("hold_trigger", self._store.hold_trigger, epoch, trigger_id, hold, reason)
+        if is_held:
+            self._world.note(records.Held(trio.current_time(), self._world.reader.name_of(trigger_id), hold))
+        return is_held
 
     def store_slice(self, epoch: Any, **parts: Any) -> StoredSlice:
         """See `Store`. A slice with a poisoned event is refused, as a database would refuse a row."""
@@ -218,3 +279,4 @@ class FailingStore:
     def _wrote(self, epoch: int, verb: str) -> None:
         """A verb that writes for an epoch has committed."""
         self._world.note(records.Wrote(trio.current_time(), epoch, verb))
+        self._world.look_at_owners()

@@ -12,29 +12,25 @@ from typing import Any, cast
 
 import msgspec
 import trio
-from sqlalchemy import update
 from tests.proof.simulation import database
+from tests.proof.simulation import mutants_of_owners as owners
+from tests.proof.simulation import mutants_of_poison as poison
+from tests.proof.simulation import mutants_of_runaways as runaways
 from tests.proof.simulation.directed import DIRECTED
 from tests.proof.simulation.families import FamilyName, family
 
 from headgate.brokers.filelog_partition import Partition, Verdict
-from headgate.protocol.messages.runner import FinishedTrigger
-from headgate.runner.host import Ending
-from headgate.store import tables
 from headgate.store.db import transaction
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
+from headgate.store.triggers import dead_letters
 from headgate.store.triggers.events import StoredSlice
-from headgate.store.triggers.leases import LeaseVerbs
 from headgate.streams.contract import AckTimeout, SubscriberOverflow
 from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.group import Group
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import ACKED, FAILED, OPEN, PASSED, QUEUED, Account, BroadcastEvent, Ledger, Share
-from headgate.streams.manager import SharedStreamManager
 from headgate.streams.subscription import Subscription
-from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
-from headgate.supervisor.triggers.assignments import Assignments, AssignmentState
 from headgate.supervisor.triggers.intake import Intake, Slice, Tally
 
 Patch = tuple[Any, str, Any]
@@ -96,6 +92,10 @@ def _unsubscribe_bypasses_the_gate() -> Sequence[Patch]:
     return [(Ledger, "leave", leave)]
 
 
+def _file_is_not_looked_at() -> Sequence[Patch]:
+    return [(transaction.Database, "_check_file", lambda self: None)]
+
+
 class _WriteBehind:
     """Says that a slice is stored, and stores it with the next one."""
 
@@ -110,6 +110,9 @@ class _WriteBehind:
         while self._behind:
             self._store.store_slice(self._behind[0][0], **self._behind[0][1])
             self._behind.pop(0)
+        if not parts["events"]:  # nothing would run at all if descriptions of triggers came late
+            stored: StoredSlice = self._store.store_slice(epoch, **parts)
+            return stored
         self._behind.append((epoch, parts))
         return StoredSlice(0, 0, {})
 
@@ -149,26 +152,6 @@ def _database_error_counts_as_stored() -> Sequence[Patch]:
     return [(Intake, "__init__", init)]
 
 
-def _confirmations_kept_across_incarnations() -> Sequence[Patch]:
-    def is_listening(self: RunnerLifecycle, incarnation: int) -> bool:
-        return self.state in (RunnerState.RUNNING, RunnerState.DRAINING)
-
-    return [(RunnerLifecycle, "is_listening", is_listening)]
-
-
-def _half_a_round_is_kept() -> Sequence[Patch]:
-    original = Intake._tally_of
-
-    def tally_of(self: Intake, slice_: Slice) -> Tally:
-        left_over = [self._tallies.pop(key) for key in list(self._tallies) if key != (slice_.incarnation, slice_.round)]
-        tally = original(self, slice_)
-        for other in left_over:
-            tally.persisted.extend(other.persisted)
-        return tally
-
-    return [(Intake, "_tally_of", tally_of)]
-
-
 def _reject_waits_for_persistence() -> Sequence[Patch]:
     def reject(self: Ledger, share: Share) -> bool:
         if share.state is not OPEN or self._is_closed:
@@ -190,6 +173,10 @@ def _dedup_dropped() -> Sequence[Patch]:
         database._raw().execute("DROP INDEX uq_trigger_event_key")
 
     return [(database, "reset", reset)]
+
+
+def _difference_is_ignored() -> Sequence[Patch]:
+    return [(dead_letters, "dead_letter_many", lambda tx, events: None)]
 
 
 def _fencing_check_removed() -> Sequence[Patch]:
@@ -328,52 +315,6 @@ def _eviction_after_an_await() -> Sequence[Patch]:
     return [(Group, "_end", end_without_eviction), (Group, "run", run_and_evict)]
 
 
-def _cut_short_counts_as_done() -> Sequence[Patch]:
-    return [(Ending, "is_done", property(lambda self: True))]
-
-
-def _no_rejoin_is_awaited() -> Sequence[Patch]:
-    def expect_rejoin(self: SharedStreamManager, *, trigger_id: int, key: Any) -> None:
-        pass
-
-    return [(SharedStreamManager, "expect_rejoin", expect_rejoin)]
-
-
-def _drained_triggers_are_forgotten() -> Sequence[Patch]:
-    original = Assignments.end_run
-
-    def end_run(self: Assignments, finished: FinishedTrigger, now: float) -> float | None:
-        assigned = self._assigned.get(finished.trigger_id)
-        if assigned is not None and finished.outcome == "cancelled":
-            assigned.state = AssignmentState.CANCELLING
-        return original(self, finished, now)
-
-    return [(Assignments, "end_run", end_run)]
-
-
-def _signing_off_ends_the_triggers() -> Sequence[Patch]:
-    def release_triggerer(self: LeaseVerbs, epoch: Epoch) -> None:
-        with self.database.writing() as tx:
-            mine = tables.trigger.c.triggerer_id == epoch
-            tx.connection.execute(update(tables.trigger).where(mine).values(finished_at=tx.now))
-        original(self, epoch)
-
-    original = LeaseVerbs.release_triggerer
-    return [(LeaseVerbs, "release_triggerer", release_triggerer)]
-
-
-def _late_failure_postpones_a_start() -> Sequence[Patch]:
-    original = Assignments.end_run
-
-    def end_run(self: Assignments, finished: FinishedTrigger, now: float) -> float | None:
-        assigned = self._assigned.get(finished.trigger_id)
-        if assigned is not None and finished.outcome == "failed" and assigned.state is AssignmentState.WAITING:
-            assigned.state = AssignmentState.RUNNING
-        return original(self, finished, now)
-
-    return [(Assignments, "end_run", end_run)]
-
-
 MUTANTS: dict[str, Mutant] = {
     "advance-before-confirmation": Mutant(
         "I1: acked means confirmed", "advanced before stored", _advance_before_confirmation, 20
@@ -384,16 +325,28 @@ MUTANTS: dict[str, Mutant] = {
     "database-error-counts-as-stored": Mutant(
         "I1: an error is no commit", "confirmed before stored", _database_error_counts_as_stored, 100
     ),
+    "file-is-not-looked-at": Mutant(
+        "I1: confirmed means in the file that is there",
+        "confirmed before stored",
+        _file_is_not_looked_at,
+        directed="file replaced",
+    ),
     "confirmations-kept-across-incarnations": Mutant(
         "I6: a confirmation reaches no later incarnation",
         "confirmed to a stranger",
-        _confirmations_kept_across_incarnations,
+        runaways.confirmations_kept_across_incarnations,
         directed="late answer",
     ),
     "half-a-round-is-kept": Mutant(
-        "I6: half a round is not answered", "confirmed to a stranger", _half_a_round_is_kept, directed="half a round"
+        "I6: half a round is not answered",
+        "confirmed to a stranger",
+        runaways.half_a_round_is_kept,
+        directed="half a round",
     ),
     "dedup-dropped": Mutant("I2: one message, one row", "stored twice", _dedup_dropped, 50),
+    "difference-is-ignored": Mutant(
+        "I2: what a message gives is never lost without a trace", "difference forgotten", _difference_is_ignored, 50
+    ),
     "commit-past-a-failed-offset": Mutant(
         "I3: no commit passes a failure", "commit past a failed message", _commit_past_a_failed_offset, 20
     ),
@@ -432,14 +385,89 @@ MUTANTS: dict[str, Mutant] = {
     "events-dropped-on-bisect": Mutant(
         "I9: one bad event alone", "confirmed before stored", _events_dropped_on_bisect, 200
     ),
-    "cut-short-counts-as-done": Mutant("I13: cut short is not done", "lost", _cut_short_counts_as_done, 50),
-    "no-rejoin-is-awaited": Mutant("a failure costs no event", "lost", _no_rejoin_is_awaited, 100),
+    "cut-short-counts-as-done": Mutant("I13: cut short is not done", "lost", poison.cut_short_counts_as_done, 50),
+    "no-rejoin-is-awaited": Mutant("a failure costs no event", "lost", poison.no_rejoin_is_awaited, 100),
     "drained-triggers-are-forgotten": Mutant(
-        "a recycled runner costs no trigger", "stuck", _drained_triggers_are_forgotten, 400
+        "a recycled runner costs no trigger", "stuck", owners.drained_triggers_are_forgotten, 400
     ),
-    "signing-off-ends-the-triggers": Mutant("a drain costs no trigger", "stuck", _signing_off_ends_the_triggers, 50),
-    "late-failure-postpones-a-start": Mutant(
-        "triggers of a stream begin together", "lost", _late_failure_postpones_a_start, directed="late failure"
+    "signing-off-ends-the-triggers": Mutant(
+        "a drain costs no trigger", "stuck", owners.signing_off_ends_the_triggers, 50
+    ),
+}
+
+MUTANTS |= {
+    "strike-not-stored": Mutant(
+        "a message costs only the trigger that cannot take it",
+        "stuck",
+        poison.strike_not_stored,
+        directed="poison",
+    ),
+    "strikes-of-repeated-reports": Mutant(
+        "a failure is one strike",
+        "passed over too early",
+        poison.strikes_of_repeated_reports,
+        directed="repeated failure",
+    ),
+    "no-brake": Mutant("a topic is not buried", "no brake", poison.no_brake, directed="brake"),
+    "passed-over-without-a-letter": Mutant(
+        "a message that is passed over is kept", "lost", poison.passed_over_without_a_letter, directed="letter"
+    ),
+    "letter-confirmed-before-it-is-stored": Mutant(
+        "I1: a letter is stored before its message is forgotten",
+        "lost",
+        poison.letter_confirmed_before_it_is_stored,
+        directed="letter",
+    ),
+    "passed-over-forgotten-at-respawn": Mutant(
+        "a message is passed over for good",
+        "forgotten",
+        poison.passed_over_forgotten_at_respawn,
+        directed="passed over again",
+    ),
+    "no-absent-subscriber-is-awaited": Mutant(
+        "no held trigger is left behind", "lost", poison.no_absent_subscriber_is_awaited, directed="held"
+    ),
+    "passing-over-resets-nothing": Mutant(
+        "a stream goes on without a message",
+        "stands still",
+        poison.passing_over_resets_nothing,
+        directed="after poison",
+    ),
+    "claims-a-trigger-without-its-stream": Mutant(
+        "I19: a trigger of a stream goes to its owner",
+        "split stream",
+        owners.claims_a_trigger_without_its_stream,
+        directed="two supervisors",
+    ),
+    "owner-not-checked-at-a-description": Mutant(
+        "I19: a trigger is started by the owner of its stream",
+        "split stream",
+        owners.owner_is_not_checked_at_a_description,
+        directed="two supervisors",
+    ),
+    "takes-over-half-a-stream": Mutant(
+        "I19: a stream moves as a whole", "taken in part", owners.takes_over_half_a_stream, directed="takeover"
+    ),
+    "no-quarantine": Mutant(
+        "I18: a trigger harms only so often", "ends its runner", runaways.no_quarantine, directed="killer"
+    ),
+    "held-back-is-not-awaited": Mutant(
+        "I18: no trigger held back is left behind",
+        "broadcast without a trigger",
+        runaways.held_back_is_not_awaited,
+        directed="killer",
+    ),
+    "respawn-slows-down": Mutant(
+        "I18: all others start again at once",
+        "started late",
+        runaways.respawn_slows_down_though_a_culprit_is_named,
+        directed="killer",
+    ),
+    "old-box-is-believed": Mutant(
+        "I18: only the record of a current run counts",
+        "passed over too early",
+        runaways.box_of_an_earlier_incarnation_is_believed,
+        directed="old box",
     ),
 }
 

@@ -15,6 +15,7 @@ from tests.proof.simulation.wire import Bell, Pipe, RunnerStream, SupervisorSock
 
 from headgate.child.parent_death import SupervisorGone
 from headgate.protocol import marks
+from headgate.protocol.black_box import BOX_BYTES, Record, read_record
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.runner_dialect import Message, RunnerDialect
@@ -28,6 +29,8 @@ from headgate.protocol.messages.runner import (
     StateSync,
     Welcome,
 )
+from headgate.protocol.values import decode_value
+from headgate.runner.black_box import BlackBox
 from headgate.runner.link import AsyncLink
 from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_PROTOCOL, RunnerSession
 from headgate.store.triggers.leases import TriggererRow
@@ -43,8 +46,28 @@ if TYPE_CHECKING:
 REAP_S = 0.01  # between the death of a runner and its supervisor's hearing of it
 TURNS_AT_ONCE_MAX = 2000  # of a loop, without time going by: more than that burns a CPU
 EXIT_BUG = 70
+KILLED_BY_SUPERVISOR = "killed by its supervisor"
 
 running_in: ContextVar[RunnerProcess] = ContextVar("running_in")
+
+
+class Boxes(trio.abc.Instrument):
+    """Has each simulated process write its black box, as the loop of each does by itself where there is one a process.
+
+    A box says whose code is executed at the moment, so only that of one process is not empty.
+    """
+
+    def __init__(self) -> None:
+        self._executing: RunnerProcess | None = None
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """See `BlackBox`."""
+        runner = task.context.get(running_in)
+        if self._executing is not None and self._executing is not runner:
+            self._executing.box.before_io_wait(0.0)
+        self._executing = runner
+        if runner is not None:
+            runner.box.before_task_step(task)
 
 
 class Died(BaseException):
@@ -64,7 +87,11 @@ class RunnerProcess:
         self.death = trio.Event()
         self.died_at = math.inf
         self.how = ""
+        self.box_memory = bytearray(BOX_BYTES)
+        self.box = BlackBox(self.box_memory)
+        self.last_record: Record | None = None  # of its box, once dead
         self.producers: list[SimulatedProducer] = []
+        self.described: set[str] = set()  # triggers that it is to run, and not only to describe
         topology = world.scenario.topology
         rng = random.Random(f"{world.scenario.seed}/pipes/{self.number}")
         self.up = Pipe(rng, latency_s=topology.latency_s, is_chopped=topology.chops_writes)
@@ -98,18 +125,25 @@ class RunnerProcess:
         welcome = await link.receive()
         assert isinstance(welcome, Welcome)
         marks.reach("session.greeted")
-        return await RunnerSession(link, welcome.settings, exit_process=self._exit).run()
+        return await RunnerSession(link, welcome.settings, exit_process=self._exit, box=self.box).run()
 
     def _exit(self, code: int) -> None:
         self.die(f"exit code {code}")
 
-    def die(self, how: str, *, kept: float = 1.0) -> None:
-        """Be gone, in this step."""
+    @property
+    def ended_itself(self) -> bool:
+        """Whether its end may be the doing of what it executed; see `ChildProcess.ended_itself`."""
+        return self.how.startswith(("exit code", KILLED_BY_SUPERVISOR))
+
+    def die(self, how: str, *, kept: float = 1.0, record: Record | None = None) -> None:
+        """Be gone, in this step. ``record``: what its black box says, if that is damaged."""
         if self.is_dead:
             return
         self.note(records.RunnerEnded(trio.current_time(), self.number, how))
         self.is_dead = True
         self.how = how
+        self.last_record = record or read_record(bytes(self.box_memory))
+        self.world.first_record = self.world.first_record or self.last_record
         self.died_at = trio.current_time()
         self.up.end(kept)
         self.down.end(0.0)
@@ -138,6 +172,7 @@ class SupervisorProcess:
         self.number = number
         self.bell = Bell()
         self.runner: RunnerProcess | None = None
+        self.is_beside = False  # it shares the work of another, and does not come back when it dies
         self.is_gone = False
         self.is_taken_for_dead = False
         self.is_cut_off = False  # from the database, until it is fenced
@@ -199,7 +234,14 @@ class SupervisorProcess:
         if runner is not None and link is not None and link.is_ended and self._hear_at() <= trio.current_time():
             self.runner = self._link = None
             gave_up = runner.how.startswith("exit code") and runner.how != f"exit code {EXIT_DRAINED}"
-            self.core.runner_ended(runner.incarnation, runner.how, trio.current_time(), gave_up=gave_up)
+            self.core.runner_ended(
+                runner.incarnation,
+                runner.how,
+                trio.current_time(),
+                gave_up=gave_up,
+                ended_itself=runner.ended_itself,
+                record=runner.last_record,
+            )
         commands = self.core.step(trio.current_time())
         if self.slow_s and self.core.leases.is_held:
             seconds, self.slow_s = self.slow_s, 0.0
@@ -256,7 +298,7 @@ class SupervisorProcess:
             case Send() if self.runner is not None:
                 self._send(self.runner, command)
             case Kill() if self.runner is not None:
-                self.runner.die(f"killed by its supervisor: {command.reason}")
+                self.runner.die(f"{KILLED_BY_SUPERVISOR}: {command.reason}")
             case Send() | Kill() | DumpStacks():
                 pass
             case Exit():
@@ -270,6 +312,8 @@ class SupervisorProcess:
             self.world.look()
             refused = tuple(refusal.seq for refusal in message.refused)
             self.world.note(records.Confirmed(trio.current_time(), runner.number, message.persisted, refused))
+        if isinstance(message, StateSync):
+            runner.described |= {spec.name for spec in message.to_create if spec.stream}
         assert self._link is not None
         try:
             self._link.send(message)
@@ -301,8 +345,17 @@ class SupervisorProcess:
         reported: list[FiredEvent | RefusedEvent] = [*message.events, *message.refused]
         for event in reported:
             names = (name_of(event.trigger_id), event.trigger_run_id, event.sequence_index, event.key, event.position)
-            self.world.note(records.Reported(now, runner.number, event.seq, *names))
+            payload = decode_value(event.payload) if isinstance(event, FiredEvent) else None
+            handout = payload.get("handout", 0) if isinstance(payload, dict) else 0  # 0: of no message
+            self.world.note(records.Reported(now, runner.number, event.seq, *names, handout))
         for end in message.finished:
             self.world.note(
-                records.Finished(now, runner.number, name_of(end.trigger_id), end.outcome, end.error or str(end.reason))
+                records.Finished(
+                    now,
+                    runner.number,
+                    name_of(end.trigger_id),
+                    end.outcome,
+                    end.error or str(end.reason),
+                    end.message_key,
+                )
             )

@@ -121,6 +121,27 @@ class Hung(Record, frozen=True, gc=False):
     handout: int
 
 
+class Killed(Record, frozen=True, gc=False):
+    """A trigger ends the process of its runner, now; ``message`` is the one that it has got, if any."""
+
+    trigger: str
+    runner: int
+    message: str | None
+
+
+class Held(Record, frozen=True, gc=False):
+    """A supervisor has stored that a trigger is held."""
+
+    trigger: str
+    hold: str
+
+
+class Released(Record, frozen=True, gc=False):
+    """A user has released a trigger."""
+
+    trigger: str
+
+
 # --- the broker ------------------------------------------------------------------------------------
 
 
@@ -196,7 +217,10 @@ class Framed(Record, frozen=True, gc=False):
 
 
 class Reported(Record, frozen=True, gc=False):
-    """The supervisor has got an event of a runner: its persist seq, and the names it is stored by."""
+    """The supervisor has got an event of a runner: its persist seq, and the names it is stored by.
+
+    ``said_handout`` is the handout that its payload names, 0 for an event that the runner refused.
+    """
 
     runner: int
     seq: int
@@ -205,6 +229,7 @@ class Reported(Record, frozen=True, gc=False):
     index: int
     key: str | None
     position: int
+    said_handout: int = 0
 
 
 class Finished(Record, frozen=True, gc=False):
@@ -214,6 +239,7 @@ class Finished(Record, frozen=True, gc=False):
     trigger: str
     outcome: str
     error: str
+    message_key: str | None = None  # of the message that it failed on
 
 
 class Confirmed(Record, frozen=True, gc=False):
@@ -241,6 +267,13 @@ class Wrote(Record, frozen=True, gc=False):
     verb: str
 
 
+class Owned(Record, frozen=True, gc=False):
+    """The owners of the open triggers of a stream have changed: by trigger, an epoch, 0 if none that may write."""
+
+    stream: str
+    owners: dict[str, int]
+
+
 class Stored(Record, frozen=True, gc=False):
     """A row of the event log, seen for the first time. ``said`` and ``handout`` are what its payload says."""
 
@@ -263,6 +296,7 @@ class DeadLettered(Record, frozen=True, gc=False):
     index: int
     key: str | None
     position: int
+    is_whole: bool = False
 
 
 class Rested(Record, frozen=True, gc=False):

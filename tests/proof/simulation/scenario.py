@@ -20,6 +20,11 @@ MESSAGES_PER_LANE = (1, 1, 1, 2, 2, 3, 4)  # the canary not counted; many small 
 CANARY_AT_S = 10.0  # one more message a lane, when all faults are over: a pair that only looks healthy does not take it
 FRAME_BYTES_SMALL = 40_000  # the report of a failure with its traceback fits; a few padded events do not
 PADDING_BYTES = 15_000
+MAX_DELIVERIES = 5  # of all triggers: after so many failures on one message they are passed over it
+KILLS_MAX = 3  # ends of the process with one message, after which its trigger is passed over it
+KILLER_KEYS_MAX = 3  # messages with which one trigger may end the process; with one more it is quarantined
+HARM_MAX = 3  # ends of the process by a trigger without a message, after which it is quarantined
+UNFIT = 1_000_000  # failures: the trigger can never take the message
 
 # Marks of other parts of the product, which the simulation does not run.
 _NOT_SIMULATED = ("filelog.", "capture.", "arbiter.")
@@ -38,9 +43,10 @@ PlanKind = Literal["fire", "reject", "return", "refused", "poison"]
 class Plan(Part, frozen=True):
     """What one trigger's filter does with one message.
 
-    ``events`` are fired, ``nap_s`` is slept before each of them. The first ``failures`` times the filter raises
-    after ``fired_before_failing`` events; the first ``stalls`` times it hangs until it is cancelled. ``swallows``:
-    while hanging it ignores its cancellation, so that only the end of its process ends it.
+    ``events`` are fired, ``nap_s`` is slept before each of them. The first ``failures`` times (`UNFIT`: always) the
+    filter raises after ``fired_before_failing`` events; the first ``stalls`` times it hangs until it is cancelled.
+    Before that, the first ``kills`` times (`UNFIT`: always), the filter ends the process that it runs in.
+    ``swallows``: while hanging it ignores its cancellation, so that only the end of its process ends it.
     """
 
     kind: PlanKind = "fire"
@@ -49,6 +55,7 @@ class Plan(Part, frozen=True):
     failures: int = 0
     fired_before_failing: int = 0
     stalls: int = 0
+    kills: int = 0
     swallows: bool = False
     padded: bool = False
 
@@ -61,7 +68,10 @@ class Message(Part, frozen=True):
 
 
 class Topology(Part, frozen=True):
-    """Who subscribes, and the limits and times (in seconds) that the pair works with."""
+    """Who subscribes, and the limits and times (in seconds) that the pair works with.
+
+    ``kills_at_start``: how often a trigger ends its process as it begins, before it gets a message.
+    """
 
     triggers: int = 1
     lanes: int = 1
@@ -77,6 +87,7 @@ class Topology(Part, frozen=True):
     cohort_grace_s: float = 0.0
     latency_s: float = 0.0
     chops_writes: bool = False
+    kills_at_start: dict[str, int] = {}
 
 
 # --- the faults ------------------------------------------------------------------------------------
@@ -96,6 +107,10 @@ class KillRunner(Timed, frozen=True):
     """The runner dies; of what it wrote and the supervisor has not read, the share ``kept`` arrives."""
 
     kept: float = 1.0
+
+
+class EndsWithOldBox(Timed, frozen=True):
+    """The runner ends by itself, and its black box says what that of the first one said that named somebody."""
 
 
 class KillSupervisor(Timed, frozen=True):
@@ -130,6 +145,10 @@ class DatabaseIsAway(Timed, frozen=True):
 
     seconds: float
     ambiguous: bool = False
+
+
+class FileIsReplaced(Timed, frozen=True):
+    """The database's file is replaced by a copy of itself: later commits to the open one are in no file."""
 
 
 class DatabaseIsSlow(Timed, frozen=True):
@@ -167,6 +186,10 @@ class TakeOver(Timed, frozen=True):
     """
 
 
+class StartBeside(Timed, frozen=True):
+    """One more supervisor is started on the database, for as long as it lives; timed faults are not about it."""
+
+
 class Drain(Timed, frozen=True):
     """The supervisor is asked to stop, and started again when it has."""
 
@@ -181,6 +204,12 @@ class AddWatcher(Timed, frozen=True):
 
 class RemoveWatcher(Timed, frozen=True):
     """A user removes a trigger."""
+
+    name: str
+
+
+class Release(Timed, frozen=True):
+    """A user releases a trigger that is held."""
 
     name: str
 
@@ -214,6 +243,9 @@ def draw(seed: int) -> Scenario:
     if any(isinstance(fault, AddWatcher) for fault in faults):
         names.append(LATE)
     lanes = _draw_lanes(random.Random(f"{seed}/workload"), topology, names)
+    if topology.keyed:
+        lanes = _with_unfit(random.Random(f"{seed}/unfit"), lanes, names)
+        lanes = _with_killer(random.Random(f"{seed}/killer"), lanes, names)
     return Scenario(seed, topology, lanes, faults)
 
 
@@ -265,6 +297,40 @@ def _draw_lanes(rng: random.Random, topology: Topology, names: list[str]) -> tup
     return tuple(lanes)
 
 
+def _with_unfit(
+    rng: random.Random, lanes: tuple[tuple[Message, ...], ...], names: list[str]
+) -> tuple[tuple[Message, ...], ...]:
+    """Now and then make one message one that one of the triggers can never take."""
+    if rng.random() >= 0.2:
+        return lanes
+    unfit = Plan(events=rng.choice((0, 1)), failures=UNFIT, fired_before_failing=rng.choice((0, 0, 1)))
+    return _with_plan(rng, lanes, names, unfit)
+
+
+def _with_killer(
+    rng: random.Random, lanes: tuple[tuple[Message, ...], ...], names: list[str]
+) -> tuple[tuple[Message, ...], ...]:
+    """Now and then make one message one with which one of the triggers ends its process."""
+    if rng.random() >= 0.1:
+        return lanes
+    killer = Plan(events=rng.choice((0, 1)), kills=rng.choice((1, KILLS_MAX - 1, UNFIT)))
+    return _with_plan(rng, lanes, names, killer)
+
+
+def _with_plan(
+    rng: random.Random, lanes: tuple[tuple[Message, ...], ...], names: list[str], plan: Plan
+) -> tuple[tuple[Message, ...], ...]:
+    """Give a plan to one of the triggers for one of the messages, but the canary."""
+    lane, name = rng.randrange(len(lanes)), rng.choice(names)
+    offset = rng.randrange(len(lanes[lane]) - 1)
+    message = lanes[lane][offset]
+    if message.plans.get(name, Plan()).kind == "return":
+        return lanes
+    message = msgspec.structs.replace(message, plans={**message.plans, name: plan})
+    changed = (*lanes[lane][:offset], message, *lanes[lane][offset + 1 :])
+    return (*lanes[:lane], changed, *lanes[lane + 1 :])
+
+
 def _draw_plan(rng: random.Random, topology: Topology, *, is_calm: bool, may_return: bool) -> Plan | None:
     """Return a plan, or None for the ordinary one: fire one event at once."""
     if is_calm or rng.random() < 0.6:
@@ -302,6 +368,8 @@ def _draw_faults(rng: random.Random, topology: Topology) -> tuple[Fault, ...]:
         faults.append(AddWatcher(_time(rng), LATE))
     if topology.triggers > 1 and rng.random() < 0.2:
         faults.append(RemoveWatcher(_time(rng), rng.choice(trigger_names(topology))))
+    if rng.random() < 0.15:
+        faults.append(StartBeside(_time(rng)))
     return tuple(faults)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STREAM = "the stream"
 PLANNED_FAILURE = "the filter fails as planned"
 ORDINARY = Plan()
+EXIT_OF_USERS = 3  # of a process that a trigger ends
 NAPPING_TRIES_MAX = 3  # a filter that is slow for ever would never get a message behind it
 
 
@@ -45,9 +46,10 @@ class SimulatedTrigger(BaseEventTrigger):
         return "tests.proof.simulation.triggers.SimulatedTrigger", {"name": self.name}
 
     def shared_stream_key(self) -> Hashable:
-        """Return the one key; the host asks for it in the step in which it joins, and at no other time."""
+        """Return the one key; the host asks for it in the step in which it joins, or once to describe the trigger."""
         runner = in_runner()
-        runner.note(records.Began(trio.current_time(), self.name, runner.number))
+        if self.name in runner.described:
+            runner.note(records.Began(trio.current_time(), self.name, runner.number))
         return STREAM
 
     @classmethod
@@ -65,10 +67,15 @@ class SimulatedTrigger(BaseEventTrigger):
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Delivery]) -> AsyncGenerator[TriggerEvent, None]:
         """Do with each message what its plan says."""
         runner = in_runner()
+        if runner.world.count_start(self.name) <= runner.world.scenario.topology.kills_at_start.get(self.name, 0):
+            await self._end_process(runner, None)
         async for delivery in shared_stream:
             runner.note(records.Pulled(trio.current_time(), self.name, delivery.handout, runner.number))
             plan = runner.world.plan_of(self.name, delivery.lane, delivery.offset)
             tried = runner.world.count_try(self.name, delivery.lane, delivery.offset)
+            if tried <= plan.kills:
+                await self._end_process(runner, delivery.message)
+            tried -= plan.kills
             if tried <= plan.stalls:
                 await self._hang(runner, delivery, plan)
             if tried <= plan.stalls + plan.failures:
@@ -85,6 +92,11 @@ class SimulatedTrigger(BaseEventTrigger):
             elif plan.kind == "return":
                 runner.note(records.Returned(trio.current_time(), self.name))
                 return
+
+    async def _end_process(self, runner: RunnerProcess, message: str | None) -> None:
+        runner.note(records.Killed(trio.current_time(), self.name, runner.number, message))
+        runner.die(f"exit code {EXIT_OF_USERS}")
+        await trio.sleep_forever()  # cancelled: it is a ghost
 
     async def _hang(self, runner: RunnerProcess, delivery: Delivery, plan: Plan) -> None:
         try:

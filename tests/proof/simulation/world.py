@@ -8,6 +8,7 @@ an exception (`Died`) thrown where it stands, or by not being stepped any more.
 from __future__ import annotations
 
 import random
+import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -18,8 +19,7 @@ from unittest.mock import patch
 import trio
 from tests.proof.simulation import database, records, scenario
 from tests.proof.simulation.broker import Broker
-from tests.proof.simulation.processes import Died, RunnerProcess, SupervisorProcess, running_in
-from tests.proof.simulation.records import Record
+from tests.proof.simulation.processes import Boxes, Died, RunnerProcess, SupervisorProcess, running_in
 from tests.proof.simulation.scenario import Plan, Scenario, Timed
 from tests.proof.simulation.triggers import ORDINARY
 from tests.proof.simulation.wire import Bell
@@ -28,6 +28,7 @@ from trio._core._run import GLOBAL_RUN_CONTEXT
 from trio.testing import MockClock
 
 from headgate.protocol import marks
+from headgate.protocol.black_box import Record
 from headgate.protocol.messages.runner import RunnerSettings
 from headgate.runner import session
 from headgate.store.errors import StoreError
@@ -50,6 +51,7 @@ class Weather:
         self.advance_fails: scenario.AdvanceFails | None = None
         self.advance_hangs_s = 0.0
         self.stream_fails = False
+        self.file_in_place: sqlite3.Connection | None = None  # if the one that is open was replaced
 
 
 class World:
@@ -57,7 +59,7 @@ class World:
 
     def __init__(self, plan: Scenario) -> None:
         self.scenario = plan
-        self.history: list[Record] = []
+        self.history: list[records.Record] = []
         self.weather = Weather()
         self.broker = Broker(self, plan.lanes)
         self.reader = database.Reader()
@@ -66,7 +68,9 @@ class World:
         self.settings = core_settings(plan)
         self.nursery: trio.Nursery
         self._store = database.open_store()
+        self.first_record: Record | None = None  # of a black box
         self._tries: Counter[tuple[str, int, int]] = Counter()
+        self._starts: Counter[str] = Counter()
         self._marks_left = [fault for fault in plan.faults if isinstance(fault, scenario.KillAtMark)]
         self._marks_reached: Counter[str] = Counter()
         self._rested = Bell()
@@ -74,7 +78,7 @@ class World:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def note(self, record: Record) -> None:
+    def note(self, record: records.Record) -> None:
         """Add to the history."""
         if self._is_over:
             return  # what comes now are the ghosts of the end
@@ -83,9 +87,17 @@ class World:
         self.history.append(record)
 
     def look(self) -> None:
-        """Add what is new in the database. Nothing happens between this and the record that follows."""
+        """Add what is new in the database's file. Nothing happens between this and the record that follows."""
+        if self.weather.file_in_place is not None:
+            return  # nothing is: what is committed now goes to one that was replaced
         for record in self.reader.look():
             self.note(record)
+
+    def look_at_owners(self) -> None:
+        """Add who owns the streams, if that has changed; there is no question of it with one supervisor."""
+        if len(self.supervisors) > 1 and self.weather.file_in_place is None:
+            for record in self.reader.look_at_owners():
+                self.note(record)
 
     def broke(self, where: str, error: BaseException) -> None:
         """Note what should not have escaped."""
@@ -115,15 +127,21 @@ class World:
         self._tries[trigger, lane, offset] += 1
         return self._tries[trigger, lane, offset]
 
+    def count_start(self, trigger: str) -> int:
+        """Return for the how manieth time a trigger begins."""
+        self._starts[trigger] += 1
+        return self._starts[trigger]
+
     # --- processes --------------------------------------------------------------------------------
 
     def make_supervisor(self, number: int) -> SupervisorProcess:
         """Return the process of a supervisor that is to start."""
         return SupervisorProcess(self, number)
 
-    def start_supervisor(self) -> SupervisorProcess:
-        """Start another supervisor."""
+    def start_supervisor(self, *, is_beside: bool = False) -> SupervisorProcess:
+        """Start another supervisor, in the place of the one that faults are about or beside it."""
         supervisor = self.make_supervisor(len(self.supervisors) + 1)
+        supervisor.is_beside = is_beside
         self.supervisors.append(supervisor)
         self.nursery.start_soon(supervisor.run)
         return supervisor
@@ -131,10 +149,13 @@ class World:
     @property
     def newest(self) -> SupervisorProcess:
         """The supervisor that faults are about."""
-        return self.supervisors[-1]
+        return next(supervisor for supervisor in reversed(self.supervisors) if not supervisor.is_beside)
 
     def supervisor_ended(self, supervisor: SupervisorProcess, *, down_s: float) -> None:
         """Somebody starts another in its place, unless there is another already."""
+        if self.weather.file_in_place is not None:
+            database.restore(self.weather.file_in_place)
+            self.weather.file_in_place = None
         if supervisor is self.newest:
             self.nursery.start_soon(self._start_later, down_s)
 
@@ -164,7 +185,7 @@ class World:
             raise Died(mark)
 
     def _side_of(self, mark: str) -> str:
-        return marks.MARKS[mark].side
+        return (marks.MARKS | marks.POISON_MARKS | marks.RUNAWAY_MARKS)[mark].side
 
     async def _inject(self) -> None:
         timed = [fault for fault in self.scenario.faults if isinstance(fault, Timed)]
@@ -184,6 +205,9 @@ class World:
             case scenario.KillRunner():
                 if runner is not None:
                     runner.die("killed", kept=fault.kept)
+            case scenario.EndsWithOldBox():
+                if runner is not None:
+                    runner.die("exit code 1", record=self.first_record)
             case scenario.KillSupervisor():
                 supervisor.die("killed", runner_at_once=fault.runner_at_once, down_s=fault.down_s)
             case scenario.CutLink():
@@ -196,6 +220,9 @@ class World:
             case scenario.DatabaseIsAway():
                 weather.database_back_at = max(weather.database_back_at, now + fault.seconds)
                 weather.commit_is_ambiguous = fault.ambiguous
+            case scenario.FileIsReplaced():
+                self.look()
+                weather.file_in_place = database.copied()
             case scenario.DatabaseIsSlow():
                 supervisor.slow_s = fault.seconds
             case scenario.FreezeSupervisor():
@@ -211,6 +238,8 @@ class World:
             case scenario.TakeOver():
                 supervisor.is_cut_off = True
                 self.nursery.start_soon(self._take_over, supervisor)
+            case scenario.StartBeside():
+                self.start_supervisor(is_beside=True)
             case scenario.Drain():
                 supervisor.drain(down_s=fault.down_s)
             case scenario.AddWatcher():
@@ -218,6 +247,9 @@ class World:
                 self.note(records.Added(now, fault.name))
             case scenario.RemoveWatcher():
                 self._remove(fault.name)
+            case scenario.Release():
+                self._store.resume_watcher(fault.name)
+                self.note(records.Released(now, fault.name))
             case _:
                 raise AssertionError(f"nothing does this: {fault}")
 
@@ -269,8 +301,9 @@ class World:
 def core_settings(plan: Scenario) -> CoreSettings:
     """Return the settings of a supervisor: the ordinary ones, with the topology's limits and shorter times."""
     topology = plan.topology
-    # Looking for what users changed is the most expensive of the duties: it is done where they do change something.
-    is_watched = any(isinstance(fault, scenario.AddWatcher | scenario.RemoveWatcher) for fault in plan.faults)
+    # Looking for what others changed is the most expensive of the duties: it is done where they do change something.
+    by_others = scenario.AddWatcher | scenario.RemoveWatcher | scenario.Release | scenario.StartBeside
+    is_watched = any(isinstance(fault, by_others) for fault in plan.faults)
     looks_s = 1.5 if is_watched else 30.0
     return CoreSettings(
         runner=RunnerSettings(
@@ -281,7 +314,6 @@ def core_settings(plan: Scenario) -> CoreSettings:
             subscriber_queue_max=topology.subscriber_queue_max,
             ack_timeout_s=topology.ack_timeout_s,
             cohort_grace_s=topology.cohort_grace_s,
-            rejoin_wait_s=60.0,
             cancel_grace_s=1.0,
             hook_timeout_s=1.0,
         ),
@@ -300,18 +332,18 @@ def core_settings(plan: Scenario) -> CoreSettings:
     )
 
 
-def run(plan: Scenario) -> list[Record]:
+def run(plan: Scenario) -> list[records.Record]:
     """Run a scenario and return its history: always the same for the same scenario, in any process."""
     database.reset(scenario.trigger_names(plan.topology))
     return run_world(plan, lambda: World(plan))
 
 
-def run_world(plan: Scenario, make_world: Callable[[], World]) -> list[Record]:
+def run_world(plan: Scenario, make_world: Callable[[], World]) -> list[records.Record]:
     """Do it on the database as it is."""
     random.seed(plan.seed)
     _seed_scheduler(plan.seed)
 
-    async def main() -> list[Record]:
+    async def main() -> list[records.Record]:
         world = make_world()
         if any(isinstance(fault, scenario.KillAtMark) for fault in plan.faults):
             marks.arm(world.reach)
@@ -319,7 +351,8 @@ def run_world(plan: Scenario, make_world: Callable[[], World]) -> list[Record]:
         return world.history
 
     with _patched(plan):
-        return trio.run(main, clock=MockClock(autojump_threshold=0.0), strict_exception_groups=True)
+        clock = MockClock(autojump_threshold=0.0)
+        return trio.run(main, clock=clock, strict_exception_groups=True, instruments=[Boxes()])
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import trio
-from tests.runner.authors import publish
+from tests.runner.authors import expected, publish
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.protocol.messages.queries import StoredEvent
@@ -51,11 +52,18 @@ class Rig:
         return StoredEvent("earlier", 3, b"[1]", "k")
 
     async def start(self, cls: type[BaseTrigger] | str, trigger_id: int = 1, **kwargs: Any) -> None:
+        await self._start(cls, trigger_id, kwargs, takes_one_event=False)
+
+    async def start_for_a_task(self, cls: type[BaseTrigger], trigger_id: int = 1) -> None:
+        await self._start(cls, trigger_id, {}, takes_one_event=True)
+
+    async def _start(
+        self, cls: type[BaseTrigger] | str, trigger_id: int, kwargs: dict[str, Any], *, takes_one_event: bool
+    ) -> None:
         classpath = cls if isinstance(cls, str) else publish(cls)
-        spec = TriggerSpec(
-            trigger_id, f"run-{trigger_id}", f"name-{trigger_id}", classpath, encode_value(kwargs, where="kwargs")
-        )
-        await self.host.start((spec,))
+        encoded = encode_value(kwargs, where="kwargs")
+        spec = expected(TriggerSpec(trigger_id, f"run-{trigger_id}", f"name-{trigger_id}", classpath, encoded))
+        await self.host.start((msgspec.structs.replace(spec, takes_one_event=takes_one_event),))
 
     def cancel(self, reason: CancelReason, trigger_id: int = 1) -> None:
         self.host.cancel(CancelTrigger(trigger_id, reason))

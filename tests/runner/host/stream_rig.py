@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import trio
-from tests.runner.authors import publish
+from tests.runner.authors import expected, publish
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.protocol.messages.runner import (
     CancelReason,
     CancelTrigger,
+    DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
     RefusedEvent,
@@ -100,11 +101,12 @@ class Rig:
         self.events: list[FiredEvent] = []
         self.refused: list[RefusedEvent] = []
         self.finished: list[FinishedTrigger] = []
+        self.described: list[DescribedTrigger] = []
 
     async def start(self, cls: type[BaseEventTrigger], *trigger_ids: int, **kwargs: Any) -> None:
         classpath, data = publish(cls), encode_value(kwargs, where="kwargs")
         specs = (TriggerSpec(one, f"run-{one}", f"name-{one}", classpath, data) for one in trigger_ids or (1,))
-        await self.host.start(tuple(specs))
+        await self.host.start(tuple(expected(spec) for spec in specs))
 
     async def publish(self, *messages: int) -> None:
         for message in messages:
@@ -117,6 +119,7 @@ class Rig:
         self.events += changes.events
         self.refused += changes.refused
         self.finished += changes.finished
+        self.described += changes.described
 
     async def confirm(self) -> None:
         self.streams.confirm_persisted([event.seq for event in self.events])
@@ -134,12 +137,12 @@ class Rig:
 
 @asynccontextmanager
 async def hosting(
-    settings: RunnerSettings = SETTINGS, *, rejoin_wait: float = 0.0, overflow: Literal["fail", "pause"] = "fail"
+    settings: RunnerSettings = SETTINGS, *, overflow: Literal["fail", "pause"] = "fail"
 ) -> AsyncIterator[Rig]:
     async with (
         SharedStreamManager(
             ack_timeout=ACK_TIMEOUT_S,
-            rejoin_wait=rejoin_wait,
+            advance_timeout=settings.advance_timeout_s,
             overflow=overflow,
             max_subscriber_queue=settings.subscriber_queue_max,
         ) as streams,

@@ -18,7 +18,6 @@ from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
 )
 from headgate.triggers.base import (
-    TaskSuccessEvent,
     TriggerEvent,
 )
 
@@ -138,13 +137,6 @@ async def leak_a_group_of_cancellations(self: Any) -> AsyncIterator[TriggerEvent
     yield
 
 
-async def ignore_the_end(self: Any) -> AsyncIterator[TriggerEvent]:
-    try:
-        yield TaskSuccessEvent()
-    finally:
-        yield TriggerEvent("too late")
-
-
 class Unspeakable(Exception):
     def __str__(self) -> str:
         raise SystemExit("not even this")
@@ -175,7 +167,6 @@ RUNS_THAT_FAIL = [
     (leak_a_nursery, "RuntimeError: Cancel scope stack corrupted"),
     (leak_a_cancellation, "CancelledByItself: "),
     (leak_a_group_of_cancellations, "CancelledByItself: "),
-    (ignore_the_end, "RuntimeError: async generator ignored GeneratorExit"),
     (raise_the_unspeakable, "Unspeakable, whose text cannot be shown"),
 ]
 

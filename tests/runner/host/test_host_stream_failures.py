@@ -38,6 +38,8 @@ async def test_a_slow_subscriber_is_failed_alone_by_the_ack_timeout(autojump_clo
         assert end.error.startswith("AckTimeout: ")
         assert trio.current_time() == pytest.approx(ACK_TIMEOUT_S, abs=2)
         await rig.publish(5)
+        assert [e.payload for e in rig.events if e.trigger_id == 2] == [b"3", b"4"]  # it waits for the other
+        await rig.cancel("user", 1)
         await rig.confirm()
         assert rig.broker.outcomes[3] == [AdvanceOutcome(acked=1, failed=1)]
         assert [e.payload for e in rig.events if e.trigger_id == 2] == [b"3", b"4", b"5"]
@@ -132,27 +134,17 @@ async def test_a_trigger_whose_stream_ended_is_failed_even_if_it_catches_that_an
         assert [(end.outcome, end.events) for end in rig.finished] == [("failed", 1)]
 
 
-class Unequal:
-    """A key that falls apart when it is looked at for the second time."""
-
-    def __init__(self) -> None:
-        self.hashes = 0
-
-    def __hash__(self) -> int:
-        self.hashes += 1
-        if self.hashes > 4:
-            raise RuntimeError("no hash any more")
-        return 1
-
-
 @pytest.mark.parametrize(
     ("shared_stream_key", "error"),
     [
         (lambda self: ["unhashable"], "TypeError: unhashable type: 'list'"),
         (lambda self: sys.exit(3), "SystemExit: 3"),
-        (lambda self: Unequal(), ""),
+        (
+            lambda self: object(),
+            "TypeError: shared_stream_key() contains a builtins.object whose repr contains the address",
+        ),
     ],
-    ids=["unhashable", "exits", "changes its mind"],
+    ids=["unhashable", "exits", "not the same elsewhere"],
 )
 async def test_a_trigger_with_a_bad_stream_key_fails_alone_and_is_cleaned_up(
     autojump_clock: MockClock, shared_stream_key: Callable[[Any], Any], error: str
@@ -181,7 +173,7 @@ async def test_a_trigger_with_a_bad_stream_key_fails_alone_and_is_cleaned_up(
         await rig.until_finished()
         (end,) = rig.finished
         assert (end.trigger_id, end.outcome) == (1, "failed")
-        assert end.error.startswith(error or "ValueError: filtered")
+        assert end.error.startswith(error)
         assert cleanups == ["cleanup"]
         await rig.publish(1)
         assert [event.trigger_id for event in rig.events] == [2]
@@ -219,7 +211,7 @@ async def test_a_subscriber_that_failed_is_waited_for_and_misses_nothing(autojum
     class Second(Watcher):
         pass
 
-    async with hosting(rejoin_wait=60) as rig:
+    async with hosting() as rig:
         await rig.start(Second, 2)
         await rig.start(Trigger, 1)
         await rig.publish(1)
@@ -242,7 +234,7 @@ async def test_nobody_waits_for_a_trigger_that_was_removed_after_it_failed(autoj
     class Second(Watcher):
         pass
 
-    async with hosting(rejoin_wait=60) as rig:
+    async with hosting() as rig:
         await rig.start(Second, 2)
         await rig.start(Trigger, 1)
         await rig.publish(1)

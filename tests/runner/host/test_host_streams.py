@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 import trio
-from tests.runner.host.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, REJECTED, OneByOne, Watcher, hosting
+from tests.runner.host.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, OneByOne, Watcher, hosting
 from trio.testing import MockClock
 
 from headgate.protocol.messages.runner import (
@@ -107,7 +107,9 @@ async def test_what_is_fired_after_the_ack_timeout_is_still_recognisable_but_con
         assert rig.broker.outcomes == {7: [FAILED]}
 
 
-async def test_an_event_that_is_too_big_rejects_its_message_and_nothing_else(autojump_clock: MockClock) -> None:
+async def test_an_event_that_is_too_big_is_kept_whole_and_its_message_is_acked_when_it_is_stored(
+    autojump_clock: MockClock,
+) -> None:
     class Trigger(Watcher):
         async def filter_shared_stream(self, shared_stream: AsyncIterator[int]) -> AsyncIterator[TriggerEvent]:
             async for message in shared_stream:
@@ -120,10 +122,11 @@ async def test_an_event_that_is_too_big_rejects_its_message_and_nothing_else(aut
         assert [e.key for e in rig.events] == ["m1", "m2", "m3"]
         (refused,) = rig.refused
         assert (refused.key, refused.position, refused.payload_bytes) == ("m1000", 0, 1002)
+        assert (refused.content, refused.is_whole, len(refused.payload_head)) == ("event", True, 1002)
         assert rig.broker.outcomes == {1: [ACKED]}  # until the dead letter is written, the message waits
-        rig.streams.confirm_refused([refused.seq])
+        rig.streams.confirm_persisted([refused.seq])
         await rig.settle()
-        assert rig.broker.outcomes == {1: [ACKED], 1000: [REJECTED], 2: [ACKED], 3: [ACKED]}
+        assert rig.broker.outcomes == {1: [ACKED], 1000: [ACKED], 2: [ACKED], 3: [ACKED]}
 
 
 # --- I13: cut short is not done ------------------------------------------------------------------
@@ -194,6 +197,7 @@ async def test_i13_a_filter_that_raised_leaves_its_message_failed_and_the_neighb
         await rig.start(Trigger, 1)
         await rig.start(Second, 2)
         await rig.publish(1, 2)
+        await rig.cancel("user", 1)  # it is not waited for
         await rig.publish(3)
         await rig.confirm()
         assert rig.broker.outcomes == {

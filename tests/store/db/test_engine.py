@@ -20,6 +20,7 @@ from sqlalchemy import Engine, bindparam, exc, select, text, update
 from sqlalchemy.engine import make_url
 from tests.store.harness import WAITED_MAX_S, register
 
+from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.db import driver_errors, engine, schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.prepared import Prepared
@@ -46,9 +47,13 @@ def test_another_database_is_refused_naming_the_supported_ones(url: str) -> None
     assert "hunter2" not in str(told.value)
 
 
-def test_what_is_no_url_is_refused_without_showing_it() -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["hunter2", "postgresql://u:hunter2@h:port/d", "postgresql://u:hunter2@[::1/d", "postgresql://u:hunter2@h:/d"],
+)
+def test_what_is_no_url_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(UnsupportedDatabase, match="cannot be read") as told:
-        open_engine("hunter2")
+        open_engine(url)
     assert "hunter2" not in str(told.value)
 
 
@@ -193,6 +198,39 @@ def test_every_postgresql_connection_has_limits_and_is_durable(make_postgres_url
         "idle_in_transaction_session_timeout": "10s",
         "transaction_isolation": "read committed",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("datestyle", "German"),
+        ("intervalstyle", "sql_standard"),
+        ("timezone", "Asia/Kathmandu"),
+        ("extra_float_digits", "-15"),
+        ("bytea_output", "escape"),
+        ("client_encoding", "latin1"),
+        ("standard_conforming_strings", "off"),
+    ],
+)
+def test_a_role_cannot_change_how_values_are_read(
+    postgres_url: str, postgres_admin: psycopg.Connection[Any], secrets: Secrets, name: str, value: str
+) -> None:
+    role = f"headgate_role_{os.getpid()}"
+    postgres_admin.execute(f"CREATE ROLE {role} SUPERUSER LOGIN")
+    try:
+        postgres_admin.execute(f"ALTER ROLE {role} SET {name} = '{value}'")
+        url = make_url(postgres_url).set(username=role).render_as_string(hide_password=False)
+        with Store(open_engine(url), secrets=secrets) as store:
+            epoch = register(store, process_started=0.1 + 0.2)
+            trigger_id = store.add_watcher("é", "a.B", {"at": datetime(2026, 1, 2, tzinfo=UTC)})
+            (lease,) = store.live_triggerers()
+            assert (lease.process_started, lease.latest_heartbeat.utcoffset()) == (0.1 + 0.2, timedelta(0))
+            (claimed,) = store.claim_triggers(epoch, limit=1, queues=("default",))
+            store.store_slice(epoch, events=[FiredEvent(trigger_id, "run", 0, seq=1, payload=b"\\x00\xff'")])
+            (event,) = store.inspect.events()
+            assert (claimed.name, claimed.error, event.payload) == ("é", "", b"\\x00\xff'")
+    finally:
+        postgres_admin.execute(f"DROP ROLE {role}")
 
 
 # --- a database that goes away -------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 from cryptography.fernet import Fernet
 
 from headgate.store.db.engine import open_engine
-from headgate.store.db.secrets import KEY_FILE_BYTES_MAX, KEY_FILE_NAME, Secrets
-from headgate.store.errors import BadKey, UnusableKey
+from headgate.store.db.secrets import KEY_FILE_BYTES_MAX, KEY_FILE_NAME, Secrets, fingerprint_of
+from headgate.store.errors import BadKey, NoKeyFile, UnusableKey, WrongKeys
 from headgate.store.store import Store
 
 
@@ -22,7 +22,7 @@ def new_key() -> str:
 
 def test_the_first_use_makes_a_key_file_for_its_owner_alone(tmp_path: Path) -> None:
     home = tmp_path / "not" / "there"
-    token = Secrets.open(home, None).encrypt(b"x")
+    token = Secrets.open(home, None, makes_file=True).encrypt(b"x")
     assert os.listdir(home) == [KEY_FILE_NAME]
     assert (home / KEY_FILE_NAME).stat().st_mode & 0o777 == 0o600
     assert Secrets.open(home, None).decrypt(token) == b"x"
@@ -34,7 +34,7 @@ def test_processes_that_make_the_file_at_the_same_time_use_one_key(tmp_path: Pat
 
     def encrypt() -> str:
         start.wait()
-        return Secrets.open(tmp_path, None).encrypt(b"x")
+        return Secrets.open(tmp_path, None, makes_file=True).encrypt(b"x")
 
     with ThreadPoolExecutor(processes) as pool:
         tokens = [future.result() for future in [pool.submit(encrypt) for _ in range(processes)]]
@@ -44,7 +44,7 @@ def test_processes_that_make_the_file_at_the_same_time_use_one_key(tmp_path: Pat
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    Secrets.open(tmp_path, None)
+    Secrets.open(tmp_path, None, makes_file=True)
     (tmp_path / KEY_FILE_NAME).chmod(mode)
     with pytest.raises(UnusableKey, match="chmod 600"):
         Secrets.open(tmp_path, None)
@@ -66,14 +66,46 @@ def test_the_environment_goes_before_the_file_and_makes_none(tmp_path: Path) -> 
 
 
 def test_a_key_file_holds_one_key_a_line(tmp_path: Path) -> None:
-    old = Secrets.open(tmp_path, None)
+    old = Secrets.open(tmp_path, None, makes_file=True)
     token = old.encrypt(b"x")
     path = tmp_path / KEY_FILE_NAME
     path.write_text(f"{new_key()}\n\n{path.read_text()}")
     rotated = Secrets.open(tmp_path, None)
     assert rotated.decrypt(token) == b"x"
-    with pytest.raises(BadKey):
-        old.decrypt(rotated.encrypt(b"y"))
+    assert rotated.fingerprints[1:] == old.fingerprints
+
+
+def test_a_process_that_runs_finds_a_key_that_was_added_to_its_file(tmp_path: Path) -> None:
+    running, adding = (Secrets.open(tmp_path, None, makes_file=True) for _ in range(2))
+    (old,) = running.fingerprints
+    new = adding.add_key()
+    assert adding.fingerprints == [new, old]
+    assert (tmp_path / KEY_FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert running.decrypt(adding.encrypt(b"x", new)) == b"x"
+    assert Secrets.open(tmp_path, None).decrypt(running.encrypt(b"y", new)) == b"y"
+    assert os.listdir(tmp_path) == [KEY_FILE_NAME]
+
+
+@pytest.mark.parametrize("content", ["", "hunter2"])
+def test_a_process_that_runs_keeps_its_keys_if_its_file_is_spoilt(tmp_path: Path, content: str) -> None:
+    running = Secrets.open(tmp_path, None, makes_file=True)
+    token = running.encrypt(b"x")
+    (tmp_path / KEY_FILE_NAME).write_text(content)
+    with pytest.raises(WrongKeys, match=r"written with the key 0123; .*fernet.key has [0-9a-f]{16}: copy the key file"):
+        running.encrypt(b"y", "0123")
+    assert running.decrypt(token) == b"x"
+
+
+def test_without_a_key_file_none_is_made_by_the_way(tmp_path: Path) -> None:
+    with pytest.raises(NoKeyFile, match=f"there is no key file {tmp_path}/fernet.key: run `headgate db upgrade`"):
+        Secrets.open(tmp_path, None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_fingerprint_says_nothing_of_its_key_and_is_the_same_everywhere() -> None:
+    key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+    assert fingerprint_of(key) == fingerprint_of(key.encode()) == "f2f250e1d46b7a98"
+    assert fingerprint_of(new_key()) != fingerprint_of(new_key())
 
 
 @pytest.mark.parametrize("bad", ["hunter2", "é" * 44, "A" * 44 + "!", "A" * 43])

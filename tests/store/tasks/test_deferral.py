@@ -12,7 +12,7 @@ from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, Tasks, event_of
 
 from headgate.protocol.messages.dags import StartTrigger, TaskState
-from headgate.protocol.messages.runner import FinishedTrigger, Outcome
+from headgate.protocol.messages.runner import EventKind, FinishedTrigger, Outcome, RefusedEvent
 from headgate.protocol.values import decode_value
 from headgate.store.errors import ValueRefused
 from headgate.store.store import Store
@@ -67,6 +67,57 @@ def test_the_end_of_a_run_gives_up_a_trigger_whose_task_has_gone_on(store: Store
     assert trigger["triggerer_id"] == tasks.epoch
     store.store_slice(tasks.epoch, finished=[FinishedTrigger(trigger_id, f"run-{trigger_id}", "returned", 1)])
     assert tasks.trigger(trigger_id) == {**trigger, "triggerer_id": None}
+
+
+def test_a_task_whose_trigger_is_held_fails_at_once_with_the_reason(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    assert not store.hold_trigger(tasks.epoch, trigger_id, "quarantine", "it ended its runner 3 times"), "it is over"
+    (task,) = tasks.dispatch()
+    assert task.next_method == "__fail__"
+    assert task.next_kwargs is not None
+    told = decode_value(task.next_kwargs)
+    assert (told["error"], told["reason"]) == ("it ended its runner 3 times", "trigger_failure")
+    poll = store.poll(tasks.epoch, QUEUES)
+    assert (poll.ended, poll.held) == ([trigger_id], {})
+
+
+def test_a_refused_event_resumes_its_task_to_fail_at_once_and_with_the_reason(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    reason = "an event of d.r.a has 2,000,000 bytes; the limit is 1,048,576"
+    refused = RefusedEvent(trigger_id, f"run-{trigger_id}", 0, 0, reason, 2_000_000, b"x")
+    result = store.store_slice(tasks.epoch, refused=[refused])
+    assert result.over == {trigger_id}
+    assert result.moved_tasks
+    assert tasks.row()["last_error"] == reason
+    (task,) = tasks.dispatch()
+    assert task.next_method == "__fail__"
+    assert decode_value(task.next_kwargs or b"")["error"] == reason
+    # The report of the end, which may come in a later slice, changes nothing.
+    end = FinishedTrigger(trigger_id, f"run-{trigger_id}", "returned", 1)
+    assert store.store_slice(tasks.epoch, finished=[end]).over == frozenset()
+
+
+def test_an_event_that_becomes_a_dead_letter_resumes_its_task_to_fail_with_the_reason(
+    store: Store, query: Query
+) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    store.dead_letter_event(tasks.epoch, event_of(trigger_id), "the database cannot take it")
+    assert (tasks.state(), tasks.row()["last_error"]) == (S.SCHEDULED, "the database cannot take it")
+    (task,) = tasks.dispatch()
+    assert task.next_method == "__fail__"
+
+
+@pytest.mark.parametrize("kind", ["event", "success", "failed", "skipped"])
+def test_a_slice_says_which_triggers_are_over_because_their_task_has_gone_on(
+    store: Store, query: Query, kind: EventKind
+) -> None:
+    tasks = Tasks(store, query)
+    _, trigger_id = tasks.defer_it()
+    assert store.store_slice(tasks.epoch, events=[event_of(trigger_id, kind=kind)]).over == {trigger_id}
+    assert store.store_slice(tasks.epoch, events=[event_of(trigger_id, kind=kind)]).over == frozenset()
 
 
 def test_an_end_event_pushes_its_xcoms(store: Store, query: Query) -> None:
@@ -154,8 +205,10 @@ def test_a_wait_of_its_own_times_out_by_the_databases_clock(store: Store, query:
     assert store.tasks.time_out(tasks.epoch) == [tasks.a]
     (task,) = tasks.dispatch()
     assert task.next_kwargs is not None
-    assert decode_value(task.next_kwargs) == {
-        "error": "the trigger did not fire in time",
+    failure = decode_value(task.next_kwargs)
+    assert 0.0 <= failure.pop("waited_s") < 3600.0, "since the deferral, however early it was to time out"
+    assert failure == {
+        "error": "the trigger had not fired when the timeout of the deferral was over",
         "traceback": "",
         "reason": "trigger_timeout",
     }

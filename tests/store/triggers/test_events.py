@@ -329,6 +329,50 @@ def test_what_the_runner_refused_is_recorded_once_with_its_head(on: Setting, que
     assert [row["payload"] for row in query("SELECT payload FROM dead_letter")] == [None, None]
 
 
+def test_a_letter_that_is_whole_is_kept_whole_with_all_that_its_event_was(on: Setting, query: Query) -> None:
+    whole = {
+        "payload_head": b"y" * 3_000_000,
+        "payload_bytes": 3_000_000,
+        "is_whole": True,
+        "kind": "success",
+        "is_last": True,
+        "traceback": "Traceback\0",
+    }
+    message = on.refused(
+        -1, key="m", position=-1, payload_head=b"{}", payload_bytes=2, is_whole=True, content="message"
+    )
+    on.store.store_slice(on.epoch, refused=[on.refused(0, key="k", **whole), message])
+    first, second = query("SELECT * FROM dead_letter ORDER BY id")
+    assert (bytes(first["payload"]), bytes(first["payload_head"])) == (b"y" * 3_000_000, b"y" * REFUSED_HEAD_BYTES_MAX)
+    assert (first["content"], first["kind"], bool(first["is_last"])) == ("event", "success", True)
+    assert (first["payload_bytes"], bool(first["payload_kept"])) == (3_000_000, True)
+    assert first["traceback"] == r"Traceback\x00"
+    assert (bytes(second["payload"]), second["content"], second["position"]) == (b"{}", "message", -1)
+
+
+def test_an_event_that_the_database_refuses_keeps_its_kind(on: Setting, query: Query) -> None:
+    on.store.dead_letter_event(on.epoch, on.fired(0, kind="failed", is_last=True), "why")
+    (letter,) = query("SELECT kind, is_last FROM dead_letter")
+    assert (letter["kind"], bool(letter["is_last"])) == ("failed", True)
+
+
+def test_a_letter_that_comes_whole_after_its_head_was_recorded_is_kept_whole(on: Setting, query: Query) -> None:
+    """Its message is confirmed to the broker, so the payload has to be there (I1)."""
+    on.store.store_slice(on.epoch, refused=[on.refused(0, key="k"), on.refused(1, key="other")])
+    whole = on.refused(4, key="k", trigger_run_id="later", payload_head=b"{}", payload_bytes=2, is_whole=True)
+    for _ in range(2):
+        on.store.store_slice(on.epoch, refused=[whole, on.refused(5, key="new")])
+    rows = query("SELECT key, payload, payload_kept FROM dead_letter ORDER BY id")
+    assert [(row["key"], row["payload"] and bytes(row["payload"]), bool(row["payload_kept"])) for row in rows] == [
+        ("k", b"{}", True),
+        ("other", None, False),
+        ("new", None, False),
+    ]
+    changed = msgspec.structs.replace(whole, payload_head=b"changed", payload_bytes=7)
+    on.store.store_slice(on.epoch, refused=[changed])
+    assert bytes(query("SELECT payload FROM dead_letter ORDER BY id")[0]["payload"]) == b"{}"
+
+
 @pytest.mark.parametrize("fields", BAD.values(), ids=BAD.keys())
 def test_a_refused_event_is_recorded_however_bad_it_is(on: Setting, fields: dict[str, Any]) -> None:
     on.store.store_slice(on.epoch, refused=[on.refused(0, **fields), on.refused(9, payload_bytes=2**64 - 1)])

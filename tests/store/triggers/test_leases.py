@@ -21,7 +21,7 @@ from headgate.store.errors import BadName, DatabaseAway, LeaseLost
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import trigger, triggerer
-from headgate.store.triggers import leases
+from headgate.store.triggers import leases, streams
 from headgate.store.triggers.leases import Poll
 
 
@@ -141,11 +141,14 @@ def writes(store: Store, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "claim_triggers": lambda: store.claim_triggers(epoch, limit=10, queues=QUEUES),
         "release_triggers": lambda: store.release_triggers(epoch, [1]),
         "store_slice": lambda: store.store_slice(epoch, events=[event]),
+        "hold_trigger": lambda: store.hold_trigger(epoch, 1, "quarantine", "why"),
         "dead_letter_event": lambda: store.dead_letter_event(epoch, event, "why"),
+        "reset_failures": lambda: store.reset_failures(epoch, [1]),
+        "strike_message": lambda: store.strike_message(epoch, 1, "key", "run", "why"),
     }
 
 
-READS_OF_AN_EPOCH = {"poll", "claimed_triggers"}
+READS_OF_AN_EPOCH = {"poll", "claimed_triggers", "count_claimable"}
 
 
 def test_a_fenced_epoch_writes_nothing_by_any_verb(open_store: OpenStore, query: Query) -> None:
@@ -154,7 +157,7 @@ def test_a_fenced_epoch_writes_nothing_by_any_verb(open_store: OpenStore, query:
     add(victim, "a", "b")
     claim_ids(victim, epoch, limit=1)
     assert other.fence_triggerers(fencer, dead=[epoch]) == [epoch]
-    tables = ("triggerer", "trigger", "trigger_event", "dead_letter", "redelivery")
+    tables = ("triggerer", "trigger", "trigger_event", "dead_letter", "redelivery", "strike")
     before = {table: query(f'SELECT * FROM "{table}" ORDER BY 1') for table in tables}
 
     calls = writes(victim, epoch)
@@ -343,7 +346,7 @@ def test_a_claim_passes_over_what_another_is_claiming_this_moment(postgres_url: 
         first, second = register(one), register(two)
         ids = add(one, "a", "b", "c")
         with one.database.leased(first) as tx:
-            rows = leases.claim(tx, limit=2, queues=QUEUES)
+            rows = leases.claim(tx, limit=2, room=2, is_idle=False, queues=QUEUES)
             assert [row.id for row in rows] == ids[:2]
             assert claim_ids(two, second) == ids[2:]
         assert [claimed.id for claimed in one.claimed_triggers(first)] == ids[:2]
@@ -371,7 +374,8 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
                 )
                 second = tx.connection.execute(lease.returning(triggerer.c.id)).scalar_one()
                 of_second = LeasedTx(tx.connection, tx.secrets, None, tx.now, second)
-                assert [row.id for row in leases.claim(of_second, limit=1, queues=QUEUES)] == [id_]
+                claimed = leases.claim(of_second, limit=1, room=1, is_idle=False, queues=QUEUES)
+                assert [row.id for row in claimed] == [id_]
                 claim = pool.submit(claim_without_skipping, one, first)
                 wait_until_blocked(open_engine(postgres_url))
             assert claim.result(WAITED_MAX_S) == []
@@ -380,6 +384,7 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
 
 def claim_without_skipping(store: Store, epoch: Epoch) -> list[int]:
     """Look for claimable rows as `leases.claim` does, but wait for locked ones, so that they are looked at again."""
-    candidates = select(trigger.c.id).where(leases._claimable(QUEUES)).with_for_update(key_share=True, of=trigger)
+    may_claim = leases._unowned(QUEUES), streams.is_claimable_alone()
+    candidates = select(trigger.c.id).where(*may_claim).with_for_update(key_share=True, of=trigger)
     with store.database.leased(epoch) as tx:
-        return list(tx.connection.execute(candidates).scalars())
+        return list(tx.connection.execute(candidates, {"epoch": epoch}).scalars())

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
+import pytest
 
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
@@ -13,7 +19,7 @@ from headgate.protocol.link.runner_dialect import RunnerDialect
 from headgate.protocol.link.wire import Role
 from headgate.protocol.messages.runner import FromRunner
 from headgate.supervisor.children.link import RunnerLink
-from headgate.supervisor.children.process import ChildProcess
+from headgate.supervisor.children.process import ChildProcess, kill_rest_of_session
 from headgate.supervisor.children.watched import WatchedChild
 
 # Logs a line and dies, and leaves a fork behind that keeps the sockets open.
@@ -66,3 +72,13 @@ def test_a_descriptor_that_was_ready_in_the_turn_of_the_end_is_not_read_afterwar
             key.data()
         assert owner.events == ["the last words", "exited with code 3"]
         assert not selector.get_map()
+
+
+def test_without_a_free_descriptor_the_group_of_a_dead_child_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor() -> list[int]:
+        raise OSError(24, "Too many open files", "/proc")
+
+    monkeypatch.setattr(psutil, "pids", no_descriptor)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as left:
+        kill_rest_of_session(left.pid)
+        assert left.wait(30) == -signal.SIGKILL

@@ -39,6 +39,19 @@ def test_a_worker_that_dies_costs_its_step_and_says_why(author: Author, pool: Po
     assert pool.run(author.step("def f(context): return 1")) == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
 
 
+def test_a_dag_file_that_never_ends_costs_its_step_and_its_worker_within_the_limit(
+    author: Author, make_pool: MakePool
+) -> None:
+    pool = make_pool(workers=1, load_timeout_s=1.0)
+    endless = author.step_of(author.write("print('looking for ever')\nwhile True: pass", "endless.py"))
+    lost = pool.run(endless)
+    assert isinstance(lost, StepLost)
+    assert lost.reason == f"the DAG file {endless.file} took longer than 1 s to load (dag_parse_timeout_s)"
+    # The next worker runs a step that takes longer than that, because its file is loaded.
+    slow = author.step("def f(context):\n    time.sleep(1.5)\n    return 1")
+    assert pool.run(slow) == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
+
+
 def test_only_the_step_of_the_worker_that_died_is_lost(author: Author, make_pool: MakePool) -> None:
     pool = make_pool(workers=2)
     waits = author.step_of(
@@ -132,6 +145,27 @@ def test_a_fork_that_comes_out_of_the_authors_code_does_not_speak_for_the_step(a
     assert pool.run(step) == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
     assert pool.lines() == ["before", "in the fork"]
     assert pool.logged("a fork of the step has failed")[0]["error"] == "ValueError: the fork's own"
+
+
+def test_a_fork_of_a_step_cannot_send_a_query_and_says_so(author: Author, pool: Pool) -> None:
+    step = author.step(
+        """
+        from headgate.tasks import Variable
+
+        def f(context):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    Variable.get("any")
+                except Exception as error:
+                    print(f"{type(error).__name__}: {error}")
+                os._exit(0)
+            return os.waitpid(pid, 0)[1]
+        """
+    )
+    assert pool.run(step) == StepSucceeded(xcoms=(XCom("return_value", b"0"),))
+    assert pool.asked() == []
+    assert pool.lines() == ["QueryFailed: a fork of the step cannot send queries: send them before the fork"]
 
 
 def test_processes_of_a_step_are_ended_as_any_other(author: Author, pool: Pool) -> None:

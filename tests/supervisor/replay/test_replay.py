@@ -38,8 +38,10 @@ from headgate.protocol.messages.queries import (
     TaskStates,
 )
 from headgate.protocol.messages.runner import (
+    FinishedTrigger,
     FiredEvent,
     Hello,
+    RefusedEvent,
     StateSync,
 )
 from headgate.store.db.engine import open_engine
@@ -288,7 +290,7 @@ def test_an_event_the_store_loses_or_stores_otherwise_is_a_difference(
 
 def test_a_redelivery_that_is_not_counted_is_a_difference(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     a_bit_of_everything(live)
-    monkeypatch.setattr("headgate.store.triggers.events.insert_or_add", lambda *args, **kwargs: None)
+    monkeypatch.setattr("headgate.store.triggers.redeliveries.insert_or_add", lambda *args, **kwargs: None)
     assert problem(live.files()) == "the database counts 0 redeliveries where 2 came"
 
 
@@ -306,3 +308,28 @@ def test_an_incarnation_no_supervisor_comes_to_is_a_difference(tmp_path: Path, l
         file.write(encode_record(0.0, Direction.FROM_RUNNER, 2**60, body))
     assert "comes right after incarnation 0" in problem([tmp_path / "log.hgframe"])
     assert supervisor_run.RUNNERS_SILENT_MAX < 2**60
+
+
+def test_messages_that_triggers_are_passed_over_replay_clean_over_runners_and_supervisors(live: Live) -> None:
+    live.store.add_watcher("one", "users.One", {}, max_deliveries=2)
+    live.store.add_watcher("two", "users.Two", {})
+    live.start_runner()
+    for key in ("b", "b", "a", "a"):
+        one, two = live.specs()["one"], live.specs()["two"]
+        failed = FinishedTrigger(one.trigger_id, one.trigger_run_id, "failed", 0, error="x", message_key=key)
+        again = FinishedTrigger(two.trigger_id, two.trigger_run_id, "failed", 0, error="x", message_key=key)
+        live.round(finished=(failed, again))
+        live.pass_time(3.0)
+    one = live.specs()["one"]
+    assert one.passed_over == ("b", "a")
+    letter = RefusedEvent(
+        *(one.trigger_id, one.trigger_run_id, -1, 1, "x", 2, b"{}", "b", -1), is_whole=True, content="message"
+    )
+    live.round(refused=(letter,))
+    live.start_runner()
+    live.core.runner_ended(live.core.runner.incarnation, "exited", live.now)
+    live.settle()
+    live.start_supervisor()
+    live.start_runner()
+    assert {name: spec.passed_over for name, spec in live.specs().items()} == {"one": ("b", "a"), "two": ()}
+    assert_clean(live.files())

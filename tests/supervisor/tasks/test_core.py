@@ -252,6 +252,27 @@ def test_a_task_whose_time_was_over_while_it_was_deferred_has_time_to_say_so(
     assert scene.executor.ended == []
 
 
+def test_no_worker_gets_a_step_of_a_try_whose_time_was_over_while_it_waited_for_a_worker(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    scene = Scene(open_store(clock=clock), query, execution_timeout_s=30.0)
+    step = scene.executor.steps[scene.begin(now=7.0)]
+    assert step.ends_at_s == 37.0
+    scene.executor.finish(DEFER)
+    scene.step(8.0)
+    store, epoch = scene.tasks.store, scene.tasks.epoch
+    (trigger,) = store.claim_triggers(epoch, limit=1, queues=QUEUES)
+    clock.advance(29.0)
+    store.store_slice(epoch, events=[event_of(trigger.id)])
+    clock.advance(1.0)
+    scene.core.notify()
+    scene.step(38.0)
+    assert scene.executor.steps == {}
+    scene.step(38.0)
+    assert (scene.tasks.state(), scene.tasks.row()["last_error"]) == (S.FAILED, "its execution_timeout is over")
+
+
 def test_triggers_are_looked_for_when_tasks_that_waited_for_them_are_removed(scene: Scene) -> None:
     assert not scene.step()
     scene.scheduler.news = SchedulerStep(removed=1)

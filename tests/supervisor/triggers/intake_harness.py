@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateSync
+from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent, StateSync
 from headgate.store.errors import RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
+from headgate.store.triggers.redeliveries import Difference
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import (
     Intake,
@@ -25,7 +26,9 @@ class ScriptedStore(Store):
         self.dead_lettered: list[int] = []
         self.finished: list[FinishedTrigger] = []
         self.refused: list[RefusedEvent] = []
+        self.described: list[DescribedTrigger] = []
         self.failures: list[Exception] = []
+        self.differing: tuple[Difference, ...] = ()
 
     def store_slice(
         self,
@@ -34,6 +37,7 @@ class ScriptedStore(Store):
         events: Sequence[FiredEvent] = (),
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
+        described: Sequence[DescribedTrigger] = (),
     ) -> StoredSlice:
         assert epoch == EPOCH
         if self.failures:
@@ -43,7 +47,9 @@ class ScriptedStore(Store):
         self.transactions.append([event.sequence_index for event in events])
         self.refused += refused
         self.finished += finished
-        return StoredSlice(len(events), 0, {run.trigger_id: 1 for run in finished if run.outcome == "failed"})
+        self.described += described
+        failed = {run.trigger_id: 1 for run in finished if run.outcome == "failed"}
+        return StoredSlice(len(events), 0, failed, differing=self.differing)
 
     def dead_letter_event(self, epoch: Epoch, event: FiredEvent, reason: str) -> None:
         assert epoch == EPOCH

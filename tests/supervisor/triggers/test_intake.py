@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from tests.supervisor.triggers.intake_harness import EPOCH, ScriptedStore, event, intake_of, run_dry
 
 from headgate.protocol.errors import RemoteProtocolError
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
+from headgate.protocol.messages.runner import (
+    DescribedTrigger,
+    FinishedTrigger,
+    FiredEvent,
+    RefusedEvent,
+    StateChanges,
+    StateSync,
+)
 from headgate.store.errors import DatabaseAway, DatabaseFault, LeaseLost, RowsRefused
+from headgate.store.triggers.redeliveries import Difference
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import (
+    DIFFERING_LOGGED_MAX,
     ROUNDS_WAITING_MAX,
     Intake,
     Slice,
@@ -30,6 +41,23 @@ def test_a_round_is_one_transaction_and_its_answer_names_what_is_stored(store: S
     assert store.transactions == [[0, 1]]
     assert stored is not None
     assert stored.answer == StateSync(1, persisted=(100, 101))
+
+
+def test_events_that_differ_from_the_stored_ones_are_confirmed_and_named_in_the_log_as_far_as_its_limit_goes(
+    store: ScriptedStore,
+) -> None:
+    events = tuple(
+        FiredEvent(1, "run", index, 100 + index, b"1", f"k{index}") for index in range(DIFFERING_LOGGED_MAX + 2)
+    )
+    store.differing = tuple(Difference(event, stored_id=7) for event in events)
+    intake = intake_of(store)
+    intake.add_frame(1, StateChanges(1, events))
+    with capture_logs() as logs:
+        (answer,) = run_dry(intake)
+    assert answer.persisted == tuple(event.seq for event in events)
+    assert [record["log_level"] for record in logs] == ["error"] * (DIFFERING_LOGGED_MAX + 1)
+    assert logs[0].items() >= {"trigger_id": 1, "key": "k0", "position": 0, "stored_event": 7}.items()
+    assert logs[-1]["events"] == 2
 
 
 def test_nothing_is_confirmed_while_the_database_is_away(store: ScriptedStore) -> None:
@@ -191,14 +219,32 @@ def test_a_report_that_is_refused_once_is_recorded_and_one_that_is_refused_again
     assert (store.finished, store.failures) == ([first, second], [])
 
 
-def test_an_event_the_runner_refused_is_recorded_and_reported_as_not_kept(store: ScriptedStore) -> None:
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_event_the_runner_refused_is_reported_as_kept_if_its_letter_is_whole(
+    store: ScriptedStore, is_whole: bool
+) -> None:
     intake = intake_of(store)
-    refused = RefusedEvent(1, "run", 0, 55, "too big", 2_000_000, b"head")
+    refused = RefusedEvent(1, "run", 0, 55, "too big", 2_000_000, b"head", is_whole=is_whole)
     intake.add_frame(1, StateChanges(1, refused=(refused,)))
     (answer,) = run_dry(intake)
     assert store.refused == [refused]
     assert answer.persisted == ()
+    assert [(refusal.seq, refusal.payload_kept) for refusal in answer.refused] == [(55, is_whole)]
+
+
+def test_a_letter_is_confirmed_only_after_it_is_stored_and_not_at_all_if_the_database_refuses_it(
+    store: ScriptedStore,
+) -> None:
+    intake = intake_of(store)
+    refused = RefusedEvent(1, "run", 0, 55, "too big", 4, b"1234" * 1_000_000, is_whole=True)
+    intake.add_frame(1, StateChanges(1, refused=(refused,)))
+    store.failures = [DatabaseAway("sqlite", "gone")]
+    assert intake.step(EPOCH, 0.0) is None
+    store.failures = [RowsRefused("for good")] * 2
+    with structlog.testing.capture_logs() as records:
+        (answer,) = run_dry(intake, now=1000.0)
     assert [(refusal.seq, refusal.payload_kept) for refusal in answer.refused] == [(55, False)]
+    assert max(len(str(record)) for record in records) < 5000, "its megabytes are not in the log"
 
 
 def test_a_lost_lease_confirms_nothing(store: ScriptedStore) -> None:
@@ -241,10 +287,15 @@ def test_rounds_of_runners_that_died_do_not_keep_out_a_report_of_the_core() -> N
 
 
 @given(
-    events=st.integers(0, 9), refused=st.integers(0, 5), finished=st.integers(0, 5), ends=st.booleans(), data=st.data()
+    events=st.integers(0, 9),
+    refused=st.integers(0, 5),
+    finished=st.integers(0, 5),
+    described=st.integers(0, 5),
+    ends=st.booleans(),
+    data=st.data(),
 )
 def test_cutting_keeps_everything_in_order(
-    events: int, refused: int, finished: int, ends: bool, data: st.DataObject
+    events: int, refused: int, finished: int, described: int, ends: bool, data: st.DataObject
 ) -> None:
     whole = Slice(
         3,
@@ -252,6 +303,7 @@ def test_cutting_keeps_everything_in_order(
         tuple(event(index) for index in range(events)),
         tuple(RefusedEvent(1, "run", index, 0, "too long", 9, b"") for index in range(refused)),
         tuple(FinishedTrigger(index, "run", "returned", 1) for index in range(finished)),
+        tuple(DescribedTrigger(index, "run", "d", "d") for index in range(described)),
         ends,
     )
     at = data.draw(st.integers(0, len(whole)))
@@ -260,6 +312,7 @@ def test_cutting_keeps_everything_in_order(
     assert first.events + rest.events == whole.events
     assert first.refused + rest.refused == whole.refused
     assert first.finished + rest.finished == whole.finished
+    assert first.described + rest.described == whole.described
     assert not (rest.events and (first.refused or first.finished))
     assert not (rest.refused and first.finished)
     assert (first.ends_round, rest.ends_round) == (False, ends)

@@ -11,6 +11,7 @@ from headgate.protocol.messages.runner import (
     CancelTrigger,
     FinishedTrigger,
     Hello,
+    StateChanges,
     StateSync,
 )
 from headgate.protocol.values import encode_value
@@ -22,7 +23,6 @@ from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.triggers import assignments
 from headgate.supervisor.triggers.leases import Identity
-from headgate.supervisor.triggers.releases import ENDED_GRACE_S
 
 
 def test_a_removed_watcher_is_cancelled_for_the_user_and_released(world: World) -> None:
@@ -170,11 +170,12 @@ class Waiting:
         self.supervisor.pass_time(0.1)
 
 
-def test_a_trigger_whose_task_has_timed_out_is_cancelled_and_let_go(world: World) -> None:
+def test_a_trigger_whose_task_this_supervisor_has_timed_out_is_cancelled_in_its_next_step(world: World) -> None:
     waiting = Waiting(world)
     world.now += 3.0
     assert waiting.verbs.time_out(waiting.epoch) == [waiting.task]
-    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    waiting.supervisor.core.leases.poll_soon()  # as the part for tasks has it done
+    waiting.supervisor.settle()
     assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
     waiting.ends("cancelled", "timeout")
     assert waiting.owner is None
@@ -182,22 +183,60 @@ def test_a_trigger_whose_task_has_timed_out_is_cancelled_and_let_go(world: World
     assert world.store.poll(waiting.epoch, ("default",)).ended == []
 
 
-def test_a_trigger_that_fired_and_ends_by_itself_is_not_cancelled(world: World) -> None:
+def test_a_trigger_whose_task_another_has_timed_out_is_cancelled_at_the_next_poll(world: World) -> None:
+    waiting = Waiting(world)
+    world.now += 3.0
+    other = world.store.register_triggerer(
+        hostname="h", pid=9, machine="m", process_started=0.0, capacity=1, queues=("of its own",)
+    )
+    assert waiting.verbs.time_out(other) == [waiting.task]
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+
+
+def test_the_trigger_of_a_task_takes_one_event_and_that_of_a_watcher_any_number(world: World) -> None:
+    waiting = Waiting(world)
+    assert waiting.spec.takes_one_event
+    add_watchers(world, 1)
+    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
+    (spec,) = waiting.supervisor.created()
+    assert not spec.takes_one_event
+
+
+def test_a_trigger_that_has_fired_is_ended_by_its_runner_without_a_request(world: World) -> None:
     waiting = Waiting(world)
     waiting.supervisor.round(fired(waiting.spec, 0))
     waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
     assert world.store.poll(waiting.epoch, ("default",)).ended == [waiting.spec.trigger_id]
     waiting.ends("returned")
-    waiting.supervisor.pass_time(2 * ENDED_GRACE_S)
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s)
     assert waiting.cancels() == []
     assert waiting.owner is None
 
 
-def test_a_trigger_that_fired_and_goes_on_is_cancelled_after_a_moment(world: World) -> None:
+def test_a_trigger_that_has_fired_is_not_started_again_though_it_fails_or_its_runner_dies(world: World) -> None:
     waiting = Waiting(world)
     waiting.supervisor.round(fired(waiting.spec, 0))
-    waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
-    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+    waiting.supervisor.core.runner_ended(waiting.supervisor.core.runner.incarnation, "killed", world.now)
+    waiting.supervisor.pass_time(1.0)
+    waiting.supervisor.start_runner()
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s)
+    assert waiting.supervisor.created() == []
+    assert waiting.owner is None
+    assert len(waiting.supervisor.core.assignments) == 0
+
+
+def test_an_event_that_is_stored_after_the_death_of_its_runner_ends_its_trigger(world: World) -> None:
+    waiting = Waiting(world)
+    core = waiting.supervisor.core
+    core.receive(core.runner.incarnation, StateChanges(1, (fired(waiting.spec, 0),)), world.now)
+    core.runner_ended(core.runner.incarnation, "killed", world.now)
+    waiting.supervisor.pass_time(1.0)
+    waiting.supervisor.start_runner()
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s)
+    assert waiting.supervisor.created() == []
+    assert waiting.owner is None
+    assert len(core.assignments) == 0
 
 
 def test_a_trigger_that_failed_its_task_is_not_started_again(world: World) -> None:
@@ -215,6 +254,6 @@ def test_a_trigger_of_no_use_whose_runner_is_gone_is_let_go(world: World) -> Non
     waiting.verbs.time_out(waiting.epoch)
     waiting.supervisor.pass_time(SETTINGS.lease.poll_interval_s)
     waiting.supervisor.core.runner_ended(waiting.supervisor.core.runner.incarnation, "killed", world.now)
-    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s + ENDED_GRACE_S)
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s)
     assert waiting.owner is None
     assert len(waiting.supervisor.core.assignments) == 0

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.supervisor.triggers.intake_harness import EPOCH, ScriptedStore, event
 
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
+from headgate.protocol.messages.runner import (
+    DescribedTrigger,
+    FinishedTrigger,
+    FiredEvent,
+    RefusedEvent,
+    StateChanges,
+    StateSync,
+)
 from headgate.store.db import engine
 from headgate.store.errors import DatabaseAway
 from headgate.store.ids import Epoch
@@ -107,13 +114,14 @@ class SlowStore(ScriptedStore):
         events: Sequence[FiredEvent] = (),
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
+        described: Sequence[DescribedTrigger] = (),
     ) -> StoredSlice:
         items = len(events) + len(refused) + len(finished)
         self.now += min(items * self.event_s, self.limit_s)
         if items * self.event_s > self.limit_s:
             self.given_up.append(items)
             raise DatabaseAway("db", "canceling statement due to statement timeout")
-        return super().store_slice(epoch, events=events, refused=refused, finished=finished)
+        return super().store_slice(epoch, events=events, refused=refused, finished=finished, described=described)
 
 
 def slow_intake_of(store: SlowStore) -> Intake:

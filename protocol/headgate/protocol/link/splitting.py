@@ -8,13 +8,13 @@ import msgspec
 
 from headgate.protocol.errors import FrameTooLong
 from headgate.protocol.link.wire import encode_message
-from headgate.protocol.messages.runner import StateChanges, StateSync
+from headgate.protocol.messages.runner import RefusedEvent, StateChanges, StateSync
 
 # The order of the fields in the pieces. Events go before ends of triggers, so that an end never overtakes its events;
 # confirmations go before starts; cancels go before creates, so that a trigger that is assigned again is ended before it
-# is started.
-_ROUND_FIELDS: Final = ("events", "refused", "finished", "stuck")
-_SYNC_FIELDS: Final = ("persisted", "refused", "to_cancel", "to_create")
+# is started; absent subscribers go before creates, so that no stream starts without waiting for them.
+_ROUND_FIELDS: Final = ("events", "refused", "finished", "described", "stuck")
+_SYNC_FIELDS: Final = ("persisted", "refused", "to_cancel", "absent", "to_create")
 
 # The size limit of one element of a tuple, or of a message without any, apart from its variable parts: 9 bytes for an
 # integer, 5 for a header, the longest literal; rounded up.
@@ -49,12 +49,18 @@ def split_round(changes: StateChanges, frame_bytes_max: int) -> list[StateChange
     ]
 
 
+def fits_frame(letter: RefusedEvent, frame_bytes_max: int) -> bool:
+    """Whether a round that has only this letter fits a frame; its payload is not encoded to measure it."""
+    rest = msgspec.structs.replace(letter, payload_head=b"")
+    return _ENVELOPE_BYTES_FIXED + _encoded_bytes(rest) + len(letter.payload_head) <= frame_bytes_max
+
+
 def split_sync(sync: StateSync, frame_bytes_max: int) -> list[StateSync]:
     """Split a `StateSync` into messages that each fit a frame, all but the last with ``more``.
 
-    All of them carry its round. The order is: ``persisted``, ``refused``, ``to_cancel``, ``to_create``; elements keep
-    their order. A message that fits is returned unchanged. Raises `FrameTooLong` if one element does not fit a frame by
-    itself.
+    All of them carry its round. The order is: ``persisted``, ``refused``, ``to_cancel``, ``absent``, ``to_create``;
+    elements keep their order. A message that fits is returned unchanged. Raises `FrameTooLong` if one element does not
+    fit a frame by itself.
     """
     fields = [getattr(sync, field) for field in _SYNC_FIELDS]
     bound = (

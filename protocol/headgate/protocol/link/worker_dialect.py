@@ -6,7 +6,7 @@
                            supervisor: RunStep                         |  |  worker: StepEnded
                   +----------------------------------------------------+  +---------------+
                   v                                                                       |
-               RUNNING --+  worker: Request                                               |
+               RUNNING --+  worker: StepLoaded, Request                                   |
                   |  ^   |  supervisor: Response                                          |
                   |  +---+                                                                |
                   +-----------------------------------------------------------------------+
@@ -19,7 +19,8 @@
 
 In addition to the table, a message must fit the messages before it:
 
-- `StepEnded` carries the token of the step that runs, `FileParsed` the file of the last `ParseFile`.
+- `StepLoaded`, at most once for a step, and `StepEnded` carry the token of the step that runs, `FileParsed` the file of
+  the last `ParseFile`.
 - At most `FILE_PIECES_MAX` messages `FileParsed` are sent for one file.
 - The `Request` of a worker carries a query that a task may send. The ids increase, so that none is used twice, and at
   most `REQUESTS_OPEN_MAX` requests are open.
@@ -43,6 +44,7 @@ from headgate.protocol.messages.worker import (
     ParseFile,
     RunStep,
     StepEnded,
+    StepLoaded,
     ToWorker,
     WorkerHello,
     WorkerWelcome,
@@ -53,7 +55,7 @@ REQUESTS_OPEN_MAX = 100  # of all threads of a step: bounds the state that the s
 
 WORKER_WIRE: Final = Wire(
     {
-        Role.WORKER: (WorkerHello, StepEnded, FileParsed, Request),
+        Role.WORKER: (WorkerHello, StepLoaded, StepEnded, FileParsed, Request),
         Role.SUPERVISOR: (WorkerWelcome, RunStep, ParseFile, Response),
     }
 )
@@ -77,6 +79,7 @@ TRANSITIONS: Final[Transitions] = {
         **_CLOSING,
     },
     State.RUNNING: {
+        (Role.WORKER, StepLoaded): State.RUNNING,
         (Role.WORKER, Request): State.RUNNING,
         (Role.SUPERVISOR, Response): State.RUNNING,
         (Role.WORKER, StepEnded): State.IDLE,
@@ -101,6 +104,7 @@ class WorkerDialect(Dialect[FromWorker, ToWorker]):
 
     def __init__(self) -> None:
         self._token = ""
+        self._is_loaded = False  # the file of the step
         self._file = ""
         self._pieces = 0  # of the file, so far
         self._last_id = 0
@@ -116,7 +120,9 @@ class WorkerDialect(Dialect[FromWorker, ToWorker]):
         match message:
             case WorkerHello() | WorkerWelcome():
                 return self.check_handshake(here, sender, message)
-            case StepEnded() if message.token != self._token:
+            case StepLoaded() if self._is_loaded:
+                return "the step has said so before"
+            case StepLoaded() | StepEnded() if message.token != self._token:
                 return f"its token is {message.token!r:.100}, and {self._token!r:.100} is running"
             case FileParsed() if message.file != self._file:
                 return f"its file is {message.file!r:.300}, and {self._file!r:.300} is being parsed"
@@ -143,7 +149,10 @@ class WorkerDialect(Dialect[FromWorker, ToWorker]):
         match message:
             case RunStep():
                 self._token = message.step.token
+                self._is_loaded = False
                 self._late.clear()
+            case StepLoaded():
+                self._is_loaded = True
             case ParseFile():
                 self._file = message.file
                 self._pieces = 0

@@ -28,7 +28,7 @@ from typing import Literal
 from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.queries import Request, Response
 
-PROTOCOL_VERSION = 2  # of both links
+PROTOCOL_VERSION = 3  # of both links
 
 # The limits of the wire. Both sides hold them; the supervisor's settings reach the runner in `Welcome`.
 FRAME_BYTES_MAX = 16 * 1024 * 1024  # one frame: either side must hold a whole one in memory
@@ -36,11 +36,16 @@ EVENT_BYTES_MAX = 1024 * 1024  # one encoded payload: 16 of them still fit a fra
 KWARGS_BYTES_MAX = 1024 * 1024  # the encoded kwargs of one trigger, for the same reason
 KEY_CHARS_MAX = 512  # an event key: 2,048 bytes of UTF-8 at most, which fits an index row everywhere
 ERROR_CHARS_MAX = 16 * 1024  # an error or a traceback that is reported, kept and shown
-REFUSED_HEAD_BYTES_MAX = 4096  # the part of a refused payload that is kept for diagnosis
+LETTER_BYTES_MAX = 8 * 1024 * 1024  # a dead letter that is kept whole: with its error it still fits a frame
+REFUSED_HEAD_BYTES_MAX = 4096  # the part that is kept for diagnosis if a dead letter is not kept whole
+PASSED_OVER_KEYS_MAX = 1000  # of one trigger, the newest: so many messages that it cannot take are sent at its start
+PASSED_OVER_POSITION = -1  # of the letter of a message that was passed over: events derived from it begin at 0
+STREAM_NAME_CHARS_MAX = 250  # of the text that names a shared stream to people
 
 CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
 EventKind = Literal["event", "success", "failed", "skipped"]
 Outcome = Literal["returned", "failed", "cancelled"]
+LetterContent = Literal["event", "message"]
 
 
 # --- parts of messages ---------------------------------------------------------------------------
@@ -57,18 +62,22 @@ class RunnerSettings(WireStruct, frozen=True):
     subscriber_queue_max: int = 1024  # raw events a subscriber of a shared stream may have waiting
     ack_timeout_s: float = 300.0  # see SharedStreamManager
     cohort_grace_s: float = 0.0  # see SharedStreamManager
-    rejoin_wait_s: float = 60.0  # how long a shared stream waits for a failed subscriber to return
     cancel_grace_s: float = 10.0  # how long a cancelled trigger may take to end
     hook_timeout_s: float = 10.0  # how long cleanup() and on_kill() may take, each
     blocked_after_s: float = 0.25  # one step of one trigger longer than this is reported
     import_paths: tuple[str, ...] = ()  # folders of users' modules, put at the end of sys.path
+    advance_timeout_s: float = 60.0  # how long one `advance` of a producer may take before its stream ends
 
 
 class TriggerSpec(WireStruct, frozen=True):
     """One trigger to run; part of `StateSync`.
 
     ``kwargs`` are encoded by `headgate.protocol.values`, in plain text: the supervisor has decrypted them, and every
-    capture masks them.
+    capture masks them. ``stream`` is the digest of the key of its shared stream: "" if it reads none, None if that is
+    not known yet; a runner that finds another one reports it and does not run the trigger (`DescribedTrigger`).
+    ``passed_over`` are the keys of messages that the trigger has failed on too often: it does not get them any more,
+    and the runner reports each, whole, as a dead letter (`RefusedEvent`). If ``takes_one_event``, a task waits for the
+    trigger: the runner ends it after its first event, and reports its run as ``returned``.
     """
 
     trigger_id: int
@@ -76,6 +85,21 @@ class TriggerSpec(WireStruct, frozen=True):
     name: str
     classpath: str
     kwargs: bytes
+    stream: str | None = None
+    passed_over: tuple[str, ...] = ()
+    takes_one_event: bool = False
+
+
+class AbsentSubscriber(WireStruct, frozen=True):
+    """A subscriber that its shared stream has to wait for although it is not started; part of `StateSync`.
+
+    The stream pulls nothing until the trigger is started or cancelled. ``stream`` is a digest, as in `TriggerSpec`.
+    In one message the cancellations come first: one that cancels a trigger and names it as absent ends its run, and the
+    stream waits for it from then on, without a message in between that the trigger misses.
+    """
+
+    trigger_id: int
+    stream: str
 
 
 class CancelTrigger(WireStruct, frozen=True):
@@ -106,9 +130,11 @@ class FiredEvent(WireStruct, frozen=True):
 
 
 class RefusedEvent(WireStruct, frozen=True):
-    """One event the runner refused, because it has no form on the wire or is too big; part of `StateChanges`.
+    """One event the runner refused, or a message that a trigger cannot take; part of `StateChanges`.
 
-    It becomes a dead letter with only the head of its payload.
+    It becomes a dead letter. ``content``: "event" if the payload is that of an event, which has no form on the wire or
+    is too big; "message" if it is a raw message of a shared stream, which its trigger has failed on too often. The
+    letter keeps ``payload_head``, which if ``is_whole`` is all of the payload: then the broker may forget the message.
     """
 
     trigger_id: int
@@ -120,13 +146,19 @@ class RefusedEvent(WireStruct, frozen=True):
     payload_head: bytes
     key: str | None = None
     position: int = 0
+    is_whole: bool = False
+    content: LetterContent = "event"
+    kind: EventKind = "event"
+    is_last: bool = False
+    traceback: str = ""
 
 
 class FinishedTrigger(WireStruct, frozen=True):
     """One trigger run that ended; part of `StateChanges`, never before the last of its events.
 
     ``events`` is the number of events the run fired (so its last ``sequence_index`` is one less).
-    ``reason`` is set if ``outcome`` is ``cancelled``.
+    ``reason`` is set if ``outcome`` is ``cancelled``. ``message_key`` names the message of a shared stream that the
+    trigger was working on when it failed; None if there is none, or if the producer has no keys.
     """
 
     trigger_id: int
@@ -136,6 +168,20 @@ class FinishedTrigger(WireStruct, frozen=True):
     error: str = ""
     traceback: str = ""
     reason: CancelReason | None = None
+    message_key: str | None = None
+
+
+class DescribedTrigger(WireStruct, frozen=True):
+    """The shared stream of a trigger that was not run, because its supervisor expected another; part of `StateChanges`.
+
+    ``stream`` is the digest of its key, "" if it reads none; ``stream_name`` the same for people. The supervisor starts
+    the trigger anew, if the stream is its own to run.
+    """
+
+    trigger_id: int
+    trigger_run_id: str
+    stream: str
+    stream_name: str
 
 
 class Refusal(WireStruct, frozen=True):
@@ -176,6 +222,7 @@ class StateChanges(WireStruct, frozen=True, tag="changes"):
     finished: tuple[FinishedTrigger, ...] = ()
     stuck: tuple[int, ...] = ()
     more: bool = False
+    described: tuple[DescribedTrigger, ...] = ()
 
 
 # --- supervisor to runner ------------------------------------------------------------------------
@@ -208,6 +255,7 @@ class StateSync(WireStruct, frozen=True, tag="sync"):
     more: bool = False
     lease_s: float | None = None
     lease_lost: bool = False
+    absent: tuple[AbsentSubscriber, ...] = ()
 
 
 class Drain(WireStruct, frozen=True, tag="drain"):

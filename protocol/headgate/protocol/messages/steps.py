@@ -6,9 +6,11 @@ value in them by `headgate.protocol.values`, so that an author whose value canno
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
+
+EXECUTION_TIMEOUT_OVER: Final = "its execution_timeout is over"  # the error of a try that has no time left
 
 
 class XCom(WireStruct, frozen=True):

@@ -8,6 +8,7 @@ nothing unasked except the queries of the step it runs::
     WorkerHello               ------>
                               <------     WorkerWelcome
                               <------     RunStep
+    StepLoaded                ------>
     Request(id=1)             ------>
                               <------     Response(id=1)
     StepEnded                 ------>
@@ -53,7 +54,8 @@ class Step(WireStruct, frozen=True):
 
     ``token`` is unique among all steps; the outcome carries it back. If ``next_method`` is None, the step calls
     ``execute``. ``next_kwargs`` is an encoded dict, ``event`` the encoded payload that resumes the task, ``params`` the
-    run's encoded conf. ``data_interval_s`` is (start, end).
+    run's encoded conf. ``data_interval_s`` is (start, end). ``ends_at_s`` is the end of the try by the machine's
+    monotonic clock, which its processes share: the author's code does not begin after it, unless to fail.
     """
 
     token: str
@@ -70,6 +72,7 @@ class Step(WireStruct, frozen=True):
     logical_date_s: float | None = None
     data_interval_s: tuple[float, float] | None = None
     asset_events: tuple[AssetEvent, ...] = ()
+    ends_at_s: float | None = None
 
 
 # --- supervisor to worker ------------------------------------------------------------------------
@@ -105,6 +108,12 @@ class WorkerHello(WireStruct, frozen=True, tag="work_hello"):
     headgate_version: str
 
 
+class StepLoaded(WireStruct, frozen=True, tag="step_loaded"):
+    """Worker to supervisor: the DAG file of the step with this token is loaded, and the task's own code begins."""
+
+    token: str
+
+
 class StepEnded(WireStruct, frozen=True, tag="step_ended"):
     """Worker to supervisor: the outcome of the step with this token, sent after all its output and log records."""
 
@@ -125,5 +134,5 @@ class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
     more: bool = False
 
 
-FromWorker: TypeAlias = WorkerHello | StepEnded | FileParsed | Request
+FromWorker: TypeAlias = WorkerHello | StepLoaded | StepEnded | FileParsed | Request
 ToWorker: TypeAlias = WorkerWelcome | RunStep | ParseFile | Response

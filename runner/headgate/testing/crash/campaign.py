@@ -22,6 +22,7 @@ from headgate.testing.crash.brokers import Broker
 from headgate.testing.crash.deaths import Death, plan_deaths
 from headgate.testing.crash.journal import (
     MESSAGE,
+    Failing,
     JournaledTrigger,
     JournalReader,
     ProducerTrigger,
@@ -41,6 +42,7 @@ CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in this ma
 CHUNK_PAUSE_S = 0.015  # ... and with this pause between them, so that a death meets some in flight
 MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not reached at all
 SETTLED_AFTER_S = 15.0  # after the last message: if nothing was stored or forgotten for so long, nothing more will be
+RETRY_WAIT_S = 0.1  # of a trigger whose filter failed, so that most of the time messages flow
 REST_INTERVAL_S = 0.1  # between two checks whether all messages are stored and acknowledged
 
 # The values of `pytest --headgate-kills` and `--headgate-seed`, which override the arguments of the tests.
@@ -78,8 +80,9 @@ def crash_test(
     ``trigger`` is an event trigger, or the class of a producer, made with ``kwargs``. It must be importable by its
     classpath, and fire ``events_per_message`` events for each message that ``broker`` publishes, each with the name of
     the message in its payload. If messages differ, or a filter skips some, ``events_per_message`` is a function of the
-    name of the message, for example ``lambda message: int(message[-6:]) % 3``. Some messages fail once, as if a filter
-    had raised, because a producer has to deliver these again. ``settings`` are headgate's, by name. ``seed`` determines
+    name of the message, for example ``lambda message: int(message[-6:]) % 3``. Some messages fail once, and a producer
+    has to deliver these again: a filter raises on one before and on one after its events, and for one message between
+    two kills the producer is told that it failed. ``settings`` are headgate's, by name. ``seed`` determines
     the plan of the kills; the same seed gives the same plan, but the exact instants differ from run to run. ``folder``
     will hold the database, the log and the history; by default it is a temporary one, removed if the test passes.
 
@@ -94,14 +97,15 @@ def crash_test(
     seed = overrides.get("seed", secrets.randbelow(2**32) if seed is None else seed)
     place = folder or Path(tempfile.mkdtemp(prefix="headgate-crash-"))
     pair = Pair(
-        place / "pair", import_paths=[import_path], python_path=[place / "deaths"], settings=dict(settings or {})
+        place / "pair",
+        import_paths=[import_path],
+        python_path=[place / "deaths"],
+        settings={"retry_wait_s": str(RETRY_WAIT_S), **(settings or {})},
     )
     with pair:
         trial = _Trial(pair, trigger, broker, MarkedDeaths(place / "deaths"), place, wanted)
         plan = plan_deaths(kills, trigger, seed)
-        # One message between two deaths, and one after the last death, when nothing starts the producer again.
-        window = messages // (len(plan) + 1)
-        trial.subscribe(subscribers, [_NAME.format(n * window + window // 2) for n in range(len(plan) + 1)])
+        trial.subscribe(subscribers, _plan_failures(messages, len(plan) + 1))
         report = trial.run(messages, plan, seed)
     reports.append(report)
     if report.faults():
@@ -112,6 +116,21 @@ def crash_test(
 
 
 _NAME = "message-{:06d}"
+
+
+def _plan_failures(messages: int, windows: int) -> Failing:
+    """Return the messages that fail; a window lies between two deaths, or before the first or after the last.
+
+    In each window one outcome fails, also after the last death, when nothing starts the producer again: therefore the
+    filters, whose failure may do so, fail on earlier messages.
+    """
+    size = messages // windows
+    last = (windows - 1) * size
+    return Failing(
+        before=[_NAME.format(size // 4)],
+        after=[_NAME.format(last + 3 * size // 8)],
+        outcome=[_NAME.format(number * size + size // 2) for number in range(windows)],
+    )
 
 
 def _instance(
@@ -174,8 +193,8 @@ class _Trial:
         self._publishing_failed: BaseException | None = None
         self._done: list[tuple[Death, bool]] = []  # and whether the process died at the mark that was planned
 
-    def subscribe(self, count: int, failing: Sequence[str]) -> None:
-        """Add the watchers. The messages ``failing`` fail once."""
+    def subscribe(self, count: int, failing: Failing) -> None:
+        """Add the watchers; messages fail as ``failing`` says."""
         trigger = self._trigger
         if self._has_journal:
             classpath, kwargs = trigger.serialize()

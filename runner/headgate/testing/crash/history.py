@@ -14,6 +14,7 @@ clocks. Tasks have a checker of their own, `tests.proof.history.task_history`. T
 - ``advanced before stored``: stored, but only after a look that found it acknowledged (I1)
 - ``out of lane order``: a reader did not advance the events of a lane in order and without a gap (I3)
 - ``commit past a failed offset``: forgotten although it failed or was never resolved (I3)
+- ``never handed out again``: failed, still held by the broker, and at rest not handed out since (I13)
 
 ::
 
@@ -39,6 +40,7 @@ Kind = Literal[
     "advanced before stored",
     "out of lane order",
     "commit past a failed offset",
+    "never handed out again",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -224,6 +226,7 @@ class _Event:
         "handed_out",
         "lane",
         "order",
+        "resolved_by",
         "resolved_clean",
         "rows",
         "seen_early",
@@ -236,10 +239,16 @@ class _Event:
         self.expected = expected
         self.handed_out = 0
         self.resolved_clean: bool | None = None  # by its last advance; None before the first
+        self.resolved_by: str | None = None  # the reader of its last advance, until it is handed out again
         self.forgotten = False
         self.rows: Counter[tuple[str, int]] = Counter()  # by subscriber and position
         self.seen_early: set[str] = set()  # subscribers without it at a look that found it acknowledged
         self.story: list[str] = []
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has failed, and is neither forgotten nor handed out again."""
+        return self.resolved_clean is False and self.resolved_by is not None and not self.forgotten
 
     def missing(self) -> frozenset[str]:
         """Return the subscribers that should have stored it and have not."""
@@ -332,6 +341,7 @@ class Checker:
     def _hand_out(self, record: HandedOut) -> None:
         event = self._event(record.event)
         event.handed_out += 1
+        event.resolved_by = None
         again = f", for the {_nth(event.handed_out)} time" if event.handed_out > 1 else ""
         event.story.append(f"handed out by reader {record.reader}{again}{_when(record.at)}")
         self._to_advance[record.reader, record.lane].append(record.event)
@@ -344,6 +354,7 @@ class Checker:
             outcome = f"acked {item.acked}, failed {item.failed}, rejected {item.rejected}"
             event.story.append(f"advanced by reader {record.reader}: {outcome}{_when(record.at)}")
             event.resolved_clean = item.is_clean
+            event.resolved_by = record.reader
             if item.is_clean and not item.rejected:
                 self._unproven.add(item.event)
             elif item.is_clean:
@@ -417,6 +428,9 @@ class Checker:
             # The story of the event as it is now; it may have grown since the finding.
             yield finding if finding.story else msgspec.structs.replace(finding, story=self._story(finding.event))
         for name, event in self._events.items():
+            if self._at_rest and event.is_stuck:
+                story = (*event.story, f"it failed, and reader {event.resolved_by} has not handed it out again")
+                yield Finding("never handed out again", name, story=story)
             missing = event.missing()
             acknowledged = event.forgotten or event.resolved_clean
             for subscriber in sorted(event.expected):

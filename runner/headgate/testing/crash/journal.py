@@ -3,8 +3,8 @@
 `JournaledTrigger` wraps an author's trigger: it runs that trigger's own filter on that trigger's own producer, and
 records the events that pass between the producer and its stream. Each record is one ``write``, made before anything
 else is done with the event, so the journal survives the death of its process. Each producer writes its own file. The
-wrapper also makes some messages fail once, by changing the outcome that the producer gets, which has to deliver these
-again.
+wrapper also makes messages fail once each: in the filter of one subscriber, as `Failing` says, or by changing the
+outcome that the producer gets. The producer has to deliver these again.
 """
 
 from __future__ import annotations
@@ -35,15 +35,34 @@ def message_in(value: object) -> str | None:
     return None if found is None else found.group()
 
 
+class FilterFailed(Exception):
+    """The filter of a subscriber fails, because the crash test has it fail on this message."""
+
+
+class Failing(NamedTuple):
+    """Messages that fail once each, by name.
+
+    ``before``: the filter of the first subscriber to get the message raises at once, ``after``: when it pulls the next
+    one, so after its events are fired. ``outcome``: the producer is given a failed outcome, whatever the filters did;
+    that also shows a fault of a producer with one subscriber, whose stream ends with its filter and is opened anew.
+    """
+
+    before: Sequence[str] = ()
+    after: Sequence[str] = ()
+    outcome: Sequence[str] = ()
+
+
 class JournaledTrigger(BaseEventTrigger):
     """Does what the trigger of ``classpath`` and ``kwargs`` does, with a journal of its producer in ``journal``.
 
-    The messages named in ``failing`` fail once each.
+    Messages fail as ``failing``, a `Failing`, says.
     """
 
-    def __init__(self, classpath: str, kwargs: dict[str, Any], journal: str, failing: Sequence[str] = ()) -> None:
+    def __init__(
+        self, classpath: str, kwargs: dict[str, Any], journal: str, failing: Sequence[Sequence[str]] = Failing()
+    ) -> None:
         self.journal = journal
-        self.failing = list(failing)
+        self.failing = [list(names) for names in failing]
         inner = import_class(classpath)(**kwargs)
         assert isinstance(inner, BaseEventTrigger), "only a trigger with a producer is journaled"
         self._inner = inner
@@ -64,12 +83,13 @@ class JournaledTrigger(BaseEventTrigger):
         inner = import_class(kwargs["classpath"])
         assert issubclass(inner, BaseEventTrigger)
         producer = inner.create_shared_stream_producer(kwargs["kwargs"])
-        return JournaledProducer(producer, Path(kwargs["journal"]), kwargs["failing"])
+        return JournaledProducer(producer, Path(kwargs["journal"]), Failing(*kwargs["failing"]).outcome)
 
     def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Return the filter of the journaled trigger itself."""
         self._inner._ask_last_event = self._ask_last_event
-        return self._inner.filter_shared_stream(shared_stream)
+        stream = _FailingStream(shared_stream, Failing(*self.failing), Path(self.journal))
+        return self._inner.filter_shared_stream(stream)
 
     async def cleanup(self) -> None:
         """Call the hook of the journaled trigger."""
@@ -78,6 +98,28 @@ class JournaledTrigger(BaseEventTrigger):
     async def on_kill(self) -> None:
         """Call the hook of the journaled trigger."""
         await self._inner.on_kill()
+
+
+class _FailingStream:
+    """A shared stream that raises in the filter that pulls from it, once for each of some messages."""
+
+    def __init__(self, inner: AsyncIterator[Any], failing: Failing, folder: Path) -> None:
+        self._inner = inner
+        self._failing = failing
+        self._folder = folder
+        self._last: str | None = None
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._last in self._failing.after and _is_first(self._folder, self._last):
+            raise FilterFailed(f"{self._last}, after its events")
+        raw_event = await anext(self._inner)
+        self._last = message_in(raw_event)
+        if self._last in self._failing.before and _is_first(self._folder, self._last):
+            raise FilterFailed(f"{self._last}, before its events")
+        return raw_event
 
 
 class _Marked(NamedTuple):
@@ -136,16 +178,21 @@ class JournaledProducer(SharedStreamProducer):
 
     def _failed_once(self, item: AdvanceItem) -> AdvanceItem:
         message = item.broker_payload.message
-        if message not in self._failing:
-            return item
-        try:
-            (self._folder / f"{message}.failed").touch(exist_ok=False)
-        except FileExistsError:
+        if message not in self._failing or not _is_first(self._folder, message):
             return item
         return AdvanceItem(item.broker_payload, AdvanceOutcome(failed=1))
 
     def _write(self, record: history.Record) -> None:
         os.write(self._file, history.encode(record))
+
+
+def _is_first(folder: Path, message: str | None) -> bool:
+    """Return whether a message is to fail now: only once, whatever is killed."""
+    try:
+        (folder / f"{message}.failed").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _counts(item: AdvanceItem) -> tuple[int, int, int]:

@@ -28,6 +28,7 @@ LOOK_INTERVAL_S = 0.01  # between two checks of a condition in another process, 
 # `Pair` runs these with this Python; without -P it would search its working folder for modules.
 SUPERVISOR_ARGUMENTS = ("-P", "-m", "headgate.cli", "triggerer")
 LOG_TAIL_LINES = 30  # of the supervisor's log, shown when something fails
+KEY_FILE_NAME = "fernet.key"
 # Waits are short, so that many deaths take little time; the settings that make events durable keep their defaults.
 SETTINGS = {
     "log_format": "human",
@@ -40,7 +41,8 @@ SETTINGS = {
 
 
 # A database with tables and without rows, as `headgate db upgrade` made it for the first pair of this process.
-_migrated: list[bytes] = []
+# With it goes the key file, because a database is bound to its key.
+_migrated: list[dict[str, bytes]] = []
 
 
 _ERROR = re.compile(r"\[error\s*\]")  # in the human-readable form of the log
@@ -56,6 +58,7 @@ class Pair:
     ``import_paths``: folders of the modules of the triggers, besides those that `add` finds by itself.
     ``settings``: headgate's settings by name, such as ``ack_timeout_s="5"``. With ``database_url`` the pair runs on
     that database instead, for example an empty one on PostgreSQL; its tables are created, and it is not removed.
+    Without ``has_short_waits`` all other settings keep their defaults, instead of `SETTINGS`.
     """
 
     def __init__(
@@ -65,12 +68,13 @@ class Pair:
         import_paths: Sequence[str | os.PathLike[str]] = (),
         python_path: Sequence[str | os.PathLike[str]] = (),
         settings: Mapping[str, str] = SETTINGS,
+        has_short_waits: bool = True,
     ) -> None:
         self.folder = folder
         self.log_path = folder / "supervisor.log"
         self._import_paths = [os.fspath(path) for path in import_paths]
         self._python_path = [os.fspath(path) for path in python_path]
-        self._settings = {**SETTINGS, **settings}
+        self._settings = {**SETTINGS, **settings} if has_short_waits else dict(settings)
         self._process: subprocess.Popen[bytes] | None = None
         self._database = folder / "headgate.db"
         # The last list of all events, and the state of the files it was read from.
@@ -78,13 +82,15 @@ class Pair:
         folder.mkdir(parents=True, exist_ok=True)
         self._has_own_database = "database_url" not in self._settings
         is_new = self._has_own_database and not self._database.exists()
-        if is_new and _migrated:
-            self._database.write_bytes(_migrated[0])
+        if is_new and _migrated and "fernet_keys" not in self._settings:
+            for name, content in _migrated[0].items():
+                (folder / name).touch(mode=0o600)
+                (folder / name).write_bytes(content)
         else:
             # The command is slow, and creates the same file each time.
             self._command("db", "upgrade")
-            if is_new:
-                _migrated.append(self._database.read_bytes())
+            if is_new and "fernet_keys" not in self._settings:
+                _migrated.append({path.name: path.read_bytes() for path in (self._database, folder / KEY_FILE_NAME)})
 
     def __enter__(self) -> Self:
         return self
@@ -172,8 +178,11 @@ class Pair:
 
     def dead_letters(self) -> list[str]:
         """Return the reason of each dead letter, as ``headgate dlq list`` shows it."""
-        lines = self._command("dlq", "list", "--json").splitlines()
-        return [str(json.loads(line)["reason"]) for line in lines]
+        return [str(row["reason"]) for row in self.dead_letter_rows()]
+
+    def dead_letter_rows(self) -> list[dict[str, Any]]:
+        """Return the newest dead letters, the newest first, as ``headgate dlq list --json`` shows them."""
+        return [json.loads(line) for line in self._command("dlq", "list", "--json").splitlines()]
 
     def last_error(self) -> str:
         """Return the last error in the supervisor's log, '' if there is none."""

@@ -9,6 +9,7 @@ from io import StringIO
 
 import msgspec
 
+from headgate.testing.crash import history
 from headgate.testing.crash.history import Finding, Report
 
 WIDTH_CHARS = 110  # of the table if it is not printed on a terminal
@@ -78,7 +79,7 @@ class CrashReport:
             count = sum(finding.kind == kind for finding in checked.findings)
             lines.append((label, f"{count:,}", count > 0))
         if self.has_producer:
-            for kind in ("advanced before stored", "out of lane order", "commit past a failed offset"):
+            for kind in history.KINDS[2:]:
                 count = sum(finding.kind == kind for finding in checked.findings)
                 lines.append((kind, f"{count:,}", count > 0))
             lines.append(("left at the broker", f"{self.pending:,}", self.pending > 0))

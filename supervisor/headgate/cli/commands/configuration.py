@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import typer
 
 from headgate.cli.invocation import invocation
@@ -30,4 +32,4 @@ def show(ctx: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         print_json_lines(rows)
     else:
-        print_table(rows, ("key", "value", "source", "reason"))
+        print_table(rows, ("key", "value", "source", ("meaning", itemgetter("reason"))))

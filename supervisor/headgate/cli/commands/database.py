@@ -17,15 +17,20 @@ app = typer.Typer(help="The database: make, upgrade or clean its tables.", no_ar
 
 @app.command()
 def upgrade(ctx: typer.Context) -> None:
-    """Make the tables, or bring them up to this version of headgate. Safe to run again, and beside others."""
+    """Make the tables, or bring them up to this version of headgate. Safe to run again, and beside others.
+
+    If the database has no key yet, and home has no key file, it makes one.
+    """
     from headgate.store.db import schema
     from headgate.store.db.engine import database_name, open_engine
+    from headgate.store.keys import open_secrets
 
     settings = invocation(ctx).settings()
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = open_engine(settings.database_url)
     try:
         schema.upgrade(engine)
+        open_secrets(engine, settings.home, settings.fernet_keys, makes_file=True)
         print(f"{database_name(engine)} is at revision {schema.current_revision(engine)}")
     finally:
         engine.dispose()

@@ -18,7 +18,10 @@ import typer
 
 from headgate.cli.invocation import CommandError, invocation
 
-MODULE = "headgate.testing.demo"  # started and never imported: it runs triggers
+# Started and never imported: they run triggers.
+MODULE = "headgate.testing.demo"
+POISON_MODULE = "headgate.testing.poison"
+POISON_EVENTS_MIN = 20  # three of them are bad
 DATABASE_VARIABLE = "HEADGATE_DEMO_DATABASE"  # by which it takes the URL of its database
 EVENTS_MAX = 1_000_000  # the audit holds all of them in memory, for each subscriber
 KILLS_MAX = 1000
@@ -45,22 +48,34 @@ def demo(
     seed: Annotated[
         int | None, typer.Option(metavar="SEED", help="Kill at the same moments as an earlier run.")
     ] = None,
+    poison: Annotated[
+        bool, typer.Option("--poison", help="No kills: three messages that subscribers cannot take.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder and the database.")] = False,
 ) -> None:
     """Write events, kill the processes while the events flow, and show that none is lost and none stored twice.
 
+    With --poison, three subscribers meet a message that one of them cannot take, one that ends the process of another,
+    and one from which all derive too large an event. All other messages have to be stored, and these have to be whole
+    dead letters of exactly these subscribers.
+
     The exit code is 0 only if that is so. The folder of a failed demo is kept.
     """
+    if poison:
+        _check_poison(ctx, events)
     seed = secrets.randbelow(2**32) if seed is None else seed
     # The URL of `headgate --db URL demo`; one from a file of settings or the environment may hold real data.
     beside = db or invocation(ctx).flags.get("database_url")
     with _database(beside, keep=keep) as (url, shown):
         folder = Path(tempfile.mkdtemp(prefix="headgate-demo-"))
-        print(f"demo in {folder}, on {shown}, seed {seed}", flush=True)
-        plan = {"events": events, "kills": kills, "subscribers": subscribers, "partitions": partitions, "seed": seed}
+        print(f"demo in {folder}, on {shown}" + ("" if poison else f", seed {seed}"), flush=True)
+        plan = {"events": events, "partitions": partitions}
+        if not poison:
+            plan |= {"kills": kills, "subscribers": subscribers, "seed": seed}
         code = 1
         try:
-            code = _run([str(folder), *(f"--{name}={number}" for name, number in plan.items())], url)
+            arguments = [str(folder), *(f"--{name}={number}" for name, number in plan.items())]
+            code = _run(POISON_MODULE if poison else MODULE, arguments, url)
         finally:
             if code == 0 and not keep:
                 shutil.rmtree(folder)
@@ -69,7 +84,17 @@ def demo(
     raise typer.Exit(code)
 
 
-def _run(arguments: list[str], url: str | None) -> int:
+def _check_poison(ctx: typer.Context, events: int) -> None:
+    """Refuse options that have no effect together with ``--poison``. Raises `CommandError`."""
+    for name in ("kills", "subscribers", "seed"):
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise CommandError(f"--poison has no --{name}", exit_code=2)
+    if events < POISON_EVENTS_MIN:
+        raise CommandError(f"--poison needs --events {POISON_EVENTS_MIN} or more", exit_code=2)
+
+
+def _run(module: str, arguments: list[str], url: str | None) -> int:
     """Run the demo in a process of its own; return its exit code. It cleans up before it ends, whatever ends it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     if url is not None:
@@ -77,7 +102,7 @@ def _run(arguments: list[str], url: str | None) -> int:
     # Ctrl-C reaches every process of the terminal; this one is asked to end once, with SIGTERM.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
-        process = subprocess.Popen([sys.executable, "-P", "-m", MODULE, *arguments], env=environment)
+        process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], env=environment)
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.signal(number, lambda _number, _frame: process.terminate())
             before.setdefault(number, handler)
@@ -102,7 +127,7 @@ def _database(beside: str | None, *, keep: bool) -> Generator[tuple[str | None, 
 
     try:
         url = make_url(beside)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise CommandError("--db: this is not a URL; use postgresql://user@host/database", exit_code=2) from None
     if url.get_backend_name() not in ("postgresql", "postgres"):
         raise CommandError("--db takes a PostgreSQL URL; without it the demo makes its own SQLite file", exit_code=2)

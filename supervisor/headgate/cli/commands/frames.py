@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,10 @@ from headgate.cli.lists import JsonOption, LimitOption
 from headgate.cli.output import console, json_line
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from headgate.protocol.framelog.log import Damaged, Record, Torn
+    from headgate.store.db.secrets import Secrets
     from headgate.supervisor.replay.run import Replayed
 
 app = typer.Typer(help="Captures of the link between supervisor and runner.", no_args_is_help=True)
@@ -91,7 +94,8 @@ def replay(
         index = look_ahead(files)
         progress = _ReplayProgress(min(index.frames, until or index.frames))
         # A database from a file of settings or the environment may hold real data.
-        with open_replay_store(db or given.flags.get("database_url")) as store, progress:
+        url = db or given.flags.get("database_url")
+        with open_replay_store(url, secrets_of=None if url is None else _secrets_of(given)) as store, progress:
             replayed = replay_files(files, store, index=index, until=until, on_frame=progress.update)
     except (LogIncomplete, ReplayStuck) as exc:
         raise CommandError(f"{path} cannot be replayed: {exc}") from exc
@@ -101,6 +105,14 @@ def replay(
         print(_replayed_as_text(path, replayed, index.frames, progress.seconds))
     if not replayed.is_clean:
         raise typer.Exit(1)
+
+
+def _secrets_of(given: Invocation) -> Callable[[Engine], Secrets]:
+    """Return how to open the keys of a database that is kept: those with which the commands read it later."""
+    from headgate.store.keys import open_secrets
+
+    settings = given.resolve().settings
+    return lambda engine: open_secrets(engine, settings.home, settings.fernet_keys, makes_file=True)
 
 
 def frame_logs(path: Path) -> list[Path]:
@@ -229,9 +241,14 @@ def _replayed_as_text(path: Path, replayed: Replayed, frames: int, seconds: floa
     ]
     return "; ".join(
         [
-            f"{path}: replayed clean: {replayed.frames:,} frames of {replayed.supervisors:,} supervisors and "
-            f"{replayed.runners:,} runners in {seconds:.1f} s; {replayed.rows:,} rows, "
-            f"{replayed.redelivered:,} redelivered, {replayed.dead_letters:,} dead letters",
+            f"{path}: replayed clean: {_counted(replayed.frames, 'frame')} of "
+            f"{_counted(replayed.supervisors, 'supervisor')} and {_counted(replayed.runners, 'runner')} in "
+            f"{seconds:.1f} s; {_counted(replayed.rows, 'row')}, {replayed.redelivered:,} redelivered, "
+            f"{_counted(replayed.dead_letters, 'dead letter')}",
             *left_out,
         ]
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

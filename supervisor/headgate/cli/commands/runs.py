@@ -114,5 +114,8 @@ def cancel(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
             return cancelled.is_ended or store.inspect.run(dag, line.run_id).line.ended_at is not None
 
         repeat_while_busy(is_cancelled, f"the run {line.run_id}")
+        state = store.inspect.run(dag, run).line.state
+    if state != "failed":
+        raise CommandError(f"the run {line.run_id} of {dag} has ended by itself: {state}")
     ended = "1 unfinished task has" if tasks == 1 else f"{tasks:,} unfinished tasks have"
     print(f"cancelled run {line.run_id} of {dag}: {ended} ended as failed")

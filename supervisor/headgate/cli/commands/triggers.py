@@ -20,7 +20,7 @@ from headgate.cli.lists import (
 )
 from headgate.cli.options import span_s
 from headgate.cli.output import payload
-from headgate.cli.tables import Column, fields, print_block
+from headgate.cli.tables import Column, fields, print_block, print_table
 
 if TYPE_CHECKING:
     from headgate.store.inspect.triggers import TriggerLine
@@ -33,7 +33,13 @@ _SHOWN: tuple[Column, ...] = (
     ("watcher or task", lambda trigger: _user_of(trigger)),
     *("triggerer_id", "created_date"),
     ("failures", lambda trigger: trigger.failure_count or None),
-    *("last_error", "finished_at"),
+    *("hold", "last_error", "finished_at"),
+)
+_STRIKES_SHOWN: tuple[Column, ...] = (
+    *("key", "strikes"),
+    ("kills", lambda strike: strike.kills or None),
+    ("passed over", lambda strike: strike.is_passed_over),
+    *("last_at", "last_error"),
 )
 
 
@@ -70,17 +76,32 @@ def show(
     with invocation(ctx).store() as store:
         detail = store.inspect.trigger(store.inspect.find_trigger(trigger))
         record = fields(detail.line, detail.line.__struct_fields__)
-        record |= fields(detail, [name for name in detail.__struct_fields__ if name != "line"])
+        record |= fields(detail, [name for name in detail.__struct_fields__ if name not in ("line", "strikes")])
         if kwargs:
             record["kwargs"] = payload(store.inspect.trigger_kwargs(detail.line.id))
     error = record.pop("last_error")
     if as_json:
-        print_record(record | {"last_error": error}, as_json=True)
+        print_record(record | {"last_error": error, "strikes": detail.strikes}, as_json=True)
         return
     print_record(record, as_json=False)
+    if detail.strikes:
+        print("\nmessages that it has failed on:")
+        print_table(detail.strikes, _STRIKES_SHOWN)
     if error:
         print("\nlast error:")
         print_block(error)
+
+
+@app.command()
+def release(
+    ctx: typer.Context,
+    triggers: Annotated[list[str], typer.Argument(metavar="TRIGGER...", help="Ids, or names of watchers.")],
+) -> None:
+    """Start triggers again that are held: quarantined because they harmed others, stopped by the brake, or paused."""
+    with invocation(ctx).store() as store:
+        for name in triggers:
+            hold = store.release_trigger(store.inspect.find_trigger(name))
+            print(f"{name} is not held" if hold is None else f"released {name} (it was held: {hold})")
 
 
 @app.command()

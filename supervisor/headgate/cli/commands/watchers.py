@@ -17,12 +17,16 @@ app = typer.Typer(help="Watchers: event triggers that run on their own, by name.
 _SHOWN: tuple[Column, ...] = (
     *("name", "asset", "classpath", "queue", "triggerer_id", "created_date"),
     ("failures", lambda watcher: watcher.failure_count or None),
-    *("last_error", "finished_at"),
+    *("hold", "last_error", "finished_at"),
 )
 KWARGS_HELP = (
     "The trigger's keyword arguments, a JSON object. What JSON lacks is written as an object with a tag: "
     """{"$": "timedelta", "v": [DAYS, SECONDS, MICROSECONDS]}, {"$": "datetime", "v": "2026-01-31T12:00:00+00:00"}, """
     """{"$": "bytes", "v": BASE64}, {"$": "decimal", "v": "0.10"}, {"$": "tuple", "v": [...]}."""
+)
+MAX_DELIVERIES_HELP = (
+    "After N failures on one message of a shared stream, the message becomes a dead letter, and the trigger goes on "
+    "without it: 5 by default, at most 1,000; 0: never."
 )
 
 
@@ -34,12 +38,14 @@ def add(
     kwargs: Annotated[str, typer.Option(metavar="JSON", help=KWARGS_HELP)] = "{}",
     queue: Annotated[str, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = "default",
     asset: Annotated[str | None, typer.Option(metavar="A", help="The asset that its events are about.")] = None,
+    max_deliveries: Annotated[int | None, typer.Option(metavar="N", help=MAX_DELIVERIES_HELP)] = None,
 ) -> None:
     """Add a watcher. The runner imports its class, looking in import_paths too; nothing is imported here."""
     check_classpath(classpath)
     given = parse_kwargs(kwargs)
     with invocation(ctx).store() as store:
-        store.add_watcher(name, classpath, given, queue=queue, asset=asset)
+        limit = {} if max_deliveries is None else {"max_deliveries": max_deliveries}
+        store.add_watcher(name, classpath, given, queue=queue, asset=asset, **limit)
     print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
 
 
@@ -49,6 +55,25 @@ def remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The wat
     with invocation(ctx).store() as store:
         store.remove_watcher(name)
     print(f"removed watcher {name}")
+
+
+@app.command()
+def pause(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The watcher's name.")]) -> None:
+    """Pause a watcher: its trigger is cancelled, and not started until it is resumed.
+
+    Other watchers of its shared stream go on without it: messages that they take meanwhile do not come to it again.
+    """
+    with invocation(ctx).store() as store:
+        store.pause_watcher(name)
+    print(f"paused watcher {name}; `headgate watchers resume {name}` starts it again")
+
+
+@app.command()
+def resume(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The watcher's name.")]) -> None:
+    """Start a watcher again that is paused, or held for any other reason."""
+    with invocation(ctx).store() as store:
+        hold = store.resume_watcher(name)
+    print(f"watcher {name} is not held" if hold is None else f"resumed watcher {name} (it was held: {hold})")
 
 
 @app.command("list")

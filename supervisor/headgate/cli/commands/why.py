@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from headgate.cli.tables import print_table
 
 if TYPE_CHECKING:
     from headgate.scheduling.why import Answer
+    from headgate.store.inspect.why_facts import Liveness
     from headgate.store.store import Store
 
 TASKS_EXPLAINED_MAX = 100  # of one run: each takes some statements
@@ -34,19 +36,27 @@ def why(
     The answer is from the database; the progress of a running trigger is in the log of its supervisor.
     """
     call = invocation(ctx)
-    silence_max_s = call.settings().lease_silence_max_s
+    liveness = _liveness(call.settings().lease_silence_max_s)
     with call.store() as store:
         match names:
             case [trigger]:
                 trigger_id = store.inspect.find_trigger(trigger)
-                _print(store.inspect.why_trigger(trigger_id, silence_max_s=silence_max_s), as_json=as_json)
+                _print(store.inspect.why_trigger(trigger_id, liveness=liveness), as_json=as_json)
             case [dag, run]:
-                _explain_run(store, dag, run, silence_max_s, as_json=as_json)
+                _explain_run(store, dag, run, liveness, as_json=as_json)
             case [dag, run, task]:
                 found = store.inspect.find_task(dag, run, task)
-                _print(store.inspect.why_task(found, silence_max_s=silence_max_s), as_json=as_json)
+                _print(store.inspect.why_task(found, liveness=liveness), as_json=as_json)
             case _:
                 raise CommandError("name a trigger, or a DAG and a run, or a DAG, a run and a task", exit_code=2)
+
+
+def _liveness(silence_max_s: float) -> Liveness:
+    """Return how to know that a supervisor is not alive: of those on this machine by their processes."""
+    from headgate.store.inspect.why_facts import Liveness
+    from headgate.supervisor.serve import is_gone, this_process
+
+    return Liveness(silence_max_s, partial(is_gone, here=this_process()))
 
 
 def _print(answer: Answer, *, as_json: bool) -> None:
@@ -66,7 +76,7 @@ def _print(answer: Answer, *, as_json: bool) -> None:
     print(f"next: {shown(answer.next)}")
 
 
-def _explain_run(store: Store, dag: str, run: str, silence_max_s: float, *, as_json: bool) -> None:
+def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, *, as_json: bool) -> None:
     from headgate.scheduling.states import UNFINISHED
 
     line = store.inspect.run(dag, run).line
@@ -74,7 +84,7 @@ def _explain_run(store: Store, dag: str, run: str, silence_max_s: float, *, as_j
     rows: list[dict[str, str]] = []
     for task in tasks[:TASKS_EXPLAINED_MAX]:
         found = store.inspect.find_task(dag, line.run_id, task.task_id)
-        answer = store.inspect.why_task(found, silence_max_s=silence_max_s)
+        answer = store.inspect.why_task(found, liveness=liveness)
         values = (task.task_id, task.state.value, answer.reason, answer.headline, answer.next)
         rows.append(dict(zip(_RUN_COLUMNS, values, strict=True)))
     if not as_json:

@@ -12,7 +12,19 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Column, Connection, Table, bindparam, column, func, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnClause,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    column,
+    func,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.selectable import TableValuedAlias
 
@@ -23,6 +35,8 @@ IDS_PER_STATEMENT_MAX = 1000  # the same for ids in one IN (...)
 # Sizes of the prepared inserts on SQLite, in rows, largest first. Each is parsed once per connection. Any number of
 # rows is a sum of them.
 _SIZES = (256, 64, 16, 4, 1)
+
+_INDEX = "index_in_rows"  # the place of a row among those that are looked for
 
 Item = TypeVar("Item")
 Rows = Sequence[tuple[Any, ...]]
@@ -98,6 +112,28 @@ def find(connection: Connection, kind: Kind, rows: Rows, *, returning: tuple[str
     return found
 
 
+def compare(
+    connection: Connection, kind: Kind, rows: Rows, *, keys: int, returning: tuple[str, ...]
+) -> list[tuple[Any, ...]]:
+    """Find rows by the first ``keys`` values of ``kind.columns``, and compare the other values.
+
+    Return, for each of ``rows`` that has one in the table: its index in ``rows``, the columns ``returning`` of the one
+    in the table, and whether the other values are equal. The keys are unique in the table.
+    """
+    compared: list[tuple[Any, ...]] = []
+    if connection.dialect.name == "sqlite":
+        statement = _compare_values(kind, keys, returning)
+        for index, row in enumerate(rows):
+            found = statement.run(connection, **dict(zip(kind.columns, row, strict=True))).fetchall()
+            compared += [(index, *values) for values in found]
+        return compared
+    statement = _compare_arrays(kind, keys, returning)
+    for some in chunks(list(enumerate(rows)), ROWS_PER_STATEMENT_MAX):
+        columns = _arrays(kind.columns, [row for _, row in some])
+        compared += statement.run(connection, **columns, **{_INDEX: [index for index, _ in some]}).fetchall()
+    return compared
+
+
 # --- SQLite: one parameter per value -------------------------------------------------------------
 
 
@@ -134,6 +170,13 @@ def _find_values(kind: Kind, returning: tuple[str, ...]) -> Prepared:
     return Prepared(select(*[kind.table.c[name] for name in returning]).where(*same))
 
 
+@cache
+def _compare_values(kind: Kind, keys: int, returning: tuple[str, ...]) -> Prepared:
+    same = [column == bindparam(column.name) for column in kind.all_columns()]
+    columns = [kind.table.c[name] for name in returning]
+    return Prepared(select(*columns, and_(*same[keys:])).where(*same[:keys]))
+
+
 # --- PostgreSQL: one array per column ------------------------------------------------------------
 
 
@@ -156,9 +199,18 @@ def _find_arrays(kind: Kind, returning: tuple[str, ...]) -> Prepared:
     return Prepared(select(*[kind.table.c[name] for name in returning]).where(wanted), binary=True)
 
 
-def _unnested(kind: Kind) -> TableValuedAlias:
+@cache
+def _compare_arrays(kind: Kind, keys: int, returning: tuple[str, ...]) -> Prepared:
+    given = _unnested(kind, column(_INDEX, BigInteger))
+    same = [column == given.c[column.name] for column in kind.all_columns()]
+    columns = [kind.table.c[name] for name in returning]
+    found = given.join(kind.table, and_(*same[:keys]))
+    return Prepared(select(given.c[_INDEX], *columns, and_(*same[keys:])).select_from(found), binary=True)
+
+
+def _unnested(kind: Kind, *others: ColumnClause[Any]) -> TableValuedAlias:
     """Return the rows as a table with the names and types of their columns, from one array parameter per column."""
-    columns = kind.all_columns()
+    columns = [*kind.all_columns(), *others]
     arrays = [bindparam(c.name, type_=postgresql.ARRAY(c.type)) for c in columns]
     return func.unnest(*arrays).table_valued(*[column(c.name, c.type) for c in columns]).render_derived()
 

@@ -43,7 +43,7 @@ def open_engine(url: str) -> Engine:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is not a number, a bracket that is not closed
         # The text may hold a password, so it is not shown.
         raise UnsupportedDatabase(f"the database URL cannot be read: {SUPPORTED}") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
@@ -136,13 +136,20 @@ _CONNECT_ARGS = {
 
 # Fencing relies on READ COMMITTED: a statement that waited for a row sees its newest version (I10).
 # A role or a database may set synchronous_commit to a weaker value than on, which would break I1; stronger is fine.
+# The last six say how values are written, and are what the driver and headgate can read.
 _SESSION = f"""
 SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false),
        set_config('statement_timeout', '{STATEMENT_TIMEOUT_S}s', false),
        set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_MAX_S}s', false),
        set_config('default_transaction_isolation', 'read committed', false),
        set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-                  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)
+                  WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
+       set_config('client_encoding', 'UTF8', false),
+       set_config('datestyle', 'ISO, MDY', false),
+       set_config('intervalstyle', 'postgres', false),
+       set_config('timezone', 'UTC', false),
+       set_config('extra_float_digits', '1', false),
+       set_config('bytea_output', 'hex', false)
 """
 
 

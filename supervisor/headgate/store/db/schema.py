@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-HEAD_REVISION = "0004"  # the newest in the folder of migrations, as a test checks
+HEAD_REVISION = "0005"  # the newest in the folder of migrations, as a test checks
 MIGRATION_LOCK = 0x68656164  # "head": the advisory lock of PostgreSQL that all migrations of headgate take
 MIGRATION_WAIT_S = 60  # for another process's migration; longer than any takes on a big table
 
@@ -40,7 +40,7 @@ def upgrade(engine: Engine) -> str:
         return head_revision()
     from alembic import command
 
-    with _migrating(engine) as connection:
+    with exclusively(engine) as connection:
         _refuse_newer(engine, _revision(connection))
         command.upgrade(_config(connection), "head")
     return head_revision()
@@ -50,13 +50,13 @@ def downgrade(engine: Engine, revision: str) -> None:
     """Downgrade the database to ``revision`` (``base``: no tables). Data with no place in the older tables is lost."""
     from alembic import command
 
-    with _migrating(engine) as connection:
+    with exclusively(engine) as connection:
         command.downgrade(_config(connection), revision)
 
 
 def current_revision(engine: Engine) -> str | None:
     """Return the revision of the database; None if headgate has not created its tables in it."""
-    with _translated(engine), engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+    with translated(engine), engine.connect().execution_options(**{READS_ONLY: True}) as connection:
         return _revision(connection)
 
 
@@ -113,9 +113,9 @@ def _config(connection: Connection) -> Config:
 
 
 @contextmanager
-def _migrating(engine: Engine) -> Generator[Connection]:
-    """Run one transaction that excludes other migrations. On SQLite its write lock does that."""
-    with _translated(engine), engine.begin() as connection:
+def exclusively(engine: Engine) -> Generator[Connection]:
+    """Run one transaction that excludes migrations and changes of the keys. On SQLite its write lock does that."""
+    with translated(engine), engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text(f"SET LOCAL lock_timeout = '{MIGRATION_WAIT_S}s'"))
             connection.execute(text(f"SET LOCAL statement_timeout = '{MIGRATION_WAIT_S}s'"))
@@ -124,7 +124,8 @@ def _migrating(engine: Engine) -> Generator[Connection]:
 
 
 @contextmanager
-def _translated(engine: Engine) -> Generator[None]:
+def translated(engine: Engine) -> Generator[None]:
+    """Raise the drivers' errors as those of `headgate.store.errors`."""
     try:
         yield
     except driver_errors.translated() as error:

@@ -1,99 +1,231 @@
-"""The keys that encrypt trigger kwargs and other secrets.
+"""The keys that encrypt trigger kwargs and other secrets, as this machine has them.
 
-There are one or several Fernet keys: the first encrypts, and all decrypt, so a key is rotated by putting the new one
-first. They are read from the environment, or from a file that is created on first use. No message shows a key.
+There are one or several Fernet keys. All of them decrypt, and the database says which one encrypts
+(`headgate.store.keys`), by its fingerprint. They are read from the environment, or from a file. The file is read
+again if a key is asked for that was not in it, so that a process which runs already finds a new key. No message shows a
+key.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import stat
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from cryptography.fernet import Fernet, InvalidToken
 
-from headgate.store.errors import BadKey, UnusableKey
+from headgate.store.errors import BadKey, NoKeyFile, UnusableKey, WrongKeys
 
 KEY_FILE_NAME = "fernet.key"
 KEY_FILE_BYTES_MAX = 64 * 1024  # a key has 44 characters: a longer file is not a key file
+FINGERPRINT_CHARS = 16
 
 
 class Secrets:
     """Encrypts and decrypts; `Secrets.open` reads the keys."""
 
-    def __init__(self, keys: Sequence[str], *, source: str) -> None:
-        """Take url-safe base64 keys of 32 bytes, newest first, read from ``source``. Raises `UnusableKey`."""
-        if not keys:
-            raise UnusableKey(f"there is no encryption key in {source}")
-        fernets = []
-        for number, key in enumerate(keys, start=1):
-            try:
-                fernets.append(Fernet(key))
-            except ValueError:
-                # The library's error is dropped, because its text may show the key.
-                raise UnusableKey(
-                    f"key {number} of {len(keys)} in {source} is malformed: "
-                    f"a key is 32 bytes in url-safe base64, 44 characters"
-                ) from None
-        self._fernet = MultiFernet(fernets)
-        self._keys_count = len(fernets)
+    def __init__(self, keys: Sequence[str], *, source: str, path: Path | None = None) -> None:
+        """Take url-safe base64 keys of 32 bytes, read from ``source``, which is the file ``path`` if that is given.
+
+        Raises `UnusableKey`.
+        """
+        self.source = source
+        self.path = path
+        self._read_as = _state_of(path)
+        self._fernets = _fernets(keys, source)
 
     def __repr__(self) -> str:
-        return f"<Secrets with {self._keys_count} keys>"
+        return f"<Secrets with {len(self._fernets)} keys>"
 
     @classmethod
-    def open(cls, home: Path, environment_value: str | None) -> Secrets:
+    def open(cls, home: Path, environment_value: str | None, *, makes_file: bool = False) -> Secrets:
         """Return the keys of the environment (comma separated), else those of ``home / "fernet.key"`` (one a line).
 
-        If neither exists, the file is created with a new key, readable by its owner only. Raises `UnusableKey`.
+        If neither exists, and ``makes_file`` is true, the file is created with a new key, readable by its owner only.
+        Raises `NoKeyFile` and `UnusableKey`.
         """
         if environment_value is not None:
             keys = [key.strip() for key in environment_value.split(",")]
-            return cls([key for key in keys if key], source="the setting of the encryption keys")
+            return cls([key for key in keys if key], source="the setting fernet_keys")
         path = home / KEY_FILE_NAME
         try:
             if not path.exists():
+                if not makes_file:
+                    raise NoKeyFile(path)
                 _make_key_file(path)
-            return cls(_read_key_file(path), source=str(path))
+            return cls(_read_key_file(path), source=str(path), path=path)
         except OSError as error:
-            raise UnusableKey(f"the key file {path} cannot be used: {error.strerror or error}") from error
+            raise _unusable(path, error) from error
 
-    def encrypt(self, data: bytes) -> str:
-        """Return ``data`` under the first key, as printable text."""
-        return self._fernet.encrypt(data).decode("ascii")
+    @property
+    def fingerprints(self) -> list[str]:
+        """The names of the keys: each is derived from its key, and says nothing about it."""
+        return list(self._fernets)
+
+    def encrypt(self, data: bytes, fingerprint: str | None = None) -> str:
+        """Return ``data`` under the key of this fingerprint, by default the first one, as printable text.
+
+        Raises `WrongKeys` if this machine does not have the key.
+        """
+        if fingerprint is None:
+            fingerprint = self.fingerprints[0]
+        if fingerprint not in self._fernets:
+            self.read_again()
+        if fingerprint not in self._fernets:
+            raise self.wrong_for([fingerprint])
+        return self._fernets[fingerprint].encrypt(data).decode("ascii")
 
     def decrypt(self, text: str) -> bytes:
         """Return the encrypted data in clear. Raises `BadKey` if no key fits, or if the text was tampered with."""
+        return self.decrypt_with_key(text)[0]
+
+    def decrypt_with_key(self, text: str) -> tuple[bytes, str]:
+        """Return the encrypted data in clear, and the fingerprint of its key. Raises `BadKey`."""
+        found = self._decrypted(text)
+        if found is None and self.read_again():
+            found = self._decrypted(text)
+        if found is None:
+            known = "the one key" if len(self._fernets) == 1 else f"any of the {len(self._fernets)} keys"
+            raise BadKey(f"the kwargs cannot be decrypted with {known} this supervisor has")
+        return found
+
+    def _decrypted(self, text: str) -> tuple[bytes, str] | None:
+        for fingerprint, fernet in self._fernets.items():
+            try:
+                return fernet.decrypt(text), fingerprint
+            except (InvalidToken, ValueError):
+                continue
+        return None
+
+    def wrong_for(self, needed: Sequence[str]) -> WrongKeys:
+        """Return the error that these keys, in which the database is written, are not here."""
+        here = ", ".join(self.fingerprints)
+        return wrong_keys(needed, f"{self.source} has {here}")
+
+    def read_again(self) -> bool:
+        """Read the key file again if it has changed; return whether it has. A file that cannot be read changes nothing.
+
+        Keys that are no longer in it stay known to this process.
+        """
+        state = _state_of(self.path)
+        if self.path is None or state is None or state == self._read_as:
+            return False
+        self._read_as = state
         try:
-            return self._fernet.decrypt(text)
-        except (InvalidToken, ValueError):
-            known = "the one key" if self._keys_count == 1 else f"any of the {self._keys_count} keys"
-            raise BadKey(f"the kwargs cannot be decrypted with {known} this supervisor has") from None
+            self._fernets = _fernets(_read_key_file(self.path), self.source) | self._fernets
+        except (OSError, UnusableKey):
+            return False
+        return True
+
+    def add_key(self) -> str:
+        """Put a new key in front of the others in the key file; return its fingerprint. Raises `UnusableKey`.
+
+        Two processes must not do this at once: one of the two keys would be lost.
+        """
+        if self.path is None:
+            raise UnusableKey(f"{self.source} cannot be changed from here: put a new key after the others in it")
+        key = Fernet.generate_key()
+        path = self.path.resolve()
+        try:
+            old = _read_key_file(path)
+            draft = _write_draft(path, b"\n".join([key, *(each.encode() for each in old)]) + b"\n")
+            draft.rename(path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        self.read_again()
+        return fingerprint_of(key)
+
+
+def fingerprint_of(key: str | bytes) -> str:
+    """Return the name of a Fernet key: the beginning of a MAC under the key, from which it cannot be computed.
+
+    A key has 256 random bits, so it cannot be guessed and compared either.
+    """
+    raw = base64.urlsafe_b64decode(key)
+    return hmac.digest(raw, b"headgate: fingerprint of a key", "sha256").hex()[:FINGERPRINT_CHARS]
+
+
+def wrong_keys(needed: Sequence[str], here: str) -> WrongKeys:
+    """Return the error that the keys of the database are not on this machine; ``here`` says what is."""
+    keys = f"the key {needed[0]}" if len(needed) == 1 else f"the keys {', '.join(needed)}"
+    return WrongKeys(
+        f"this database is written with {keys}; {here}: copy the key file of the machine that made it, "
+        f"or set HEADGATE_FERNET_KEYS"
+    )
+
+
+def _fernets(keys: Sequence[str], source: str) -> dict[str, Fernet]:
+    if not keys:
+        raise UnusableKey(f"there is no encryption key in {source}")
+    fernets = {}
+    for number, key in enumerate(keys, start=1):
+        try:
+            fernet = Fernet(key)
+        except ValueError:
+            # The library's error is dropped, because its text may show the key.
+            raise UnusableKey(
+                f"key {number} of {len(keys)} in {source} is malformed: "
+                f"a key is 32 bytes in url-safe base64, 44 characters"
+            ) from None
+        fernets[fingerprint_of(key)] = fernet
+    return fernets
+
+
+def _unusable(path: Path, error: OSError) -> UnusableKey:
+    return UnusableKey(f"the key file {path} cannot be used: {error.strerror or error}")
+
+
+def _state_of(path: Path | None) -> tuple[int, ...] | None:
+    """Return what changes if the file does; None if there is none."""
+    if path is None:
+        return None
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _make_key_file(path: Path) -> None:
     """Create the file atomically, so that two processes that try at once both use the same complete file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = _write_draft(path, Fernet.generate_key() + b"\n")
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return  # another process was first, and its key is used
+    finally:
+        draft.unlink()
+    _sync_folder(path.parent)
+
+
+def _write_draft(path: Path, content: bytes) -> Path:
+    """Write a file beside ``path``, durably, readable by its owner only; return its path."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(Fernet.generate_key() + b"\n")
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return  # another process was first, and its key is used
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # without the file, nothing that is encrypted from now on could be read
-        finally:
-            os.close(folder)
+    except OSError:
+        draft.unlink()  # a part of a key is of no use, and should not lie about
+        raise
+    return draft
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a new name durable: without the file, nothing that is encrypted from now on could be read."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
     finally:
-        draft.unlink()
+        os.close(folder)
 
 
 def _read_key_file(path: Path) -> list[str]:

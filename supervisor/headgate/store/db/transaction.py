@@ -12,9 +12,10 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, select, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, func, select, true, update
 
 from headgate.store.db import changes, driver_errors
+from headgate.store.db.database_file import DatabaseFile
 from headgate.store.db.deadline import Deadline
 from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
 from headgate.store.db.prepared import Prepared, driver_of
@@ -22,7 +23,7 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import DatabaseNow, read
 from headgate.store.errors import LeaseLost, RowsRefused
 from headgate.store.ids import DagRunId, Epoch
-from headgate.store.tables import dag_run, triggerer
+from headgate.store.tables import dag_run, encryption_key, triggerer
 
 # A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S. One that
 # takes longer than both waits for a server, or a network, that no longer answers.
@@ -41,6 +42,11 @@ _THIS_LEASE = and_(triggerer.c.id == bindparam("epoch"), is_alive())
 _LOCK_LEASE = Prepared(select(DatabaseNow()).where(_THIS_LEASE).with_for_update(read=True))
 # FOR NO KEY UPDATE: it has to wait for the FOR SHARE of `lock_lease`, and foreign keys need not wait for it.
 _WAIT_FOR_INFLIGHT = Prepared(select(triggerer.c.id).where(_THIS_LEASE).with_for_update(key_share=True))
+# FOR SHARE: a rotation waits for the transactions that encrypt with the old key (`headgate.store.keys`).
+_PRIMARY_KEY = Prepared(
+    select(encryption_key.c.fingerprint).where(encryption_key.c.superseded_at.is_(None)).with_for_update(read=True)
+)
+_KEYS_COUNT = Prepared(select(func.count()).select_from(encryption_key))
 _MARK_DIRTY = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=true()))
 
 
@@ -73,6 +79,18 @@ def wait_for_inflight(connection: Connection, epoch: Epoch) -> None:
         raise LeaseLost(epoch)
 
 
+def lock_primary_key(connection: Connection) -> str | None:
+    """Return the fingerprint of the key that encrypts, and keep it from being superseded until the transaction ends.
+
+    Return None if no key is registered, as in a database that was made by a test.
+    """
+    while (row := _PRIMARY_KEY.run(connection).fetchone()) is None:
+        if not _KEYS_COUNT.run(connection).fetchone()[0]:
+            return None
+        # It was superseded while this waited for its row: the next statement sees the new one.
+    return str(row[0])
+
+
 class Tx:
     """One transaction: its connection, and everything else that the functions of a verb need."""
 
@@ -96,6 +114,10 @@ class Tx:
     def is_postgresql(self) -> bool:
         """Whether it runs on PostgreSQL; SQLite has one writer at a time."""
         return self.connection.dialect.name == "postgresql"
+
+    def encrypt(self, data: bytes) -> str:
+        """Return ``data`` under the key that the database is written with. Raises `WrongKeys` if it is not here."""
+        return self.secrets.encrypt(data, lock_primary_key(self.connection))
 
     def notify(self) -> None:
         """Make other supervisors query the database, once this is committed (`headgate.store.db.changes`)."""
@@ -137,7 +159,8 @@ class Database:
     """One connection, made when it is needed, and the kinds of transactions that verbs run on it.
 
     Each is a context manager: it commits at the end of the block, rolls back on any exception, and raises the drivers'
-    errors as those of `headgate.store.errors`.
+    errors as those of `headgate.store.errors`. Those that write raise `DatabaseReplaced` if SQLite has committed to a
+    file that is no longer there.
     """
 
     def __init__(self, engine: Engine, secrets: Secrets, clock: Clock | None) -> None:
@@ -147,6 +170,11 @@ class Database:
         self._connection: Connection | None = None
         self._changes: changes.ChangeListener | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
+        self._file = DatabaseFile.of(engine)
+
+    def watch(self, file: DatabaseFile) -> None:
+        """Look at this file after each commit instead of the engine's: for simulations."""
+        self._file = file
 
     def close(self) -> None:
         """Close the connection. A transaction that begins later opens another."""
@@ -187,6 +215,7 @@ class Database:
             with self._within_deadline(connection):
                 if not tx.is_postgresql:  # the driver of SQLite begins no transaction by itself
                     yield tx
+                    self._check_file()
                     return
                 driver.autocommit = True
                 try:
@@ -217,10 +246,21 @@ class Database:
                     if driver_of(connection).closed:
                         connection.invalidate()
                     raise
+            if not reads_only:
+                self._check_file()
+
+    def _check_file(self) -> None:
+        """Raise `DatabaseReplaced` if what SQLite has just committed is lost."""
+        if self._file is not None:
+            self._file.check()
 
     def _connected(self) -> Connection:
         if self._connection is None:
+            if self._file is not None:
+                self._file.before_connecting()
             self._connection, self._changes = self.engine.connect(), None
+            if self._file is not None:
+                self._file.connected()
         return self._connection
 
     @contextmanager

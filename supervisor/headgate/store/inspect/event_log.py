@@ -10,7 +10,7 @@ from sqlalchemy import and_, func, select
 
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
-from headgate.store.errors import NoSuchWatcher
+from headgate.store.errors import NoSuchRow, NoSuchWatcher
 from headgate.store.inspect.dags import NEWEST_SHOWN
 from headgate.store.tables import asset_watcher, dead_letter, redelivery, trigger_event
 
@@ -35,7 +35,11 @@ class EventRow(msgspec.Struct, frozen=True):
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True):
-    """One event that could not be stored, and why. ``payload_head`` is the beginning of its payload."""
+    """One event that could not be stored, or message that its trigger could not take, and why.
+
+    ``payload_head`` is the beginning of the payload, which is kept whole if ``payload_kept``: that of the event, or if
+    ``content`` is "message", the message of the shared stream. ``deliveries``: how often it was seen.
+    """
 
     id: int
     watcher: str | None
@@ -49,6 +53,25 @@ class DeadLetterRow(msgspec.Struct, frozen=True):
     payload_kept: bool
     reason: str
     stored_at: datetime
+    content: str
+    kind: str
+    is_last: bool
+    deliveries: int
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """All of a dead letter. ``payload`` is None if only its head was kept; ``traceback`` is "" if there is none."""
+
+    row: DeadLetterRow
+    payload: bytes | None
+    traceback: str
+
+
+_LETTERS = dead_letter.outerjoin(asset_watcher, asset_watcher.c.trigger_id == dead_letter.c.trigger_id)
+_LETTER_COLUMNS = [
+    asset_watcher.c.name.label("watcher") if name == "watcher" else dead_letter.c[name]
+    for name in DeadLetterRow.__struct_fields__
+]
 
 
 class EventInspection(Verbs):
@@ -105,11 +128,16 @@ class EventInspection(Verbs):
     @reading
     def dead_letters(self, tx: Tx, limit: int = NEWEST_SHOWN) -> list[DeadLetterRow]:
         """Return the newest dead letters, newest first."""
-        columns = [dead_letter.c[name] for name in DeadLetterRow.__struct_fields__ if name != "watcher"]
-        statement = (
-            select(asset_watcher.c.name.label("watcher"), *columns)
-            .select_from(dead_letter.outerjoin(asset_watcher, asset_watcher.c.trigger_id == dead_letter.c.trigger_id))
-            .order_by(dead_letter.c.id.desc())
-            .limit(limit)
-        )
+        statement = select(*_LETTER_COLUMNS).select_from(_LETTERS).order_by(dead_letter.c.id.desc()).limit(limit)
         return [DeadLetterRow(**row._mapping) for row in tx.connection.execute(statement)]
+
+    @reading
+    def dead_letter(self, tx: Tx, letter_id: int) -> DeadLetter:
+        """Return all of a dead letter. Raises `NoSuchRow`."""
+        columns = (*_LETTER_COLUMNS, dead_letter.c.payload, dead_letter.c.traceback)
+        statement = select(*columns).select_from(_LETTERS).where(dead_letter.c.id == letter_id)
+        found = tx.connection.execute(statement).mappings().first()
+        if found is None:
+            raise NoSuchRow("dead letter", str(letter_id))
+        row = DeadLetterRow(**{name: found[name] for name in DeadLetterRow.__struct_fields__})
+        return DeadLetter(row, found["payload"], found["traceback"])

@@ -17,7 +17,7 @@ from headgate.store.inspect.dags import DagInspection
 from headgate.store.inspect.event_log import EventInspection
 from headgate.store.inspect.runs import RunInspection, TaskRef
 from headgate.store.inspect.triggers import TriggerInspection
-from headgate.store.triggers.leases import SILENCE_MAX_S
+from headgate.store.inspect.why_facts import BY_SILENCE, Liveness
 
 
 class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspection):
@@ -29,13 +29,13 @@ class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspectio
         return tx.now
 
     @reading
-    def why_task(self, tx: Tx, task: TaskRef, *, silence_max_s: float = SILENCE_MAX_S) -> Answer:
+    def why_task(self, tx: Tx, task: TaskRef, *, liveness: Liveness = BY_SILENCE) -> Answer:
         """Explain why a task is in its state, and what happens next."""
-        facts = why_facts.task_facts(tx, task, silence_max_s=silence_max_s)
-        return why_tasks.explain_task(facts, why_facts.supervisors(tx, silence_max_s=silence_max_s))
+        facts = why_facts.task_facts(tx, task, liveness=liveness)
+        return why_tasks.explain_task(facts, why_facts.supervisors(tx, liveness=liveness))
 
     @reading
-    def why_trigger(self, tx: Tx, trigger_id: int, *, silence_max_s: float = SILENCE_MAX_S) -> Answer:
+    def why_trigger(self, tx: Tx, trigger_id: int, *, liveness: Liveness = BY_SILENCE) -> Answer:
         """Explain the state of a trigger, and what happens next. Raises `NoSuchRow`."""
-        facts = why_facts.trigger_facts(tx, trigger_id, silence_max_s=silence_max_s)
-        return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, silence_max_s=silence_max_s))
+        facts = why_facts.trigger_facts(tx, trigger_id, liveness=liveness)
+        return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, liveness=liveness))

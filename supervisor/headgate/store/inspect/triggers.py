@@ -12,12 +12,14 @@ from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
 from headgate.store.inspect.dags import NEWEST_SHOWN, ROWS_PER_PAGE_MAX
+from headgate.store.inspect.strikes import StrikeLine, count_passed_over, strikes_of
 from headgate.store.tables import (
     asset,
     asset_watcher,
     dag,
     dag_run,
     redelivery,
+    stream,
     task_instance,
     trigger,
     trigger_event,
@@ -51,6 +53,10 @@ class WatcherRow(msgspec.Struct, frozen=True):
     last_error: str | None
     last_failed_at: datetime | None
     finished_at: datetime | None
+    hold: str | None
+    hold_reason: str | None
+    held_at: datetime | None
+    max_deliveries: int
 
 
 class TriggerLine(msgspec.Struct, frozen=True):
@@ -74,10 +80,17 @@ class TriggerLine(msgspec.Struct, frozen=True):
     task_id: str | None
     trigger_timeout: datetime | None
     removed_at: datetime | None
+    hold: str | None
+    hold_reason: str | None
+    held_at: datetime | None
 
 
 class TriggerDetail(msgspec.Struct, frozen=True):
-    """All details of a trigger except its kwargs. ``redelivered`` counts later deliveries of stored events."""
+    """All details of a trigger except its kwargs. ``redelivered`` counts later deliveries of stored events.
+
+    ``strikes`` are the newest messages that it has failed on; ``passed_over`` counts those that it is not given any
+    more, because it has failed on them ``max_deliveries`` times.
+    """
 
     line: TriggerLine
     asset: str | None
@@ -86,13 +99,17 @@ class TriggerDetail(msgspec.Struct, frozen=True):
     redelivered: int
     newest_event_id: int | None
     newest_event_at: datetime | None
+    stream: str | None
+    max_deliveries: int
+    passed_over: int
+    strikes: tuple[StrikeLine, ...]
 
 
 _COLUMNS = (
     *(trigger.c.id, asset_watcher.c.name, trigger.c.classpath, trigger.c.created_date, trigger.c.queue),
     *(trigger.c.triggerer_id, trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at),
     *(trigger.c.finished_at, dag.c.name.label("dag"), dag_run.c.run_id, task_instance.c.task_id),
-    *(task_instance.c.trigger_timeout, trigger.c.removed_at),
+    *(task_instance.c.trigger_timeout, trigger.c.removed_at, trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at),
 )
 _FROM = (
     trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
@@ -143,6 +160,7 @@ class TriggerInspection(Verbs):
                 *(asset_watcher.c.id, asset_watcher.c.name, asset.c.name.label("asset"), asset_watcher.c.trigger_id),
                 *(trigger.c.classpath, trigger.c.queue, asset_watcher.c.created_date, trigger.c.triggerer_id),
                 *(trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at, trigger.c.finished_at),
+                *(trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at, trigger.c.max_deliveries),
             )
             .select_from(asset_watcher.join(trigger).outerjoin(asset))
             .where(asset_watcher.c.removed_at.is_(None))
@@ -204,8 +222,10 @@ class TriggerInspection(Verbs):
     @reading
     def trigger(self, tx: Tx, trigger_id: int) -> TriggerDetail:
         """Return all details of a trigger except its kwargs. Raises `NoSuchRow`."""
-        columns = (*_COLUMNS, asset.c.name.label("asset"), trigger.c.last_failed_run_id)
+        names = (asset.c.name.label("asset"), stream.c.name.label("stream"))
+        columns = (*_COLUMNS, *names, trigger.c.last_failed_run_id, trigger.c.max_deliveries)
         from_ = _FROM.outerjoin(asset, asset.c.id == asset_watcher.c.asset_id)
+        from_ = from_.outerjoin(stream, stream.c.id == trigger.c.stream_id)
         row = tx.connection.execute(select(*columns).select_from(from_).where(trigger.c.id == trigger_id)).first()
         if row is None:
             raise NoSuchRow("trigger", str(trigger_id))
@@ -223,6 +243,10 @@ class TriggerInspection(Verbs):
             redelivered=int(redelivered),
             newest_event_id=None if found is None else found.id,
             newest_event_at=None if found is None else found.stored_at,
+            stream=row.stream,
+            max_deliveries=row.max_deliveries,
+            passed_over=count_passed_over(tx, trigger_id),
+            strikes=tuple(strikes_of(tx, trigger_id)),
         )
 
     @reading

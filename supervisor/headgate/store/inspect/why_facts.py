@@ -6,19 +6,31 @@ answer then describes the new state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, func, or_, select
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.why import Pool, RunState, StoredEvent, Supervisor, SupervisorState, TaskFacts, TriggerFacts
+from headgate.scheduling.why import (
+    Pool,
+    RunState,
+    StoredEvent,
+    StreamFacts,
+    StruckMessage,
+    Supervisor,
+    SupervisorState,
+    TaskFacts,
+    TriggerFacts,
+    shortened,
+)
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
 from headgate.store.inspect import runs
 from headgate.store.inspect.dags import RUN_STATE
 from headgate.store.inspect.runs import TaskRef
+from headgate.store.inspect.strikes import count_passed_over, strikes_of
 from headgate.store.tables import (
     asset_watcher,
     dag,
@@ -26,46 +38,61 @@ from headgate.store.tables import (
     import_error,
     pool,
     redelivery,
+    stream,
     task_instance,
     trigger,
     trigger_event,
     triggerer,
 )
 from headgate.store.tasks import task_rows
+from headgate.store.triggers.leases import SILENCE_MAX_S, TriggererRow, triggerer_row
 
 _C = task_instance.c
 SUPERVISORS_MAX = 1000  # the newest
-HOLDERS_MAX = 20  # of a pool
+HOLDERS_MAX = 20  # of a pool, and triggers that hold up a stream
 OTHER_RUNS_MAX = 1000
 _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+
+
+class Liveness(NamedTuple):
+    """How to know that a supervisor is not alive: its silence, or ``is_gone``, which knows this machine's processes."""
+
+    silence_max_s: float = SILENCE_MAX_S
+    is_gone: Callable[[TriggererRow], bool] = lambda row: False
+
+
+BY_SILENCE = Liveness()
 
 
 # --- supervisors ---------------------------------------------------------------------------------
 
 
-def supervisors(tx: Tx, *, silence_max_s: float) -> list[Supervisor]:
+def supervisors(tx: Tx, *, liveness: Liveness) -> list[Supervisor]:
     """Return those that neither ended nor were fenced, newest first."""
     rows = tx.connection.execute(
         select(triggerer).where(is_alive()).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX)
     )
-    return [_supervisor(tx, row, silence_max_s) for row in rows.all()]
+    return [_supervisor(tx, row, liveness) for row in rows.all()]
 
 
-def supervisor(tx: Tx, epoch: int | None, *, silence_max_s: float) -> Supervisor | None:
+def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor | None:
     """Return the supervisor of an epoch; None if there is none."""
     if epoch is None:
         return None
     row = tx.connection.execute(select(triggerer).where(triggerer.c.id == epoch)).first()
-    return None if row is None else _supervisor(tx, row, silence_max_s)
+    return None if row is None else _supervisor(tx, row, liveness)
 
 
-def _supervisor(tx: Tx, row: Any, silence_max_s: float) -> Supervisor:
-    age_s = (tx.now - row.latest_heartbeat).total_seconds()
-    state: SupervisorState = "alive" if age_s <= silence_max_s else "silent"
+def _supervisor(tx: Tx, row: Any, liveness: Liveness) -> Supervisor:
+    lease = triggerer_row(row._mapping, tx.now)
+    age_s = lease.heartbeat_age_s
+    state: SupervisorState = "alive" if age_s <= liveness.silence_max_s else "silent"
     if row.stopped_at is not None:
         state = "ended"
     elif row.fenced_at is not None:
         state = "fenced"
+    elif liveness.is_gone(lease):
+        state = "gone"
     triggers = select(func.count()).where(trigger.c.triggerer_id == row.id, _OPEN)
     tasks = select(func.count()).where(_C.triggerer_id == row.id)
     return Supervisor(
@@ -73,7 +100,7 @@ def _supervisor(tx: Tx, row: Any, silence_max_s: float) -> Supervisor:
         hostname=row.hostname,
         pid=row.pid,
         state=state,
-        heartbeat_age_s=max(age_s, 0.0),
+        heartbeat_age_s=age_s,
         capacity=row.capacity,
         queues=tuple(queue for queue in row.queues.split(",") if queue),
         workers=row.workers,
@@ -85,7 +112,7 @@ def _supervisor(tx: Tx, row: Any, silence_max_s: float) -> Supervisor:
 # --- triggers ------------------------------------------------------------------------------------
 
 
-def trigger_facts(tx: Tx, trigger_id: int, *, silence_max_s: float) -> TriggerFacts:
+def trigger_facts(tx: Tx, trigger_id: int, *, liveness: Liveness) -> TriggerFacts:
     """Return the facts about a trigger. Raises `NoSuchRow`."""
     row = tx.connection.execute(
         select(trigger, asset_watcher.c.name.label("watcher"))
@@ -104,7 +131,7 @@ def trigger_facts(tx: Tx, trigger_id: int, *, silence_max_s: float) -> TriggerFa
         classpath=row.classpath,
         queue=row.queue,
         age_s=_ago(tx.now, row.created_date) or 0.0,
-        owner=supervisor(tx, row.triggerer_id, silence_max_s=silence_max_s),
+        owner=supervisor(tx, row.triggerer_id, liveness=liveness),
         watcher=row.watcher,
         task=None if task is None else (task.name, task.run_id, task.task_id),
         failure_count=row.failure_count,
@@ -113,7 +140,56 @@ def trigger_facts(tx: Tx, trigger_id: int, *, silence_max_s: float) -> TriggerFa
         finished_age_s=_ago(tx.now, row.finished_at),
         removed_age_s=_ago(tx.now, row.removed_at),
         newest_event=_newest_event(tx, trigger_id),
+        hold=row.hold,
+        hold_reason=row.hold_reason,
+        held_age_s=_ago(tx.now, row.held_at),
+        struck=_struck(tx, row),
+        passed_over=count_passed_over(tx, trigger_id),
+        others_of_stream=_others_of_stream(tx, row),
+        stream=_stream(tx, row.stream_id, trigger_id, liveness),
     )
+
+
+def _struck(tx: Tx, row: Any) -> StruckMessage | None:
+    """Return the message on which a trigger has failed last, unless it has run well or was passed over it since."""
+    if row.failure_count == 0:
+        return None
+    newest = strikes_of(tx, row.id, limit=1)
+    if not newest or newest[0].is_passed_over or newest[0].last_run_id != row.last_failed_run_id:
+        return None
+    return StruckMessage(newest[0].key, newest[0].strikes, newest[0].kills, row.max_deliveries)
+
+
+def _others_of_stream(tx: Tx, row: Any) -> int:
+    if row.stream_id is None:
+        return 0
+    others = select(func.count()).where(trigger.c.stream_id == row.stream_id, trigger.c.id != row.id, _OPEN)
+    return int(tx.connection.execute(others).scalar_one())
+
+
+def _stream(tx: Tx, stream_id: int | None, trigger_id: int, liveness: Liveness) -> StreamFacts | None:
+    found = tx.connection.execute(select(stream).where(stream.c.id == stream_id)).first()
+    if found is None:
+        return None
+    of_it = and_(trigger.c.stream_id == stream_id, _OPEN)
+    count = tx.connection.execute(select(func.count()).select_from(trigger).where(of_it)).scalar_one()
+    is_missing = or_(trigger.c.failure_count > 0, and_(trigger.c.hold.is_not(None), trigger.c.hold != "paused"))
+    others = (
+        select(trigger.c.id, asset_watcher.c.name, trigger.c.hold, trigger.c.hold_reason, trigger.c.last_error)
+        .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
+        .where(of_it, is_missing, trigger.c.id != trigger_id)
+        .order_by(trigger.c.id)
+        .limit(HOLDERS_MAX)
+    )
+    held_up_by = tuple(
+        (
+            row.name or f"trigger {row.id}",
+            f"{row.hold}: {shortened(row.hold_reason)}" if row.hold else f"it has failed: {shortened(row.last_error)}",
+        )
+        for row in tx.connection.execute(others)
+    )
+    owner = supervisor(tx, found.triggerer_id, liveness=liveness)
+    return StreamFacts(found.name, count, owner, held_up_by)
 
 
 def _newest_event(tx: Tx, trigger_id: int) -> StoredEvent | None:
@@ -138,7 +214,7 @@ def _until(now: datetime, then: datetime | None) -> float | None:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
+def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
     """Return the facts about a task."""
     row = tx.connection.execute(
         select(
@@ -159,7 +235,7 @@ def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
     states = runs.states_of(tx, task.dag_run_id, upstream)
     waits_for = None
     if row.trigger_id is not None:
-        waits_for = trigger_facts(tx, row.trigger_id, silence_max_s=silence_max_s)
+        waits_for = trigger_facts(tx, row.trigger_id, liveness=liveness)
     return TaskFacts(
         dag=task.dag,
         run_id=task.run_id,
@@ -182,7 +258,7 @@ def task_facts(tx: Tx, task: TaskRef, *, silence_max_s: float) -> TaskFacts:
         queue=row.queue,
         pool_slots=row.pool_slots,
         ahead=_ahead(tx, row) if state is TaskState.SCHEDULED else 0,
-        owner=supervisor(tx, row.triggerer_id, silence_max_s=silence_max_s),
+        owner=supervisor(tx, row.triggerer_id, liveness=liveness),
         trigger=waits_for,
         next_method=row.next_method,
         retry_in_s=_until(tx.now, row.retry_at),

@@ -23,10 +23,11 @@ from headgate.protocol.messages.dags import (
     duration_problem,
 )
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent
+from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER
 from headgate.protocol.values import encode_value
 from headgate.scheduling import states
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import UtcDateTime, bound
+from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, writing
 from headgate.store.errors import ValueRefused
@@ -40,7 +41,10 @@ _C = task_instance.c
 TIMED_OUT_MAX = 500  # tasks of one transaction: some tens of milliseconds
 
 FailReason = Literal["trigger_failure", "trigger_timeout", "execution_timeout"]
-_TIMEOUT = {"trigger_timeout": "the trigger did not fire in time", "execution_timeout": "the task took too long in all"}
+_TIMEOUT = {
+    "trigger_timeout": "the trigger had not fired when the timeout of the deferral was over",
+    "execution_timeout": f"{EXECUTION_TIMEOUT_OVER}: the trigger that it waited for had not fired",
+}
 
 
 class Deferral(msgspec.Struct, frozen=True):
@@ -102,7 +106,10 @@ class DeferralVerbs(Verbs):
         for task in tasks:
             is_over = task.deadline is not None and task.deadline <= tx.now
             reason: FailReason = "execution_timeout" if is_over else "trigger_timeout"
-            resume_to_fail(tx, task, "timed_out", reason, _TIMEOUT[reason])
+            assert task.trigger_id is not None
+            began = read(tx.connection, _CREATED.run(tx.connection, of_id=task.trigger_id).fetchone()[0])
+            waited_s = (tx.now - began).total_seconds()
+            resume_to_fail(tx, task, "timed_out", reason, _TIMEOUT[reason], waited_s=waited_s)
         return [task.id for task in tasks]
 
     @writing
@@ -178,7 +185,7 @@ def _wait(
     row = _INSERT_TRIGGER.run(
         tx.connection,
         classpath=deferral.classpath,
-        kwargs=tx.secrets.encrypt(deferral.kwargs),
+        kwargs=tx.encrypt(deferral.kwargs),
         created_date=bound(tx.connection, tx.now),
         queue=task.queue,  # supervisors that serve the task's queue can run its trigger, and the task afterwards
         priority=task.priority_weight,
@@ -193,7 +200,7 @@ def _wait(
         token=token,
         trigger_id=int(row[0]),
         next_method=deferral.next_method,
-        next_kwargs=tx.secrets.encrypt(deferral.next_kwargs),
+        next_kwargs=tx.encrypt(deferral.next_kwargs),
         event_id=None,
         trigger_timeout=bound(tx.connection, min(limits)) if limits else None,
         deadline=None if deadline is None else bound(tx.connection, deadline),
@@ -220,27 +227,48 @@ _RESUME = Prepared(
 )
 
 
-def take_events(tx: Tx, events: Sequence[FiredEvent], waited_for: Collection[int]) -> None:
+def take_events(tx: Tx, events: Sequence[FiredEvent], waited_for: Collection[int]) -> frozenset[TriggerId]:
     """Resume, or end, the tasks that wait for these triggers; the events are in the log already.
 
-    An event for which no task waits changes nothing: the task was cleared, has timed out, or was resumed before.
+    Return the ids of these triggers. An event for which no task waits changes nothing: the task was cleared, has timed
+    out, or was resumed before.
     """
     first: dict[int, FiredEvent] = {}
+    over: set[TriggerId] = set()
     for event in events:
         if event.trigger_id in waited_for:
             first.setdefault(event.trigger_id, event)
     for trigger_id, event in sorted(first.items()):
         if event.kind != "event":
-            _end_task(tx, event)
-        elif _RESUME.run(tx.connection, of_trigger=trigger_id, now=bound(tx.connection, tx.now)).rowcount:
-            task_rows.finish_trigger(tx, trigger_id)
-            marks.reach("resume.by_event")
+            is_over = _end_task(tx, event)
+        else:
+            is_over = _RESUME.run(tx.connection, of_trigger=trigger_id, now=bound(tx.connection, tx.now)).rowcount > 0
+            if is_over:
+                task_rows.finish_trigger(tx, trigger_id)
+                marks.reach("resume.by_event")
+        if is_over:
+            over.add(TriggerId(trigger_id))
+    return frozenset(over)
 
 
-def _end_task(tx: Tx, event: FiredEvent) -> None:
+def take_refused(tx: Tx, refused: Mapping[int, str], waited_for: Collection[int]) -> frozenset[TriggerId]:
+    """Resume to fail the tasks whose trigger fired an event that cannot be stored: there is no other event to come.
+
+    ``refused`` has the reasons by trigger id. Return the ids of these triggers.
+    """
+    over: set[TriggerId] = set()
+    for trigger_id, reason in sorted(refused.items()):
+        task = task_rows.locked_by_trigger(tx, trigger_id) if trigger_id in waited_for else None
+        if task is not None:
+            resume_to_fail(tx, task, "trigger_failed", "trigger_failure", reason)
+            over.add(TriggerId(trigger_id))
+    return frozenset(over)
+
+
+def _end_task(tx: Tx, event: FiredEvent) -> bool:
     task = task_rows.locked_by_trigger(tx, event.trigger_id)
     if task is None:
-        return
+        return False
     try:
         values.push_xcoms(tx, task.id, values.xcoms_of(event.payload))
     except ValueRefused as error:
@@ -254,6 +282,7 @@ def _end_task(tx: Tx, event: FiredEvent) -> None:
             task_rows.apply(tx, task, f"ended_{event.kind}")
     task_rows.finish_trigger(tx, event.trigger_id)
     marks.reach("resume.by_end")
+    return True
 
 
 _OWN = Prepared(
@@ -280,18 +309,32 @@ def take_ends(tx: LeasedTx, finished: Sequence[FinishedTrigger], waited_for: Col
     return frozenset(over)
 
 
-def resume_to_fail(tx: Tx, task: LockedTask, event: str, reason: FailReason, error: str, traceback: str = "") -> None:
+def resume_to_fail(
+    tx: Tx,
+    task: LockedTask,
+    event: str,
+    reason: FailReason,
+    error: str,
+    traceback: str = "",
+    *,
+    waited_s: float | None = None,
+) -> None:
     """Resume a locked deferred task in ``__fail__``: the worker raises the error in its next_kwargs."""
     assert task.trigger_id is not None
     error = storable_text(error, ERROR_CHARS_MAX)
-    failure = {"error": error, "traceback": storable_text(traceback, ERROR_CHARS_MAX), "reason": reason}
-    next_kwargs = tx.secrets.encrypt(encode_value(failure, where="next_kwargs"))
+    failure: dict[str, str | float] = {"error": error, "reason": reason}
+    failure["traceback"] = storable_text(traceback, ERROR_CHARS_MAX)
+    if waited_s is not None:
+        failure["waited_s"] = round(waited_s, 3)
+    next_kwargs = tx.encrypt(encode_value(failure, where="next_kwargs"))
     task_rows.apply(tx, task, event, next_kwargs=next_kwargs, last_error=error)
     task_rows.finish_trigger(tx, task.trigger_id)
     marks.reach("resume.to_fail")
 
 
 # --- its end, by the clock -----------------------------------------------------------------------
+
+_CREATED = Prepared(select(trigger.c.created_date).where(trigger.c.id == bindparam("of_id")))
 
 _TIMED_OUT = Prepared(
     task_rows.skip_locked(

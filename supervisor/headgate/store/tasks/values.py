@@ -116,7 +116,7 @@ class ValueVerbs(Verbs):
             raise ValueRefused(f"the {table.name} {name!r} {size}")
         if len(description) > DESCRIPTION_CHARS_MAX or "\0" in description:
             raise ValueRefused(f"the description must have at most {DESCRIPTION_CHARS_MAX} characters, and no NUL")
-        columns = {"value": tx.secrets.encrypt(value), "description": description, "updated_at": tx.now}
+        columns = {"value": tx.encrypt(value), "description": description, "updated_at": tx.now}
         statement = insert_into(tx.connection, table).values(name=name, **columns)
         tx.connection.execute(statement.on_conflict_do_update(index_elements=[table.c.name], set_=columns))
 

@@ -1,8 +1,11 @@
-"""Dead letters: events that cannot be stored as they are, kept with the reason in a form that any database takes.
+"""Dead letters: events and messages that cannot be stored as they are, kept with the reason as any database takes it.
 
 This is the last resort, so it must not fail for the reason that made the event unstorable. Text is escaped and cut,
 numbers are brought into range, and no column refers to another table. Changed coordinates get a digest of the original,
 so that two events never get the same ones.
+
+The letter of a message that its trigger is passed over (`headgate.store.triggers.strikes`) has the error of the last
+strike. A letter that comes again changes nothing but the number of ``deliveries``.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, and_, bindparam, or_, update
+from sqlalchemy import BindParameter, and_, bindparam, literal_column, or_, select, update
 
+from headgate.protocol import marks
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     KEY_CHARS_MAX,
+    PASSED_OVER_POSITION,
     REFUSED_HEAD_BYTES_MAX,
+    EventKind,
     FiredEvent,
+    LetterContent,
     RefusedEvent,
 )
 from headgate.store.db.bulk import Kind, insert_new
@@ -26,10 +33,22 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import Tx
 from headgate.store.tables import dead_letter as letters
+from headgate.store.tables import strike
 
 _NAMES = ("trigger_id", "trigger_run_id", "sequence_index", "key", "position")  # the fields of `Coordinates`
-_PAYLOAD = ("payload", "payload_head", "payload_bytes", "payload_kept", "reason")
-_LETTER = Kind(letters, (*_NAMES, *_PAYLOAD, "stored_at"))
+# What a letter keeps. It is replaced as one if a letter without its whole payload gets it.
+_PAYLOAD = (
+    "payload",
+    "payload_head",
+    "payload_bytes",
+    "payload_kept",
+    "reason",
+    "content",
+    "kind",
+    "is_last",
+    "traceback",
+)
+_LETTER = Kind(letters, (*_NAMES, *_PAYLOAD[:5], "stored_at", *_PAYLOAD[5:], "deliveries"))  # in the table's order
 
 _OF: dict[str, BindParameter[Any]] = {name: bindparam(f"of_{name}") for name in _NAMES}
 _ADD_PAYLOAD = Prepared(
@@ -44,6 +63,21 @@ _ADD_PAYLOAD = Prepared(
         letters.c.payload_kept.is_(False),
     )
     .values({name: bindparam(name) for name in _PAYLOAD})
+)
+
+_COUNT_DELIVERY = Prepared(
+    update(letters)
+    .where(
+        *(letters.c[name] == _OF[name] for name in ("trigger_id", "key", "position")),
+        # The same report, because it was unknown whether its commit arrived, is no other delivery.
+        or_(letters.c.trigger_run_id != _OF["trigger_run_id"], letters.c.sequence_index != _OF["sequence_index"]),
+    )
+    .values(deliveries=letters.c.deliveries + literal_column("1"))
+)
+_LAST_STRIKE = Prepared(
+    select(strike.c.strikes, strike.c.last_error).where(
+        strike.c.trigger_id == _OF["trigger_id"], strike.c.key == _OF["key"]
+    )
 )
 
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1  # the range of a BIGINT
@@ -68,7 +102,7 @@ def _storable_number(number: int) -> int:
     return min(max(number, INT_MIN), INT_MAX)
 
 
-def _storable_name(name: str, *others: int) -> str:
+def storable_name(name: str, *others: int) -> str:
     """Return ``name`` if it and the ``others`` can be stored, else a storable name with a digest of all of them."""
     storable = storable_text(name, KEY_CHARS_MAX)
     if storable == name and all(_storable_number(other) == other for other in others):
@@ -79,10 +113,10 @@ def _storable_name(name: str, *others: int) -> str:
 
 def coordinates(event: FiredEvent | RefusedEvent) -> Coordinates:
     """Return the coordinates of ``event``, unchanged if they can be stored."""
-    key = None if event.key is None else _storable_name(event.key, event.trigger_id, event.position)
+    key = None if event.key is None else storable_name(event.key, event.trigger_id, event.position)
     return Coordinates(
         trigger_id=_storable_number(event.trigger_id),
-        trigger_run_id=_storable_name(event.trigger_run_id, event.sequence_index),
+        trigger_run_id=storable_name(event.trigger_run_id, event.sequence_index),
         sequence_index=_storable_number(event.sequence_index),
         key=key,
         position=_storable_number(event.position),
@@ -90,41 +124,103 @@ def coordinates(event: FiredEvent | RefusedEvent) -> Coordinates:
 
 
 def dead_letter(tx: Tx, event: FiredEvent, reason: str) -> None:
-    """Record an event with its whole payload. Repeating it changes nothing.
+    """Record an event with its whole payload. Repeating it changes nothing; see `dead_letter_refused`."""
+    _add(tx, [(coordinates(event), _payload(event, reason))])
 
-    If there is a dead letter of the same event or message that has only the head of the payload, it gets the whole,
-    because the caller confirms to the broker that the payload is kept.
-    """
-    names = coordinates(event)
-    payload = (
-        event.payload,
-        event.payload[:REFUSED_HEAD_BYTES_MAX],
-        len(event.payload),
-        True,
-        storable_text(reason, ERROR_CHARS_MAX),
-    )
-    row = (*msgspec.structs.astuple(names), *payload, bound(tx.connection, tx.now))
-    if insert_new(tx.connection, _LETTER, [row], returning=("id",)):
-        return
-    columns = dict(zip(_PAYLOAD, payload, strict=True))
-    _ADD_PAYLOAD.run(
-        tx.connection, **columns, **{f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
-    )
+
+def dead_letter_many(tx: Tx, events: Sequence[tuple[FiredEvent, str]]) -> None:
+    """Record events with their whole payloads, each with its reason, unless there is a letter of it already."""
+    _insert(tx, [(coordinates(event), _payload(event, reason)) for event, reason in events])
 
 
 def dead_letter_refused(tx: Tx, events: Sequence[RefusedEvent]) -> None:
-    """Record events that the runner refused, with the head of their payload. Repeating it changes nothing."""
-    stored_at = bound(tx.connection, tx.now)
-    rows = [
-        (
-            *msgspec.structs.astuple(coordinates(event)),
-            None,
-            event.payload_head[:REFUSED_HEAD_BYTES_MAX],
-            _storable_number(event.payload_bytes),
-            False,
-            storable_text(event.reason, ERROR_CHARS_MAX),
-            stored_at,
+    """Record events that the runner refused, and messages that a trigger does not get. Repeating it changes nothing.
+
+    If there is a letter of the same event or message that has only the head of the payload, and this one is whole, it
+    gets the whole, because the caller confirms to the broker that the payload is kept.
+    """
+    _add(tx, [(names, _refused(tx, event, names)) for event in events for names in [coordinates(event)]])
+    if any(event.position == PASSED_OVER_POSITION for event in events):
+        marks.reach("letters.passed_over")
+
+
+def _refused(tx: Tx, event: RefusedEvent, names: Coordinates) -> _Payload:
+    payload = _Payload(
+        data=event.payload_head,
+        data_bytes=_storable_number(event.payload_bytes),
+        is_kept=event.is_whole,
+        reason=event.reason,
+        content=event.content,
+        kind=event.kind,
+        is_last=event.is_last,
+        traceback=event.traceback,
+    )
+    if event.position != PASSED_OVER_POSITION:
+        return payload
+    last = _LAST_STRIKE.run(tx.connection, of_trigger_id=names.trigger_id, of_key=names.key).fetchone()
+    if last is None:
+        return payload
+    strikes, error = last
+    reason, _, traceback = error.partition("\n\n")
+    return msgspec.structs.replace(payload, reason=reason, traceback=traceback, deliveries=strikes)
+
+
+class _Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a letter keeps besides its coordinates. ``data`` is all of the payload if it ``is_kept``, else its head."""
+
+    data: bytes
+    data_bytes: int
+    is_kept: bool
+    reason: str
+    content: LetterContent = "event"
+    kind: EventKind = "event"
+    is_last: bool = False
+    traceback: str = ""
+    deliveries: int = 1
+
+    def columns(self) -> tuple[Any, ...]:
+        """Return the values of the columns `_PAYLOAD`."""
+        return (
+            self.data if self.is_kept else None,
+            self.data[:REFUSED_HEAD_BYTES_MAX],
+            self.data_bytes,
+            self.is_kept,
+            storable_text(self.reason, ERROR_CHARS_MAX),
+            self.content,
+            self.kind,
+            self.is_last,
+            storable_text(self.traceback, ERROR_CHARS_MAX),
         )
-        for event in events
-    ]
-    insert_new(tx.connection, _LETTER, rows, returning=("id",))
+
+
+def _payload(event: FiredEvent, reason: str) -> _Payload:
+    return _Payload(
+        data=event.payload,
+        data_bytes=len(event.payload),
+        is_kept=True,
+        reason=reason,
+        kind=event.kind,
+        is_last=event.is_last,
+    )
+
+
+def _insert(tx: Tx, new: Sequence[tuple[Coordinates, _Payload]]) -> set[tuple[str, int]]:
+    """Insert the letters that are not there yet; return the run and the index of each of these."""
+    stored_at = bound(tx.connection, tx.now)
+    rows = []
+    for names, payload in new:
+        columns = payload.columns()
+        rows.append((*msgspec.structs.astuple(names), *columns[:5], stored_at, *columns[5:], payload.deliveries))
+    return set(insert_new(tx.connection, _LETTER, rows, returning=("trigger_run_id", "sequence_index")))
+
+
+def _add(tx: Tx, new: Sequence[tuple[Coordinates, _Payload]]) -> None:
+    """Insert letters; those that are there already are counted, and get their whole payload if they have not got it."""
+    inserted = _insert(tx, new)
+    for names, payload in new:
+        if (names.trigger_run_id, names.sequence_index) in inserted:
+            continue
+        of = {f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
+        _COUNT_DELIVERY.run(tx.connection, **of)
+        if payload.is_kept:
+            _ADD_PAYLOAD.run(tx.connection, **dict(zip(_PAYLOAD, payload.columns(), strict=True)), **of)

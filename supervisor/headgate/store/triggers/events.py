@@ -8,43 +8,45 @@ position)`` identifies the message that the event derives from: if a broker deli
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, func, literal_column, null, or_, select, update
+from sqlalchemy import and_, bindparam, func, literal_column, null, or_, select, update
 
 from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent
-from headgate.store.db.bulk import Kind, find, insert_new, insert_or_add
-from headgate.store.db.engine import database_name
+from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import LeasedTx, Tx
-from headgate.store.db.verbs import Verbs, leased, reading
-from headgate.store.errors import DatabaseFault, RowsRefused
-from headgate.store.tables import redelivery, trigger, trigger_event
-from headgate.store.triggers import assets, dead_letters
+from headgate.store.db.verbs import Verbs, reading
+from headgate.store.errors import RowsRefused
+from headgate.store.tables import trigger, trigger_event
+from headgate.store.triggers import assets, redeliveries, strikes
 from headgate.store.triggers.dead_letters import storable_text
+from headgate.store.triggers.redeliveries import Difference
+from headgate.store.triggers.streams import NOTHING_PLACED, Placed
 
 Identity = tuple[str, int]  # trigger_run_id, sequence_index
+Message = tuple[int, str]  # a trigger, and the key of the message
+Struck = Mapping[Message, strikes.Strikes]
 
 _EVENT = Kind(
     trigger_event,
     ("trigger_id", "trigger_run_id", "sequence_index", "key", "position", "kind", "payload", "is_last", "stored_at"),
 )
 _IDENTITY = Kind(trigger_event, ("trigger_run_id", "sequence_index"))
-_MESSAGE = Kind(trigger_event, ("trigger_id", "key", "position"))
-_REDELIVERY = Kind(redelivery, ("trigger_event_id", "count", "last_at"))
 
 
 class StoredSlice(msgspec.Struct, frozen=True):
     """Result of storing a slice: the number of events stored now and of redelivered ones, and failure counts.
 
-    ``failure_counts`` has, by id, the triggers that the slice reports as failed and the caller owns. ``over``: those of
-    them that need not be started again, because the task that waited has been resumed to fail. ``moved_tasks``: whether
-    a task may continue, or a run begin, because of this slice.
+    ``failure_counts`` has, by id, the triggers that the slice reports as failed and the caller owns. ``over``: triggers
+    that are not to be started again, because the task that waited has gone on in this slice. ``moved_tasks``: whether a
+    task may continue, or a run begin, because of this slice. ``struck``: the messages that a trigger has failed on, by
+    trigger and key. ``differing``: events that differ from those stored under their names, and are dead letters now.
+    ``placed``: which described triggers may be started.
     """
 
     stored: int
@@ -52,14 +54,31 @@ class StoredSlice(msgspec.Struct, frozen=True):
     failure_counts: dict[int, int]
     over: frozenset[int] = frozenset()
     moved_tasks: bool = False
+    struck: Struck = msgspec.field(default_factory=dict)
+    differing: tuple[Difference, ...] = ()
+    placed: Placed = NOTHING_PLACED
+
+    @property
+    def passed_over(self) -> list[Message]:
+        """The messages that their trigger is not given any more, because it has failed on them too often."""
+        return [message for message, strikes in self.struck.items() if strikes.is_passed_over]
+
+    @property
+    def braked(self) -> dict[int, str]:
+        """The triggers that are held from now on because they were passed over too many messages, and why."""
+        return {trigger_id: struck.brake for (trigger_id, _), struck in self.struck.items() if struck.brake}
 
 
 def _identity(event: FiredEvent) -> Identity:
     return event.trigger_run_id, event.sequence_index
 
 
-def insert_events(tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, int]) -> tuple[int, int]:
-    """Store the events that are not stored yet; return the number of these, and of redelivered ones.
+def insert_events(
+    tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, int]
+) -> tuple[int, int, tuple[Difference, ...]]:
+    """Store the events that are not stored yet.
+
+    Return the number of these, the number of redelivered ones, and those that differ from the stored ones.
 
     A redelivery that is itself reported again, because it was unknown whether its commit arrived, is counted again. If
     the message of an event became a dead letter earlier, the event is stored if it can be now, because readers follow
@@ -93,9 +112,10 @@ def insert_events(tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, 
     else:
         stored = set(insert_new(tx.connection, _EVENT, rows, returning=_IDENTITY.columns))
     if len(stored) == len(events):
-        return len(stored), 0
+        return len(stored), 0, ()
     left = {_identity(event): event for event in events if _identity(event) not in stored}
-    return len(stored), _count_redeliveries(tx.connection, stored_at, left) if left else 0
+    redelivered, differing = redeliveries.count(tx, list(left.values())) if left else (0, ())
+    return len(stored), redelivered, differing
 
 
 def _have_wait(tx: Tx, of_assets: Mapping[int, int], inserted: Sequence[tuple[Any, ...]]) -> None:
@@ -108,32 +128,8 @@ def _have_wait(tx: Tx, of_assets: Mapping[int, int], inserted: Sequence[tuple[An
         tx.notify()
 
 
-def _count_redeliveries(connection: Connection, stored_at: Any, events: dict[Identity, FiredEvent]) -> int:
-    """Handle events that conflicted with a row: the same event needs nothing, the same message is counted."""
-    known = set(find(connection, _IDENTITY, list(events), returning=_IDENTITY.columns))
-    again = Counter(
-        (event.trigger_id, event.key, event.position) for name, event in events.items() if name not in known
-    )
-    keyed = [message for message in again if message[1] is not None]
-    rows = find(connection, _MESSAGE, keyed, returning=("id", *_MESSAGE.columns))
-    first = {(trigger_id, key, position): event_id for event_id, trigger_id, key, position in rows}
-    unexplained = again.keys() - first.keys()
-    if unexplained:
-        # A row conflicted, but none is found. For whatever reason, these events must not count as stored (I1).
-        raise DatabaseFault(database_name(connection.engine), f"{len(unexplained)} events are neither new nor stored")
-    # By id: two supervisors that count the same events lock them in the same order.
-    counts = sorted((event_id, again[message], stored_at) for message, event_id in first.items())
-    insert_or_add(connection, _REDELIVERY, counts, add="count")
-    return again.total()
-
-
 class EventVerbs(Verbs):
-    """The verbs of the event log, except `Store.store_slice`, which concerns tasks as well."""
-
-    @leased
-    def dead_letter_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
-        """Record an event as a dead letter, with its whole payload. Repeating it changes nothing."""
-        dead_letters.dead_letter(tx, event, reason)
+    """The verbs of the event log, except those of `headgate.store.store.Store`, which concern tasks as well."""
 
     @reading
     def last_event(self, tx: Tx, trigger_id: int) -> StoredEvent | None:
@@ -156,8 +152,8 @@ class EventVerbs(Verbs):
 # --- runs of triggers that ended -----------------------------------------------------------------
 
 
-def finish(tx: LeasedTx, finished: Sequence[FinishedTrigger]) -> dict[int, int]:
-    """Record how trigger runs ended; return the failure counts of those that failed, by trigger id.
+def finish(tx: LeasedTx, finished: Sequence[FinishedTrigger]) -> tuple[dict[int, int], Struck]:
+    """Record how trigger runs ended; return the `StoredSlice.failure_counts`, and the strikes of messages.
 
     A trigger that the epoch does not own is left unchanged. Repeating it changes nothing.
     """
@@ -165,7 +161,15 @@ def finish(tx: LeasedTx, finished: Sequence[FinishedTrigger]) -> dict[int, int]:
     failed = [run for run in finished if run.outcome == "failed"]
     if returned:
         _record_returned(tx, returned)
-    return _record_failed(tx, failed) if failed else {}
+    if not failed:
+        return {}, {}
+    counts = _record_failed(tx, failed)
+    struck = [
+        strikes.Failure(run.trigger_id, run.message_key, run.trigger_run_id, _error_of(run))
+        for run in failed
+        if run.message_key is not None
+    ]
+    return counts, strikes.count(tx, struck) if struck else {}
 
 
 _MARK_LAST = Prepared(

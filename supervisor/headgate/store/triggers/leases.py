@@ -36,8 +36,8 @@ waits until such a transaction is over, and `wait_for_inflight` waits for transa
 ambiguous COMMIT it takes the stronger lock on its own row, and has it when no transaction is left whose rows could
 still appear.
 
-**Take-over.** A trigger can be claimed if it has no owner, or if its owner is fenced or has ended. Its rows need no
-change when that happens::
+**Take-over.** A trigger can be claimed if it has no owner, or if its owner is fenced or has ended; one of a shared
+stream only with all others of the stream (`headgate.store.triggers.streams`). Rows need no change when that happens::
 
     free --claim--> owned by 7 --fenced or ended--> free --claim--> owned by 9
                        |
@@ -63,10 +63,12 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    case,
     exists,
-    false,
     func,
     insert,
+    literal_column,
+    not_,
     null,
     or_,
     select,
@@ -83,9 +85,9 @@ from headgate.store.db.transaction import Database, LeasedTx, Tx, is_alive, wait
 from headgate.store.db.transaction import read_clock as read_clock
 from headgate.store.db.verbs import Verbs, leased, single_statement, writing
 from headgate.store.errors import BadKey, LeaseLost
-from headgate.store.ids import Epoch, TryName
-from headgate.store.tables import asset_watcher, dag, dag_run, task_instance, trigger, triggerer
-from headgate.store.triggers import watchers
+from headgate.store.ids import Epoch, Hold, TryName
+from headgate.store.tables import asset_watcher, stream, trigger, triggerer
+from headgate.store.triggers import streams, strikes, waiting_tasks, watchers
 
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 
@@ -113,6 +115,8 @@ class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
 
     ``name`` is its watcher's or that of the ``task`` that waits for it, else ``trigger-<id>``. ``kwargs`` are in clear,
     as encoded by `headgate.protocol.values`; None where they cannot be decrypted, and then ``error`` says why.
+    ``passed_over`` are the keys of messages that it has failed on too often, the oldest first. ``stream`` is the digest
+    of its stream's key: None if it reads none, or if that is not known yet.
     """
 
     id: int
@@ -123,18 +127,23 @@ class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
     failure_count: int
     error: str = ""
     task: TryName | None = None
+    passed_over: tuple[str, ...] = ()
+    stream: str | None = None
+    hold: Hold | None = None
 
 
 class Poll(msgspec.Struct, frozen=True):
     """What changed for a supervisor: its triggers that a user removed, and whether any trigger can be claimed.
 
     ``ended`` are its triggers for which nothing waits any more, though nobody has removed them: their task has gone on,
-    or has timed out. Those that have just fired, and whose own end is on its way here, are among them.
+    or has timed out. Those that have just fired, and whose own end is on its way here, are among them. ``held`` are its
+    open triggers that are not to run until their hold is released.
     """
 
     removed: list[int]
     claimable: bool
     ended: list[int] = []
+    held: dict[int, Hold] = {}
 
 
 class OwnedTrigger(NamedTuple):
@@ -147,6 +156,8 @@ class OwnedTrigger(NamedTuple):
     queue: str
     failure_count: int
     asset_id: int | None
+    hold: Hold | None
+    stream: str | None
 
 
 class TriggerVerbs(Verbs):
@@ -161,16 +172,20 @@ class TriggerVerbs(Verbs):
         self.waited_for: set[int] = set()
         # The assets of watchers by their triggers: their events may begin runs.
         self.assets: dict[int, int] = {}
+        # Triggers whose rows name a stream.
+        self.streamed: set[int] = set()
 
     def note_claimed(self, rows: Sequence[OwnedTrigger]) -> None:
         """Remember triggers that are owned from now on."""
         # A watcher's trigger keeps its watcher's name and asset, removed or not.
         self.waited_for.update(row.id for row in rows if row.watcher is None)
         self.assets.update((row.id, row.asset_id) for row in rows if row.asset_id is not None)
+        self.streamed.update(row.id for row in rows if row.stream is not None)
 
     def forget(self, trigger_ids: Sequence[int]) -> None:
         """Forget triggers that are not run here any more."""
         self.waited_for.difference_update(trigger_ids)
+        self.streamed.difference_update(trigger_ids)
         for trigger_id in trigger_ids:
             self.assets.pop(trigger_id, None)
 
@@ -220,11 +235,15 @@ class LeaseVerbs(TriggerVerbs):
 
     @writing
     def release_triggerer(self, tx: Tx, epoch: Epoch) -> None:
-        """End the lease and release its triggers. Ending it again does nothing; raises `LeaseLost` if it is fenced."""
+        """End the lease and release its triggers and streams. Ending it again does nothing.
+
+        Raises `LeaseLost` if it is fenced.
+        """
         tx.notify()
         statement = update(triggerer).where(triggerer.c.id == epoch, is_alive()).values(stopped_at=tx.now)
         if tx.connection.execute(statement).rowcount == 1:
-            tx.connection.execute(update(trigger).where(trigger.c.triggerer_id == epoch).values(triggerer_id=None))
+            for owned in (trigger, stream):
+                tx.connection.execute(update(owned).where(owned.c.triggerer_id == epoch).values(triggerer_id=None))
             return
         stopped = select(triggerer.c.id).where(triggerer.c.id == epoch, triggerer.c.stopped_at.is_not(None))
         if tx.connection.execute(stopped).first() is None:
@@ -257,16 +276,20 @@ class LeaseVerbs(TriggerVerbs):
             tx.notify()
         return fenced
 
-    def claim_triggers(self, epoch: Epoch, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+    def claim_triggers(
+        self, epoch: Epoch, *, limit: int, queues: Sequence[str], room: int | None = None, is_idle: bool = False
+    ) -> list[ClaimedTrigger]:
         """Take up to ``limit`` triggers without a live owner, and return them. No trigger has two owners.
 
-        By priority, the oldest first.
+        Streams come first, and are taken whole: the last of them may exceed ``limit``, but not ``room`` (by default the
+        same), unless the supervisor ``is_idle``. Then come others by priority, the oldest first.
         """
         with self.database.leased(epoch) as tx:
-            rows = claim(tx, limit=limit, queues=queues)
-            tasks = _tasks_of(tx, rows)
+            rows = claim(tx, limit=limit, room=limit if room is None else room, is_idle=is_idle, queues=queues)
+            tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])
+            passed_over = strikes.passed_over_of(tx, {row.id for row in rows})
         self.note_claimed(rows)
-        return [_decrypted(row, self.database.secrets, tasks) for row in rows]
+        return [_decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
 
     def claimed_triggers(self, epoch: Epoch) -> list[ClaimedTrigger]:
         """Return the triggers this epoch owns and should be running.
@@ -276,9 +299,10 @@ class LeaseVerbs(TriggerVerbs):
         with self.database.writing() as tx:  # it writes nothing, but the lock is a writer's
             wait_for_inflight(tx.connection, epoch)
             rows = [OwnedTrigger._make(row) for row in _CLAIMED.run(tx.connection, epoch=epoch).fetchall()]
-            tasks = _tasks_of(tx, rows)
+            tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])
+            passed_over = strikes.passed_over_of(tx, {row.id for row in rows})
         self.note_claimed(rows)
-        return [_decrypted(row, self.database.secrets, tasks) for row in rows]
+        return [_decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
 
     def has_changes(self) -> bool:
         """Whether `poll` may have another answer than last time: looked at without a transaction.
@@ -291,17 +315,18 @@ class LeaseVerbs(TriggerVerbs):
     def poll(self, tx: Tx, epoch: Epoch, queues: Sequence[str]) -> Poll:
         """Say which owned triggers a user removed, or nothing waits for, and whether any can be claimed."""
         rows = _poll(tuple(queues)).run(tx.connection, epoch=epoch).fetchall()
-        owned = sorted((id_, bool(is_removed)) for id_, is_removed in rows if id_ is not None)
+        owned = sorted((id_, state) for id_, state in rows if id_ is not None)
         return Poll(
-            removed=[id_ for id_, is_removed in owned if is_removed],
+            removed=[id_ for id_, state in owned if state == "removed"],
             claimable=len(owned) < len(rows),
-            ended=[id_ for id_, is_removed in owned if not is_removed],
+            ended=[id_ for id_, state in owned if state == "ended"],
+            held={id_: state for id_, state in owned if state not in ("removed", "ended")},
         )
 
     @single_statement
-    def count_claimable(self, tx: Tx, queues: Sequence[str]) -> int:
-        """Return how many triggers of these queues could be claimed."""
-        return int(_count(tuple(queues)).run(tx.connection).fetchone()[0])
+    def count_claimable(self, tx: Tx, epoch: Epoch, queues: Sequence[str]) -> int:
+        """Return how many triggers of these queues the epoch could claim."""
+        return int(_count(tuple(queues)).run(tx.connection, epoch=epoch).fetchone()[0])
 
     def release_triggers(self, epoch: Epoch, ids: Sequence[int]) -> None:
         """Release these triggers; ids that the epoch does not own are passed over."""
@@ -359,16 +384,12 @@ def fence_silent(tx: Tx, silence_max_s: float) -> list[Epoch]:
 # --- claims --------------------------------------------------------------------------------------
 
 
-def _claimable(queues: Sequence[str]) -> ColumnElement[bool]:
-    # "Its owner is known to be gone", never "its owner is not among the living": PostgreSQL looks at a row
-    # again when another claim got ahead of this one, and an owner that registered meanwhile is unknown to the
-    # snapshot. Unknown must mean alive.
-    gone = select(triggerer.c.id).where(or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
+def _unowned(queues: Sequence[str]) -> ColumnElement[bool]:
     return and_(
         trigger.c.finished_at.is_(None),
         trigger.c.removed_at.is_(None),
-        or_(false(), *[trigger.c.queue == queue for queue in queues]),
-        or_(trigger.c.triggerer_id.is_(None), trigger.c.triggerer_id.in_(gone)),
+        streams.is_in(trigger.c.queue, queues),
+        streams.is_gone(trigger.c.triggerer_id),
     )
 
 
@@ -377,7 +398,7 @@ def _claim_statement(queues: Sequence[str]) -> Update:
     # look again and again, and lock more than ``limit`` of them.
     candidates = (
         select(trigger.c.id)
-        .where(_claimable(queues))
+        .where(_unowned(queues), streams.is_claimable_alone())
         .order_by(trigger.c.priority.desc(), trigger.c.id)
         .limit(bindparam("limit", type_=Integer()))
         .with_for_update(skip_locked=True, key_share=True, of=trigger)
@@ -394,15 +415,14 @@ def _claim(queues: tuple[str, ...]) -> Prepared:
 # The columns of `OwnedTrigger`. Not read by the RETURNING of the claim: there SQLite takes a subquery for a constant.
 _OWNED = (
     select(
-        trigger.c.id,
-        asset_watcher.c.name,
-        trigger.c.classpath,
-        trigger.c.kwargs,
-        trigger.c.queue,
-        trigger.c.failure_count,
-        asset_watcher.c.asset_id,
+        *(trigger.c.id, asset_watcher.c.name, trigger.c.classpath, trigger.c.kwargs, trigger.c.queue),
+        *(trigger.c.failure_count, asset_watcher.c.asset_id, trigger.c.hold, stream.c.digest),
     )
-    .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
+    .select_from(
+        trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id).outerjoin(
+            stream, stream.c.id == trigger.c.stream_id
+        )
+    )
     .where(
         trigger.c.triggerer_id == bindparam("epoch"), trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
     )
@@ -412,48 +432,21 @@ _CLAIMED = Prepared(_OWNED)
 _CLAIMED_BETWEEN = Prepared(_OWNED.where(trigger.c.id.between(bindparam("first"), bindparam("last"))))
 
 
-def claim(tx: LeasedTx, *, limit: int, queues: Sequence[str]) -> list[OwnedTrigger]:
-    """Take up to ``limit`` claimable triggers of these queues, by priority and age; return their rows."""
-    ids = {id_ for (id_,) in _claim(tuple(queues)).run(tx.connection, epoch=tx.epoch, limit=limit).fetchall()}
+def claim(tx: LeasedTx, *, limit: int, room: int, is_idle: bool, queues: Sequence[str]) -> list[OwnedTrigger]:
+    """Take claimable triggers of these queues: whole streams, then others by priority and age; return their rows."""
+    ids = set(streams.claim_streams(tx, limit=limit, room=room, is_idle=is_idle, queues=queues))
+    if len(ids) < limit:
+        alone = _claim(tuple(queues)).run(tx.connection, epoch=tx.epoch, limit=limit - len(ids))
+        ids.update(id_ for (id_,) in alone.fetchall())
     if not ids:
         return []
     owned = _CLAIMED_BETWEEN.run(tx.connection, epoch=tx.epoch, first=min(ids), last=max(ids)).fetchall()
     return [row for row in map(OwnedTrigger._make, owned) if row.id in ids]
 
 
-# Asked apart, and only where a trigger is no watcher's: most claims are of watchers, and have no more columns for it.
-_TASKS = Prepared(
-    select(
-        task_instance.c.trigger_id,
-        dag.c.name,
-        dag_run.c.run_id,
-        task_instance.c.task_id,
-        task_instance.c.try_number,
-    )
-    .select_from(
-        task_instance.join(dag_run, dag_run.c.id == task_instance.c.dag_run_id).join(dag, dag.c.id == dag_run.c.dag_id)
-    )
-    .where(
-        task_instance.c.trigger_id.is_not(None),
-        task_instance.c.trigger_id.between(bindparam("first"), bindparam("last")),
-    )
-)
-
-
-def _tasks_of(tx: Tx, rows: Sequence[OwnedTrigger]) -> dict[int, TryName]:
-    """Return the tries that wait for these triggers, by the trigger's id."""
-    ids = {row.id for row in rows if row.watcher is None}
-    if not ids:
-        return {}
-    found = _TASKS.run(tx.connection, first=min(ids), last=max(ids)).fetchall()
-    return {
-        id_: TryName(sys.intern(dag_id), sys.intern(run_id), sys.intern(task_id), try_number)
-        for id_, dag_id, run_id, task_id, try_number in found
-        if id_ in ids
-    }
-
-
-def _decrypted(row: OwnedTrigger, secrets: Secrets, tasks: Mapping[int, TryName]) -> ClaimedTrigger:
+def _decrypted(
+    row: OwnedTrigger, secrets: Secrets, tasks: Mapping[int, TryName], passed_over: Mapping[int, tuple[str, ...]]
+) -> ClaimedTrigger:
     """Return the trigger of a row; one that no key decrypts says so, and keeps no other from running (I9)."""
     kwargs, reason = None, ""
     try:
@@ -464,18 +457,25 @@ def _decrypted(row: OwnedTrigger, secrets: Secrets, tasks: Mapping[int, TryName]
     name = row.watcher or (f"trigger-{row.id}" if task is None else task.task)
     # Many triggers have few classes and queues, and a supervisor holds them for as long as it runs.
     classpath, queue = sys.intern(row.classpath), sys.intern(row.queue)
-    return ClaimedTrigger(row.id, name, classpath, kwargs, queue, row.failure_count, reason, task)
+    over = passed_over.get(row.id, ())
+    return ClaimedTrigger(
+        row.id, name, classpath, kwargs, queue, row.failure_count, reason, task, over, row.stream, row.hold
+    )
+
+
+_OVER = case((trigger.c.removed_at.is_not(None), literal_column("'removed'")), else_=literal_column("'ended'"))
 
 
 @cache
 def _poll(queues: tuple[str, ...]) -> Prepared:
     mine = trigger.c.triggerer_id == bindparam("epoch")
     over = or_(trigger.c.removed_at.is_not(None), trigger.c.finished_at.is_not(None))
-    owned = select(trigger.c.id, trigger.c.removed_at.is_not(None)).where(mine, over)
-    claimable = exists(select(trigger.c.id).where(_claimable(queues)))
-    return Prepared(union_all(owned, select(null(), null()).where(claimable)))
+    owned = select(trigger.c.id, _OVER).where(mine, over)
+    held = select(trigger.c.id, trigger.c.hold).where(mine, trigger.c.hold.is_not(None), not_(over))
+    claimable = exists(select(trigger.c.id).where(_unowned(queues), streams.is_claimable()))
+    return Prepared(union_all(owned, held, select(null(), null()).where(claimable)))
 
 
 @cache
 def _count(queues: tuple[str, ...]) -> Prepared:
-    return Prepared(select(func.count()).select_from(trigger).where(_claimable(queues)))
+    return Prepared(select(func.count()).select_from(trigger).where(_unowned(queues), streams.is_claimable()))

@@ -13,11 +13,13 @@ from headgate.protocol.values import encode_value
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, writing
-from headgate.store.errors import BadName, NoSuchWatcher, WatcherExists
+from headgate.store.errors import BadName, NoSuchWatcher, ValueRefused, WatcherExists
 from headgate.store.tables import asset, asset_watcher, trigger
 
 NAME_CHARS_MAX = 250  # at most 1,000 bytes of UTF-8: fits into an index row of any database, and a line of a terminal
 CLASSPATH_CHARS_MAX = 1000  # longer than any real module path
+MAX_DELIVERIES = 5  # of one message, if the user does not say: 1 + 2 + 4 + 8 s pass between them
+MAX_DELIVERIES_MAX = 1000  # with waits of up to `retry_wait_max_s` these take days
 
 # Control characters, surrogates, line and paragraph separators, which break databases, logs or terminals.
 _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -51,10 +53,15 @@ class WatcherVerbs(Verbs):
         *,
         queue: str = "default",
         asset: str | None = None,
+        max_deliveries: int = MAX_DELIVERIES,
     ) -> int:
         """Add a watcher with its own trigger, and its asset if that is new; return the id of the trigger.
 
-        ``kwargs`` are stored encrypted. Raises `WatcherExists`, `BadName`, and from `headgate.protocol.errors`
+        ``max_deliveries``: after so many failures on one message of a shared stream, it becomes a dead letter, and the
+        trigger is not given it any more; 0: never.
+
+        ``kwargs`` are stored encrypted. Raises `WatcherExists`, `BadName`, `ValueRefused` for ``max_deliveries`` that
+        are not from 0 to `MAX_DELIVERIES_MAX`, and from `headgate.protocol.errors`
         `ValueNotSerializable` for kwargs that have no form on the wire, `ValueTooLong` for more than
         `KWARGS_BYTES_MAX` of them.
         """
@@ -63,14 +70,18 @@ class WatcherVerbs(Verbs):
         check_queue(queue)
         if asset is not None:
             check_name(asset, "the name of an asset")
+        if not 0 <= max_deliveries <= MAX_DELIVERIES_MAX:
+            limits = f"from 1 to {MAX_DELIVERIES_MAX:,}, or 0 for no limit"
+            raise ValueRefused(f"max_deliveries must be {limits}: {max_deliveries}")
         encoded = encode_value(dict(kwargs), where="kwargs", bytes_max=KWARGS_BYTES_MAX)
-        return self._add_watcher(name, classpath, self.database.secrets.encrypt(encoded), queue, asset)
+        row = {"classpath": classpath, "queue": queue, "max_deliveries": max_deliveries}
+        return self._add_watcher(name, row, encoded, asset)
 
     @writing
-    def _add_watcher(self, tx: Tx, name: str, classpath: str, kwargs: str, queue: str, asset_name: str | None) -> int:
+    def _add_watcher(self, tx: Tx, name: str, row: Mapping[str, Any], kwargs: bytes, asset_name: str | None) -> int:
         tx.notify()
         asset_id = None if asset_name is None else _asset_id(tx, asset_name)
-        new_trigger = insert(trigger).values(classpath=classpath, kwargs=kwargs, created_date=tx.now, queue=queue)
+        new_trigger = insert(trigger).values(**row, kwargs=tx.encrypt(kwargs), created_date=tx.now)
         trigger_id = tx.connection.execute(new_trigger.returning(trigger.c.id)).scalar_one()
         watcher = insert_into(tx.connection, asset_watcher).values(
             name=name, asset_id=asset_id, trigger_id=trigger_id, created_date=tx.now

@@ -8,6 +8,7 @@ that holds the database's URL or a key (I12).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import fnmatch
 import os
 import signal
@@ -16,9 +17,13 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 import psutil
+
+from headgate.protocol.black_box import BOX_BYTES, Record, read_record
+from headgate.supervisor.children.isolation import RunAs
 
 # Variables that a program needs to find files, speak the user's language and trust certificates.
 ENVIRONMENT_ALLOWED = (
@@ -52,6 +57,9 @@ READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop,
 EMPTY_READS_MAX = 16  # reads to empty a pipe: they cover all that it held before, even if somebody keeps writing
 LAST_LINES_MAX = 40  # of standard error, kept to explain a death
 SESSION_LOOKS_MAX = 10  # for processes left in a session: one that forks as fast as we kill must not hold us up
+# Signals that users and systems send to a process (the kernel too, if memory is short): unlike the others, they are no
+# evidence against the code that it executed.
+SENT_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
 
 
@@ -124,6 +132,23 @@ class LineReader:
         os.close(self._descriptor)
 
 
+class SharedBox:
+    """Memory that is shared with a child, for its black box. The child cannot make it smaller. Raises `OSError`."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("headgate black box", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, BOX_BYTES)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+    def read(self) -> Record | None:
+        """Return the record in it, None if there is none. Read, not mapped: whatever it holds, that does no harm."""
+        return read_record(os.pread(self.descriptor, BOX_BYTES, 0))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.descriptor)
+
+
 class ChildStatistics(msgspec.Struct, frozen=True):
     """Use of resources by a child: resident memory in bytes, CPU time in seconds."""
 
@@ -141,8 +166,18 @@ class ChildProcess:
         environment: Mapping[str, str],
         *,
         hide: Callable[[bytes], bytes] = bytes,
+        run_as: RunAs | None = None,
+        box: SharedBox | None = None,
     ) -> None:
-        """Start it. ``hide`` removes secrets from a line of its output."""
+        """Start it. ``hide`` removes secrets from a line of its output; ``box`` is shared with it.
+
+        It has the same user, or that of ``run_as``.
+        """
+        self._box = box
+        user: dict[str, Any] = {}
+        if run_as is not None and os.geteuid() == 0:
+            user = {"user": run_as.uid, "group": run_as.gid, "extra_groups": run_as.groups}
+            environment = run_as.environment(environment)
         frames, frames_of_child = socket.socketpair()
         logs, logs_of_child = socket.socketpair()
         read_end, write_end = os.pipe()
@@ -151,16 +186,21 @@ class ChildProcess:
                 command = [sys.executable, "-P", "-m", module]
                 command += ["--frames-fd", str(frames_of_child.fileno()), "--logs-fd", str(logs_of_child.fileno())]
                 command += [*arguments, "--supervisor-pid", str(os.getpid())]
+                passed = [frames_of_child.fileno(), logs_of_child.fileno()]
+                if box is not None:
+                    command += ["--box-fd", str(box.descriptor)]
+                    passed.append(box.descriptor)
                 self._process = subprocess.Popen(
                     command,
                     env=dict(environment),
-                    pass_fds=(frames_of_child.fileno(), logs_of_child.fileno()),
+                    pass_fds=passed,
                     stdin=subprocess.DEVNULL,
                     stdout=write_end,
                     stderr=write_end,
                     # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which drains, and
                     # processes that users' code has started can be ended together with the child.
                     start_new_session=True,
+                    **user,
                 )
             self.pid = self._process.pid
             self.pidfd = os.pidfd_open(self.pid)
@@ -178,6 +218,7 @@ class ChildProcess:
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
         self._killed_because = ""
         self.returncode: int | None = None  # once reaped
+        self.last_record: Record | None = None  # of its box, once reaped
         self._hide = hide
 
     def note_output(self, line: bytes) -> str:
@@ -221,6 +262,7 @@ class ChildProcess:
         # collected: its pid is the id of the session, and could be another's afterwards.
         kill_rest_of_session(self.pid)
         self.returncode = self._process.wait(REAP_WAIT_S)
+        self.last_record = None if self._box is None else self._box.read()
         return explain_death(self.returncode, self._killed_because, self._last_lines)
 
     def close(self) -> None:
@@ -230,22 +272,42 @@ class ChildProcess:
         self.records.is_ended = True  # or what reuses its number could be read
         self._logs.close()
         os.close(self.pidfd)
+        if self._box is not None:
+            self._box.close()
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether its end may be the doing of the code that it executed, rather than of a signal from outside."""
+        code = self.returncode
+        return code is not None and (code >= 0 or bool(self._killed_because) or -code not in SENT_FROM_OUTSIDE)
 
 
 def start_runner(
-    incarnation: int, *, environment: Mapping[str, str], hide: Callable[[bytes], bytes] = bytes
+    incarnation: int,
+    *,
+    environment: Mapping[str, str],
+    hide: Callable[[bytes], bytes] = bytes,
+    run_as: RunAs | None = None,
 ) -> ChildProcess:
     """Start one incarnation of the runner. Raises `OSError`."""
-    return ChildProcess("headgate.runner", ("--incarnation", str(incarnation)), environment, hide=hide)
+    arguments = ("--incarnation", str(incarnation))
+    box = SharedBox()
+    try:
+        return ChildProcess("headgate.runner", arguments, environment, hide=hide, run_as=run_as, box=box)
+    except OSError:
+        box.close()
+        raise
 
 
-def start_worker(*, environment: Mapping[str, str], hide: Callable[[bytes], bytes] = bytes) -> ChildProcess:
+def start_worker(
+    *, environment: Mapping[str, str], hide: Callable[[bytes], bytes] = bytes, run_as: RunAs | None = None
+) -> ChildProcess:
     """Start a worker. Raises `OSError`."""
-    return ChildProcess("headgate.worker", (), environment, hide=hide)
+    return ChildProcess("headgate.worker", (), environment, hide=hide, run_as=run_as)
 
 
 def processes_of(session: int) -> list[int]:
-    """Return the pids of the processes of a session, whatever groups they have made within it."""
+    """Return the pids of the processes of a session, whatever groups they have made within it. Raises `OSError`."""
     found: list[int] = []
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -257,7 +319,13 @@ def processes_of(session: int) -> list[int]:
 def kill_rest_of_session(leader: int) -> None:
     """Send SIGKILL to all processes of a session but its leader, which is dead and not yet collected."""
     for _ in range(SESSION_LOOKS_MAX):
-        left = [pid for pid in processes_of(leader) if pid != leader]
+        try:
+            left = [pid for pid in processes_of(leader) if pid != leader]
+        except OSError:
+            # No descriptor is free to list /proc with. The leader's group, which needs none, has most of them.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader, signal.SIGKILL)
+            return
         if not left:
             return
         for pid in left:

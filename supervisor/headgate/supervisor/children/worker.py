@@ -13,7 +13,14 @@ from headgate.protocol.link.wire import Role
 from headgate.protocol.link.worker_dialect import WorkerDialect
 from headgate.protocol.messages.queries import Request
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
-from headgate.protocol.messages.worker import FromWorker, ToWorker, WorkerHello, WorkerSettings, WorkerWelcome
+from headgate.protocol.messages.worker import (
+    FromWorker,
+    StepLoaded,
+    ToWorker,
+    WorkerHello,
+    WorkerSettings,
+    WorkerWelcome,
+)
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.children.link import WorkerLink
 from headgate.supervisor.children.process import ChildProcess
@@ -81,6 +88,10 @@ class Worker(WatchedChild[ToWorker, FromWorker]):
         if kill_at < self.kill_at:
             self.kill_at, self.kill_reason, self._stacks_asked = kill_at, reason, False
 
+    def spare(self) -> None:
+        """Cancel all deadlines by which it is to be killed."""
+        self.kill_at = float("inf")
+
     def tick(self, now: float) -> None:
         """Kill it if its time is over. First it is asked for its stacks, which show where it was."""
         if self.is_ended or now < self.kill_at:
@@ -100,7 +111,7 @@ class Worker(WatchedChild[ToWorker, FromWorker]):
             self.send(WorkerWelcome(PROTOCOL_VERSION, self._settings))
             self._workers_owner.worker_ready(self.pid)
             return
-        if not isinstance(message, Request):
+        if not isinstance(message, Request | StepLoaded):
             # All output was written before the message was: every line belongs to the work that has just ended.
             self.read_empty()
         super()._handle_message(message)

@@ -19,7 +19,7 @@ import structlog
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
 from headgate.protocol.messages.queries import LastEvent, Request, Response
-from headgate.protocol.messages.worker import FromWorker, RunStep, Step, StepEnded, WorkerSettings
+from headgate.protocol.messages.worker import FromWorker, RunStep, Step, StepEnded, StepLoaded, WorkerSettings
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.children.worker import (
     RESPAWN_WAIT_MAX_S,
@@ -54,6 +54,8 @@ class _Member:
         self.is_leaving = False  # it gets no more steps
         self.end_text: str | None = None  # why its step is to end
         self.end_why: EndReason | None = None
+        self.load_text = ""  # that its DAG file took too long; '' if the file is loaded
+        self.is_late = False  # it did
         self.limit_text = ""  # the limit for which we killed it
         self.stopped_since: float | None = None
         self.oom_kills = 0  # of the kernel until the step began
@@ -62,7 +64,8 @@ class _Member:
 class LocalExecutor:
     """A pool of ``workers`` processes. Implements `headgate.supervisor.executors.base.Executor`.
 
-    ``memory_max_bytes`` is for one worker and all that it has started; None is no limit. ``on_record`` and
+    ``memory_max_bytes`` is for one worker and all that it has started; None is no limit. ``load_timeout_s`` is for the
+    DAG file of a step, from when its worker gets the step. ``on_record`` and
     ``on_output`` get the records and the output of a worker, and the step it runs. ``clock`` is that of ``now``.
     """
 
@@ -76,6 +79,7 @@ class LocalExecutor:
         on_record: OnRecord,
         on_output: OnOutput,
         memory_max_bytes: int | None = None,
+        load_timeout_s: float = float("inf"),
         end_grace_s: float = END_GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +89,7 @@ class LocalExecutor:
         self._on_record = on_record
         self._on_output = on_output
         self._memory_max_bytes = memory_max_bytes
+        self._load_timeout_s = load_timeout_s
         self._end_grace_s = end_grace_s
         self._clock = clock
         self._members: dict[int, _Member] = {}
@@ -132,6 +137,7 @@ class LocalExecutor:
         grace_s = self._end_grace_s + (self._settings.hook_timeout_s if why == "user" else 0.0)
         if member.end_text is None:
             member.end_text = text
+            member.worker.spare()  # it may still load its file
         member.end_why = why
         member.is_leaving = True
         member.worker.process.send_signal(signal.SIGUSR2 if why == "user" else signal.SIGTERM)
@@ -150,6 +156,8 @@ class LocalExecutor:
     def events(self, now: float) -> Sequence[ExecutorEvent]:
         """Return the events since the last call, in order."""
         for member in list(self._members.values()):
+            if member.load_text and member.end_text is None and now >= member.worker.kill_at:
+                member.is_late = member.is_leaving = True
             member.worker.tick(now)
         if now >= self._look_at:
             self._look(now)
@@ -197,8 +205,11 @@ class LocalExecutor:
         """Handle an outcome or a query."""
         member = self._members[pid]
         step = member.step
-        if isinstance(message, StepEnded):
+        if isinstance(message, StepLoaded):
+            self._end_loading(member)
+        elif isinstance(message, StepEnded):
             marks.reach("executor.outcome_read")
+            self._end_loading(member)
             self._early_deaths.succeed()
             self._events.append(message)
             self._free(member)
@@ -258,8 +269,18 @@ class LocalExecutor:
         member.step = step
         member.oom_kills = processes.oom_kills()
         self._running[step.token] = member
+        timeout_s = self._load_timeout_s
+        member.load_text = f"the DAG file {step.file} took longer than {timeout_s:g} s to load (dag_parse_timeout_s)"
+        member.worker.kill_by(self._clock() + timeout_s, member.load_text)
         if len(self._running) == 1:
             self._look_at = self._clock() + LOOK_INTERVAL_S
+
+    def _end_loading(self, member: _Member) -> None:
+        """The file of a step has been loaded: there is no limit any more, unless the step is to end."""
+        if member.load_text and not member.is_late:
+            member.load_text = ""
+            if member.end_text is None:
+                member.worker.spare()
 
     def _free(self, member: _Member) -> None:
         if member.step is not None:
@@ -282,6 +303,8 @@ class LocalExecutor:
     def _reason(self, member: _Member, explanation: str) -> str:
         if member.limit_text:
             return member.limit_text
+        if member.is_late:
+            return member.load_text
         if member.end_text is not None:
             return member.end_text
         reason = f"the worker process {explanation}"

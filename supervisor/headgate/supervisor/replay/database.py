@@ -12,16 +12,16 @@ import math
 import re
 import sqlite3
 import tempfile
-from collections.abc import Generator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Generator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from cryptography.fernet import Fernet
-from sqlalchemy import Engine, event, exists, insert, select, update
+from sqlalchemy import Engine, delete, event, exists, insert, select, update
 
 from headgate.protocol.messages.queries import Query, QueryResult, StoredEvent
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, TriggerSpec
+from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent, TriggerSpec
 from headgate.protocol.values import encode_value
 from headgate.store.db import schema
 from headgate.store.db.engine import database_name, open_engine
@@ -29,13 +29,15 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DATABASE_UNUSABLE, DatabaseAway, StoreError
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
-from headgate.store.tables import asset_watcher, dead_letter, trigger, trigger_event, triggerer
+from headgate.store.tables import asset_watcher, dead_letter, strike, trigger, trigger_event, triggerer
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.leases import ClaimedTrigger, Poll
+from headgate.store.triggers.strikes import KILLS_MAX
 from headgate.supervisor.queries import QueryRefused
 
 TRIGGER_ID_MAX = 2**63 - 1  # of the column
 FENCED_FOR_GOOD_S = 1e9  # longer than the silence of any triggerer of a replay
+NO_LIMIT = 2**62  # of deliveries: no failure in a log reaches it
 CLAIM_LIMIT = 1000  # triggers claimed in one transaction
 
 _MASKED = re.compile(rb'"masked: (\d{1,9}) bytes"')
@@ -81,8 +83,9 @@ class ReplayStore(Store):
     which has nothing to do with the log.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        secrets = Secrets([Fernet.generate_key().decode()], source="the replay")
+    def __init__(self, engine: Engine, secrets: Secrets | None = None) -> None:
+        """Open it; ``secrets`` are those of a database that is kept, so that the commands can read it."""
+        secrets = secrets or Secrets([Fernet.generate_key().decode()], source="the replay")
         super().__init__(engine, secrets=secrets, clock=self._clock_of_log)
         self.time = 0.0
         self.recorded = RecordedAnswers()
@@ -101,10 +104,15 @@ class ReplayStore(Store):
     # --- acts of others ---------------------------------------------------------------------------
 
     def allow(self, specs: Sequence[TriggerSpec]) -> None:
-        """Let these triggers be claimed, and no others; make those that are not there yet."""
+        """Let these triggers be claimed, and no others; make those that are not there yet.
+
+        Which messages they are passed over is taken from the log, because it depends on limits that users have set, and
+        on deaths of runners, which are not in the log.
+        """
         for spec in specs:
             if spec.trigger_id not in self.made:
                 self._make(spec)
+            self._pass_over(spec)
         self._allowed = {spec.trigger_id for spec in specs}
 
     def _make(self, spec: TriggerSpec) -> None:
@@ -116,10 +124,30 @@ class ReplayStore(Store):
         kwargs = self.database.secrets.encrypt(kwargs_like(spec.kwargs))
         with self.database.writing() as tx:
             row = {"id": spec.trigger_id, "classpath": spec.classpath, "kwargs": kwargs, "created_date": now}
+            row["max_deliveries"] = NO_LIMIT
             tx.connection.execute(insert(trigger).values(row))
             watcher = {"name": spec.name, "trigger_id": spec.trigger_id, "created_date": now}
             tx.connection.execute(insert(asset_watcher).values(watcher))
         self.made[spec.trigger_id] = spec.name
+
+    def _pass_over(self, spec: TriggerSpec) -> None:
+        now = self._clock_of_log()
+        rows = [
+            {
+                "trigger_id": spec.trigger_id,
+                "key": key,
+                "strikes": KILLS_MAX,
+                "kills": KILLS_MAX,
+                "last_error": "",
+                "last_run_id": "",
+                "last_at": now + timedelta(microseconds=number),  # their order
+            }
+            for number, key in enumerate(spec.passed_over)
+        ]
+        if rows:
+            with self.database.writing() as tx:
+                tx.connection.execute(delete(strike).where(strike.c.trigger_id == spec.trigger_id))
+                tx.connection.execute(insert(strike), rows)
 
     def remove(self, trigger_id: int) -> None:
         """Remove a trigger, as a user would; one that is not there, or removed, is left alone."""
@@ -157,7 +185,9 @@ class ReplayStore(Store):
         poll = super().poll(epoch, queues)
         return Poll(poll.removed, poll.claimable and bool(self._allowed), poll.ended)
 
-    def claim_triggers(self, epoch: Epoch, *, limit: int, queues: Sequence[str]) -> list[ClaimedTrigger]:
+    def claim_triggers(
+        self, epoch: Epoch, *, limit: int, queues: Sequence[str], room: int | None = None, is_idle: bool = False
+    ) -> list[ClaimedTrigger]:
         """Claim all triggers that the log shows to be claimed next."""
         claimed: list[ClaimedTrigger] = []
         with self._noting_faults():
@@ -180,10 +210,11 @@ class ReplayStore(Store):
         events: Sequence[FiredEvent] = (),
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
+        described: Sequence[DescribedTrigger] = (),
     ) -> StoredSlice:
         """Store, and note a fault of the database."""
         with self._noting_faults():
-            return super().store_slice(epoch, events=events, refused=refused, finished=finished)
+            return super().store_slice(epoch, events=events, refused=refused, finished=finished, described=described)
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """Answer, or fail as the log shows that it failed."""
@@ -235,10 +266,13 @@ def kwargs_like(recorded: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def open_replay_store(url: str | None) -> Generator[ReplayStore]:
+def open_replay_store(
+    url: str | None, *, secrets_of: Callable[[Engine], Secrets] | None = None
+) -> Generator[ReplayStore]:
     """Open a fresh database for a replay: that of ``url``, which is kept, else one that is removed at the end.
 
-    Raises `DatabaseNotFresh`, and as `open_engine` and `headgate.store.db.schema.upgrade` do.
+    ``secrets_of`` returns the keys of one that is kept. Raises `DatabaseNotFresh`, and as `open_engine` and
+    `headgate.store.db.schema.upgrade` do.
     """
     with contextlib.ExitStack() as stack:
         if url is None:
@@ -249,7 +283,8 @@ def open_replay_store(url: str | None) -> Generator[ReplayStore]:
             engine = open_engine(url)
         stack.callback(engine.dispose)
         schema.upgrade(engine)
-        store = stack.enter_context(contextlib.closing(ReplayStore(engine)))
+        secrets = None if secrets_of is None else secrets_of(engine)
+        store = stack.enter_context(contextlib.closing(ReplayStore(engine, secrets)))
         store.require_fresh()
         yield store
 

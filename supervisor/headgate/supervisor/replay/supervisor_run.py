@@ -44,7 +44,6 @@ from headgate.supervisor.replay.log import EventName, Frame, LogIndex
 from headgate.supervisor.replay.rows import Rows
 from headgate.supervisor.runner_lifecycle import RunnerState
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
-from headgate.supervisor.triggers.releases import ENDED_GRACE_S
 
 # The clock stands still but for these jumps. Each is long enough for its purpose, and too short for anything else.
 POLL_INTERVAL_S = 1.0
@@ -171,6 +170,7 @@ class SupervisorRun:
             # Triggers are started only after all reports of earlier runners are stored.
             self._work_off()
             self._make_claimable(created)
+            self._know_passed_over(created)
             starting = {spec.trigger_id for spec in created}
             for trigger_id in [*self._store.made]:
                 if trigger_id in self._core.assignments and trigger_id not in starting:
@@ -205,6 +205,12 @@ class SupervisorRun:
             if not 1 <= spec.trigger_id <= TRIGGER_ID_MAX:
                 raise Differs(f"no trigger has the id {spec.trigger_id}")
         self._store.allow([spec for spec in specs if spec.trigger_id not in self._core.assignments])
+
+    def _know_passed_over(self, specs: tuple[TriggerSpec, ...]) -> None:
+        """Pass triggers over the messages that the log shows; see `ReplayStore.allow`."""
+        for spec in specs:
+            for key in spec.passed_over:
+                self._core.assignments.pass_over(spec.trigger_id, key)
 
     # --- messages of the supervisor ---------------------------------------------------------------
 
@@ -262,6 +268,8 @@ class SupervisorRun:
 
     def _let_start(self, specs: tuple[TriggerSpec, ...]) -> None:
         wanted = {spec.trigger_id for spec in specs}
+        if not wanted <= self._creates.keys():
+            self._know_passed_over(specs)
 
         def is_started() -> bool:
             return wanted <= self._creates.keys()
@@ -292,9 +300,6 @@ class SupervisorRun:
                 else:
                     self._store.remove(cancel.trigger_id)
             self._now += POLL_JUMP_S
-            if any(cancel.reason == "timeout" for cancel in cancels):
-                self._settle()  # the core learns of them, and gives them a moment to end by themselves
-                self._now += ENDED_GRACE_S
         self._settle(is_cancelled)
 
     def _expect_answer(self, message: Response) -> None:

@@ -12,6 +12,7 @@ from headgate.protocol.messages.worker import Step, WorkerSettings
 from headgate.store.ids import TryName
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry
+from headgate.supervisor.children.isolation import RunAs
 from headgate.supervisor.children.process import ChildProcess, start_worker
 from headgate.supervisor.config import Settings
 from headgate.supervisor.executors.file_parser import FileParser
@@ -34,6 +35,7 @@ def task_part(
     answers: StoreQueries,
     task_logs: TaskLogs,
     environment: Mapping[str, str],
+    run_as: RunAs | None,
     outage: DatabaseOutage,
 ) -> TaskCore:
     """Return the part for tasks; its workers' descriptors are on ``selector``. To be closed by the caller."""
@@ -42,7 +44,7 @@ def task_part(
         return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s, outage)
 
     def spawn() -> ChildProcess:
-        return start_worker(environment=environment, hide=answers.secrets.hide_in_bytes)
+        return start_worker(environment=environment, hide=answers.secrets.hide_in_bytes, run_as=run_as)
 
     def on_record(step: Step | None, record: dict[str, Any]) -> None:
         if step is not None:
@@ -72,6 +74,7 @@ def task_part(
         on_record=on_record,
         on_output=on_output,
         memory_max_bytes=None if settings.worker_memory_max_mib is None else settings.worker_memory_max_mib * 1024**2,
+        load_timeout_s=settings.dag_parse_timeout_s,
         end_grace_s=settings.worker_grace_s,
     )
     parser = FileParser(

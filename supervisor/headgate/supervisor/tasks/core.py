@@ -21,7 +21,15 @@ import msgspec
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.queries import CreateRun, Response
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.steps import (
+    EXECUTION_TIMEOUT_OVER,
+    StepDeferred,
+    StepFailed,
+    StepOutcome,
+    StepSkipped,
+    StepSucceeded,
+    XCom,
+)
 from headgate.protocol.messages.worker import AssetEvent, Step, StepEnded
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
@@ -269,7 +277,7 @@ class TaskCore:
         for token, run in self._running.items():
             if now >= run.ends_at and not run.is_ending:
                 run.is_ending = True
-                self._executor.end(token, "timeout", "its execution_timeout is over")
+                self._executor.end(token, "timeout", EXECUTION_TIMEOUT_OVER)
 
     def _check_running(self, epoch: Epoch, now: float) -> None:
         """End steps of tasks that users have cleared or marked; begin those of a dispatch in doubt."""
@@ -344,10 +352,14 @@ class TaskCore:
             failure = StepFailed(f"the arguments to resume the task with cannot be read: {task.error}", may_retry=False)
             self._inbox.append((task, StepEnded(task.token, failure)))
             return
+        time_s = _time_of(task)
+        if time_s <= 0:  # it has waited for a worker until the end of its try
+            self._inbox.append((task, StepEnded(task.token, StepFailed(EXECUTION_TIMEOUT_OVER))))
+            return
         if not self._running:
             self._look_at = now + self._times.look_s  # it was ours a moment ago
-        self._running[task.token] = _Running(task, now + _time_of(task))
-        self._executor.submit(step_of(task))
+        self._running[task.token] = _Running(task, now + time_s)
+        self._executor.submit(step_of(task, None if time_s == math.inf else now + time_s))
 
 
 def _time_of(task: TaskToRun) -> float:
@@ -358,8 +370,8 @@ def _time_of(task: TaskToRun) -> float:
     return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
 
 
-def step_of(task: TaskToRun) -> Step:
-    """Return the step of a task as it is sent to a worker."""
+def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
+    """Return the step of a task as it is sent to a worker; ``ends_at_s`` is the end of its time, if it has one."""
     interval = task.data_interval
     return Step(
         token=task.token,
@@ -378,6 +390,7 @@ def step_of(task: TaskToRun) -> Step:
         asset_events=tuple(
             AssetEvent(event.asset, event.payload, event.stored_at.timestamp()) for event in task.asset_events
         ),
+        ends_at_s=ends_at_s,
     )
 
 

@@ -5,26 +5,41 @@
     claimed ──start──▶ RUNNING ──failed──▶ WAITING ──the wait is over──▶ RUNNING
                         │   │                 │
                         │   └─returned──▶ (gone)
-                        └─removed by a user──▶ CANCELLING ──ended──▶ (gone)
+                        └─cancelled, or its task has gone on──▶ ENDING ──ended──▶ (gone)
 
-When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, and every CANCELLING one has
-ended. Each start is a new trigger run. Its id contains the epoch, the incarnation, the trigger and a count, so it is
-unique across all machines.
+    RUNNING ──held──▶ HOLDING ──ended──▶ HELD ──released──▶ WAITING
+
+When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, every ENDING one has
+ended, and every HOLDING one is HELD. A trigger that was WAITING is HELD at once, and so is one that is claimed with a
+hold. The shared stream of a held trigger waits for it (`AbsentSubscriber`), unless a user has paused it.
+
+Each start is a new trigger run. Its id contains the epoch, the incarnation, the trigger and a count, so it is unique
+across all machines.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from headgate.protocol.messages.runner import CancelReason, CancelTrigger, FinishedTrigger, TriggerSpec
-from headgate.store.ids import Epoch, TryName
+from headgate.protocol.messages.runner import (
+    PASSED_OVER_KEYS_MAX,
+    AbsentSubscriber,
+    CancelReason,
+    CancelTrigger,
+    DescribedTrigger,
+    FinishedTrigger,
+    TriggerSpec,
+)
+from headgate.store.ids import Epoch, Hold, TryName
 from headgate.store.triggers.leases import ClaimedTrigger
+from headgate.store.triggers.streams import Placed
 from headgate.supervisor.backoff import Waits
 
 SPEC_ROOM_BYTES = 256  # of a frame, for the id of the trigger run, which is not known yet when a trigger is claimed
+KEY_HEADER_BYTES = 5  # of one string in a frame, at most
 # Tasks of triggers that have ended, kept because the last log records of a trigger may arrive after its end.
 ENDED_TASKS_MAX = 1000
 
@@ -34,18 +49,39 @@ class AssignmentState(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    CANCELLING = "cancelling"
+    ENDING = "ending"
+    HOLDING = "holding"
+    HELD = "held"
+
+
+# The states of a trigger that has a run in the current runner.
+IN_RUNNER = (AssignmentState.RUNNING, AssignmentState.ENDING, AssignmentState.HOLDING)
 
 
 class Assignment(msgspec.Struct, gc=False):  # it cannot be part of a cycle
-    """One owned trigger. ``start_at`` is used while WAITING, ``started_at`` while RUNNING (core's clock)."""
+    """One owned trigger. ``start_at`` is used while WAITING, ``started_at`` while RUNNING (core's clock).
+
+    ``after`` is used while WAITING, if it has a stream. ``hold`` is set while HELD. While HOLDING, it is None if the
+    hold was released before the run ended. ``passed_over``: the keys of messages that it is not given any more, the
+    oldest first. ``is_failing``: the store counts failures of it in a row.
+    """
 
     trigger: ClaimedTrigger
+    passed_over: tuple[str, ...]
+    is_failing: bool
     failures: int = 0  # in a row
     state: AssignmentState = AssignmentState.WAITING
     trigger_run_id: str = ""
     start_at: float = 0.0
+    after: int | None = None  # start it when no trigger up to this start has still to be described
     started_at: float = 0.0
+    hold: Hold | None = None
+
+    @property
+    def absence(self) -> AbsentSubscriber | None:
+        """The subscriber for which a stream has to wait if this trigger is not started; None if no stream has to."""
+        is_awaited = self.hold != "paused" and self.trigger.stream
+        return AbsentSubscriber(self.trigger.id, self.trigger.stream or "") if is_awaited else None
 
 
 class Assignments:
@@ -62,8 +98,13 @@ class Assignments:
         self._unreadable: set[int] = set()
         self._assigned: dict[int, Assignment] = {}
         self._waiting: set[int] = set()
+        self._held: set[int] = set()  # those with a hold
+        self._recovers_at: dict[int, float] = {}  # of failing triggers that run; the earliest first
         self._ended_tasks: dict[int, TryName] = {}
         self._starts = 0
+        # Triggers that run, as far as is known, and whose streams are not known yet, with the numbers of their starts:
+        # the oldest first.
+        self._undescribed: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._assigned)
@@ -99,8 +140,13 @@ class Assignments:
                     self._unreadable.add(trigger.id)
                     unreadable.append(trigger)
             elif trigger.id not in self._assigned:
-                self._assigned[trigger.id] = Assignment(trigger, start_at=now)
-                self._waiting.add(trigger.id)
+                keys, is_failing = self._known(trigger, trigger.passed_over), trigger.failure_count > 0
+                assigned = self._assigned[trigger.id] = Assignment(trigger, keys, is_failing, start_at=now)
+                if trigger.hold is None:
+                    self._waiting.add(trigger.id)
+                else:
+                    assigned.state, assigned.hold = AssignmentState.HELD, trigger.hold
+                    self._held.add(trigger.id)
         return unreadable
 
     def forget_unreadable(self, trigger_ids: Iterable[int]) -> None:
@@ -109,49 +155,134 @@ class Assignments:
 
     def _fitting(self, trigger: ClaimedTrigger) -> ClaimedTrigger:
         """Return the trigger, marked as unreadable if it fits no frame: the limit was larger when it was created."""
-        needed = len(trigger.kwargs or b"") + 4 * (len(trigger.name) + len(trigger.classpath)) + SPEC_ROOM_BYTES
-        limit = self._frame_bytes_max
+        needed, limit = _spec_bytes(trigger), self._frame_bytes_max
         if needed <= limit:
             return trigger
         error = f"its kwargs and names take a frame of up to {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"
         return msgspec.structs.replace(trigger, kwargs=None, error=error)
 
+    def _known(self, trigger: ClaimedTrigger, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the newest keys of messages passed over, as many as its spec may have and a frame can hold.
+
+        The trigger gets the others once more: their strikes are in the database.
+        """
+        room_bytes = self._frame_bytes_max - _spec_bytes(trigger)
+        newest = keys[-PASSED_OVER_KEYS_MAX:]
+        for number, key in enumerate(reversed(newest)):
+            room_bytes -= KEY_HEADER_BYTES + 4 * len(key)
+            if room_bytes < 0:
+                return newest[len(newest) - number :]
+        return newest
+
     def start_due(self, epoch: Epoch, incarnation: int, now: float) -> tuple[TriggerSpec, ...]:
-        """Start every trigger that is due; return their specs for the runner."""
+        """Start every trigger that is due; return their specs for the runner.
+
+        The triggers of a stream have to start together. So one whose stream is known waits until the streams of all
+        triggers that were started before are known, too: they may have the same one.
+        """
         due = sorted(trigger_id for trigger_id in self._waiting if self._assigned[trigger_id].start_at <= now)
-        specs = []
-        for trigger_id in due:
+        streamed = [trigger_id for trigger_id in due if self._assigned[trigger_id].trigger.stream]
+        alone = sorted(set(due).difference(streamed))
+        specs = [self._start(self._assigned[trigger_id], epoch, incarnation, now) for trigger_id in alone]
+        for trigger_id in streamed:
             assigned = self._assigned[trigger_id]
-            self._starts += 1
-            assigned.state = AssignmentState.RUNNING
-            assigned.trigger_run_id = f"{epoch}.{incarnation}.{trigger_id}.{self._starts}"
-            assigned.started_at = now
-            trigger = assigned.trigger
-            assert trigger.kwargs is not None, "a trigger without readable kwargs is never assigned"
-            specs.append(
-                TriggerSpec(trigger_id, assigned.trigger_run_id, trigger.name, trigger.classpath, trigger.kwargs)
-            )
-        self._waiting.difference_update(due)
+            if assigned.after is None:
+                assigned.after = self._starts
+            if not self._waits_for_descriptions(assigned):
+                specs.append(self._start(assigned, epoch, incarnation, now))
         return tuple(specs)
 
+    def _start(self, assigned: Assignment, epoch: Epoch, incarnation: int, now: float) -> TriggerSpec:
+        trigger = assigned.trigger
+        self._starts += 1
+        self._waiting.discard(trigger.id)
+        assigned.state = AssignmentState.RUNNING
+        assigned.trigger_run_id = f"{epoch}.{incarnation}.{trigger.id}.{self._starts}"
+        assigned.started_at = now
+        if trigger.stream is None:
+            self._undescribed.pop(trigger.id, None)
+            self._undescribed[trigger.id] = self._starts
+        if assigned.is_failing:
+            self._recovers_at[trigger.id] = now + self._healthy_s
+        assert trigger.kwargs is not None, "a trigger without readable kwargs is never assigned"
+        return TriggerSpec(
+            trigger.id,
+            assigned.trigger_run_id,
+            trigger.name,
+            trigger.classpath,
+            trigger.kwargs,
+            stream=trigger.stream,
+            passed_over=assigned.passed_over,
+            takes_one_event=trigger.task is not None,
+        )
+
+    def _waits_for_descriptions(self, assigned: Assignment) -> bool:
+        oldest = next(iter(self._undescribed.values()), None)
+        return assigned.after is not None and oldest is not None and oldest <= assigned.after
+
     def next_start_at(self) -> float | None:
-        """When the next waiting trigger is due; None while none waits."""
-        return min((self._assigned[trigger_id].start_at for trigger_id in self._waiting), default=None)
+        """When the next waiting trigger is due; None while none waits, except for descriptions."""
+        waiting = (self._assigned[trigger_id] for trigger_id in self._waiting)
+        return min((one.start_at for one in waiting if not self._waits_for_descriptions(one)), default=None)
+
+    def describe(self, described: DescribedTrigger, placed: Placed, now: float) -> bool:
+        """Take the stream of a trigger, and the store's decision about it; return whether the trigger is over.
+
+        If it may run here, it is due at once, with its stream. One that the store refused continues to count as
+        running: its failure is to be reported to `end_run`.
+        """
+        trigger_id, assigned = described.trigger_id, self._assigned.get(described.trigger_id)
+        if assigned is None or assigned.trigger_run_id != described.trigger_run_id:
+            return False
+        self._undescribed.pop(trigger_id, None)
+        if trigger_id in placed.elsewhere:
+            self._forget(trigger_id)
+            return True
+        runs_on = not described.stream and assigned.trigger.stream is None
+        stream = "" if runs_on else placed.here.get(trigger_id)
+        assigned.trigger = msgspec.structs.replace(assigned.trigger, stream=stream)
+        if runs_on or any(run.trigger_id == trigger_id for run in placed.refused):
+            return False
+        if assigned.state is AssignmentState.ENDING:
+            self._forget(trigger_id)
+            return True
+        if assigned.state in (AssignmentState.HOLDING, AssignmentState.HELD):
+            self._end_held_run(assigned, now)
+        else:
+            # A stream that was cleaned away at this moment has to be described once more.
+            self._wait(assigned, now if stream is not None else now + self._waits.after(1))
+        return False
 
     def cancel(self, trigger_id: int, reason: CancelReason) -> CancelTrigger | None:
         """Mark a trigger as being cancelled; return the part of a message to send to the runner, or None.
 
-        A trigger that waits for its next start is also cancelled in the runner, because a shared stream may wait for
-        it. Nothing is sent if it was cancelled before, or if no runner ever got it.
+        A trigger that waits for its next start, or is held, is also cancelled in the runner, because a shared stream
+        may wait for it. Nothing is sent if it was cancelled before, or if no runner ever heard of it.
         """
         assigned = self._assigned.get(trigger_id)
-        if assigned is None or assigned.state is AssignmentState.CANCELLING:
+        if assigned is None or assigned.state is AssignmentState.ENDING:
             return None
         if assigned.state is AssignmentState.WAITING:
             self._forget(trigger_id)
             return CancelTrigger(trigger_id, reason) if assigned.trigger_run_id else None
-        assigned.state = AssignmentState.CANCELLING
+        if assigned.state is AssignmentState.HELD:
+            self._forget(trigger_id)
+            return CancelTrigger(trigger_id, reason)
+        assigned.state = AssignmentState.ENDING
         return CancelTrigger(trigger_id, reason)
+
+    def expect_end(self, trigger_id: int) -> None:
+        """Note that the task of a trigger has gone on: the trigger is not started again, and its run ends by itself."""
+        assigned = self._assigned.get(trigger_id)
+        if assigned is not None and assigned.state in (AssignmentState.WAITING, AssignmentState.HELD):
+            self._forget(trigger_id)
+        elif assigned is not None:
+            assigned.state = AssignmentState.ENDING
+
+    def is_ending(self, trigger_id: int) -> bool:
+        """Whether a run is to end for good, because it is cancelled or because its task has gone on."""
+        assigned = self._assigned.get(trigger_id)
+        return assigned is not None and assigned.state is AssignmentState.ENDING
 
     def end_run(self, finished: FinishedTrigger, now: float) -> float | None:
         """Record the end of a run; return the seconds until the trigger is started again, None if it is not.
@@ -161,48 +292,186 @@ class Assignments:
         assigned = self._assigned.get(finished.trigger_id)
         if assigned is None or assigned.trigger_run_id != finished.trigger_run_id:
             return None
-        if finished.outcome == "returned" or assigned.state is AssignmentState.CANCELLING:
+        self._undescribed.pop(finished.trigger_id, None)
+        if finished.outcome == "returned" or assigned.state is AssignmentState.ENDING:
             self._forget(finished.trigger_id)
+            return None
+        if assigned.state in (AssignmentState.HOLDING, AssignmentState.HELD):
+            self._end_held_run(assigned, now)
             return None
         if finished.outcome == "cancelled":
             # We did not cancel this trigger, so its whole runner was drained: it continues in the next one.
-            self._wait(assigned, now)
+            self._wait(assigned, assigned.start_at if assigned.state is AssignmentState.WAITING else now)
             return None
         if now - assigned.started_at >= self._healthy_s:
             assigned.failures = 0
         assigned.failures += 1
+        assigned.is_failing = True
         wait_s = self._waits.after(assigned.failures)
         if assigned.state is AssignmentState.WAITING:
-            wait_s = 0.0  # its runner died meanwhile, and it is started together with all others (see hand_over)
+            # Its runner died meanwhile, and it is started together with all others, unless it is held back.
+            return max(0.0, assigned.start_at - now)
         self._wait(assigned, now + wait_s)
         return wait_s
 
-    def hand_over(self, now: float) -> None:
-        """Handle the end of the runner: its triggers are due at once in the next one, cancelled ones are forgotten."""
+    def pass_over(self, trigger_id: int, key: str) -> None:
+        """Do not give a trigger this message any more. It can go on now, so its failures in a row are forgotten."""
+        assigned = self._assigned.get(trigger_id)
+        if assigned is None:
+            return
+        others = tuple(known for known in assigned.passed_over if known != key)
+        assigned.passed_over = self._known(assigned.trigger, (*others, key))
+        assigned.failures = 0
+
+    def next_recovery_at(self) -> float | None:
+        """When the next trigger that had failed will have run for long enough; None if there is none."""
+        return next(iter(self._recovers_at.values()), None)
+
+    def recovered(self, now: float) -> list[int]:
+        """Return the triggers that do not count as failing any more; they are returned again until `forgive`."""
+        return [trigger_id for trigger_id, at in self._recovers_at.items() if at <= now]
+
+    def forgive(self, trigger_ids: Iterable[int]) -> None:
+        """Forget the failures in a row of these, as the store has."""
+        for trigger_id in trigger_ids:
+            self._recovers_at.pop(trigger_id, None)
+            assigned = self._assigned[trigger_id]
+            assigned.failures = 0
+            assigned.is_failing = False
+
+    def hand_over(self, now: float, start_at: Mapping[int, float] | None = None) -> None:
+        """Handle the end of the runner: its triggers are due at once in the next one, cancelled ones are forgotten.
+
+        ``start_at`` holds the times of those that are held back: their streams wait for them (`absent`).
+        """
+        start_at = start_at or {}
+        self._undescribed.clear()
         for trigger_id, assigned in list(self._assigned.items()):
-            if assigned.state is AssignmentState.CANCELLING:
+            if assigned.state is AssignmentState.ENDING:
                 self._forget(trigger_id)
+            elif assigned.state in (AssignmentState.HOLDING, AssignmentState.HELD):
+                self._end_held_run(assigned, now)
             else:
                 # Triggers that wait for their next try are due too: those that share a stream must start together, or
                 # the stream would continue without the one that waits. The respawn has its own backoff. The run keeps
                 # its id until the next start: the report of its end may still be in the intake, and a trigger that
                 # returned must not run again.
-                self._wait(assigned, now)
+                self._wait(assigned, start_at.get(trigger_id, now))
+
+    def start_at(self, trigger_ids: Iterable[int], at: float) -> None:
+        """Have triggers that wait for their next start be due at a time."""
+        for trigger_id in trigger_ids:
+            assigned = self._assigned.get(trigger_id)
+            if assigned is not None and assigned.state is AssignmentState.WAITING:
+                assigned.start_at = at
+
+    # --- what runs --------------------------------------------------------------------------------
+
+    def name_of(self, trigger_id: int) -> str:
+        """Return the name of a trigger; "" if it is not owned."""
+        assigned = self._assigned.get(trigger_id)
+        return "" if assigned is None else assigned.trigger.name
+
+    def is_running(self, trigger_id: int) -> bool:
+        """Whether a trigger runs, as far as is known, and is not being cancelled."""
+        assigned = self._assigned.get(trigger_id)
+        return assigned is not None and assigned.state is AssignmentState.RUNNING
+
+    def run_of(self, trigger_id: int) -> str | None:
+        """Return the id of the run of a trigger in the current runner; None if it has none there."""
+        assigned = self._assigned.get(trigger_id)
+        return None if assigned is None or assigned.state not in IN_RUNNER else assigned.trigger_run_id
+
+    def trigger_of_run(self, trigger_run_id: str) -> int | None:
+        """Return the trigger of a run in the current runner; None for any other text."""
+        for trigger_id, assigned in self._assigned.items():
+            if assigned.trigger_run_id == trigger_run_id and assigned.state in IN_RUNNER:
+                return trigger_id
+        return None
+
+    def running_newest_first(self, now: float) -> tuple[list[int], float]:
+        """Return the triggers in the current runner, those claimed last first, and the age of the newest start."""
+        running = [number for number, assigned in self._assigned.items() if assigned.state in IN_RUNNER]
+        newest = max((self._assigned[number].started_at for number in running), default=now)
+        return running[::-1], now - newest
 
     def cancel_all(self, reason: CancelReason) -> tuple[CancelTrigger, ...]:
         """Cancel all triggers that run, and forget the others."""
         cancels = (self.cancel(trigger_id, reason) for trigger_id in list(self._assigned))
         return tuple(cancel for cancel in cancels if cancel is not None)
 
+    # --- holds ------------------------------------------------------------------------------------
+
+    def held(self) -> frozenset[int]:
+        """Return the triggers that are held, or are being cancelled because of a hold."""
+        return frozenset(self._held)
+
+    def absent(self, among: Collection[int] | None = None) -> tuple[AbsentSubscriber, ...]:
+        """Return the triggers for which streams have to wait: all of them, or those ``among`` some.
+
+        They are the held ones, and those that wait for their next start: for a new runner, after `start_due`.
+        """
+        ids = self._held | self._waiting
+        found = (self._assigned[number].absence for number in sorted(ids if among is None else ids.intersection(among)))
+        return tuple(absence for absence in found if absence is not None)
+
+    def hold(self, trigger_id: int, hold: Hold) -> tuple[CancelTrigger, AbsentSubscriber | None] | None:
+        """Hold a trigger; return the parts of a message to the runner, None if nothing changes.
+
+        The cancellation ends its run, and a wait of its stream; the second part, if there is one, begins another wait.
+        The run is cut short (I13), and no user has killed it (I14).
+        """
+        assigned = self._assigned.get(trigger_id)
+        if assigned is None or assigned.state is AssignmentState.ENDING or assigned.hold == hold:
+            return None
+        assigned.hold = hold
+        self._held.add(trigger_id)
+        self._recovers_at.pop(trigger_id, None)
+        if assigned.state is AssignmentState.RUNNING:
+            assigned.state = AssignmentState.HOLDING
+        elif assigned.state is AssignmentState.WAITING:
+            assigned.state = AssignmentState.HELD
+            self._waiting.discard(trigger_id)
+        return CancelTrigger(trigger_id, "reassigned"), assigned.absence
+
+    def release(self, trigger_id: int, now: float) -> None:
+        """Release a held trigger: it is due at once, or as soon as its run has ended."""
+        assigned = self._assigned.get(trigger_id)
+        if assigned is None or assigned.hold is None:
+            return
+        assigned.hold = None
+        self._held.discard(trigger_id)
+        assigned.failures = 0
+        if assigned.state is AssignmentState.HELD:
+            self._wait(assigned, now)
+
+    def _end_held_run(self, assigned: Assignment, now: float) -> None:
+        if assigned.hold is None:
+            self._wait(assigned, now)
+        else:
+            assigned.state = AssignmentState.HELD
+
+    # --- changes of state -------------------------------------------------------------------------
+
     def _wait(self, assigned: Assignment, start_at: float) -> None:
         assigned.state = AssignmentState.WAITING
         assigned.start_at = start_at
+        assigned.after = None
         self._waiting.add(assigned.trigger.id)
+        self._recovers_at.pop(assigned.trigger.id, None)
 
     def _forget(self, trigger_id: int) -> None:
         task = self._assigned.pop(trigger_id).trigger.task
         self._waiting.discard(trigger_id)
+        self._held.discard(trigger_id)
+        self._recovers_at.pop(trigger_id, None)
+        self._undescribed.pop(trigger_id, None)
         if task is not None:
             self._ended_tasks[trigger_id] = task
             if len(self._ended_tasks) > ENDED_TASKS_MAX:
                 del self._ended_tasks[next(iter(self._ended_tasks))]
+
+
+def _spec_bytes(trigger: ClaimedTrigger) -> int:
+    """Return the size limit of the spec of a trigger in a frame, without the messages that it is passed over."""
+    return len(trigger.kwargs or b"") + 4 * (len(trigger.name) + len(trigger.classpath)) + SPEC_ROOM_BYTES

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ import structlog
 from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages.runner import (
+    DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
     Refusal,
@@ -35,6 +36,7 @@ from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
+from headgate.store.triggers.redeliveries import Difference
 from headgate.supervisor.backoff import DatabaseRetry
 
 log = structlog.get_logger(__name__)
@@ -52,6 +54,8 @@ SLICES_LEARNT = 8  # the newest slices, from whose times the next size is comput
 # are all at least 10 s. Then a smaller slice may succeed.
 FAILED_LATE_S = 8.0
 
+DIFFERING_LOGGED_MAX = 10  # events of one slice that are named in the log if they differ from the stored ones
+
 
 class Slice(msgspec.Struct, frozen=True):
     """A part of a round that is stored in one transaction: a frame of it, or a part of one that was too long."""
@@ -61,21 +65,29 @@ class Slice(msgspec.Struct, frozen=True):
     events: tuple[FiredEvent, ...] = ()
     refused: tuple[RefusedEvent, ...] = ()
     finished: tuple[FinishedTrigger, ...] = ()
+    described: tuple[DescribedTrigger, ...] = ()
     ends_round: bool = False
 
     def __len__(self) -> int:
+        return self.rows + len(self.described)
+
+    @property
+    def rows(self) -> int:
+        """The number of elements that each take about the same time to store. Most descriptions take none."""
         return len(self.events) + len(self.refused) + len(self.finished)
 
     def cut(self, items: int) -> tuple[Slice, Slice]:
-        """Split in two, the first with ``items`` items, in this order: events, refused events, finished triggers."""
+        """Split in two, the first with ``items`` items, by kind, in the order of the fields."""
         after_events = max(0, items - len(self.events))
         after_refused = max(0, after_events - len(self.refused))
+        after_finished = max(0, after_refused - len(self.finished))
         first = Slice(
             self.incarnation,
             self.round,
             self.events[:items],
             self.refused[:after_events],
             self.finished[:after_refused],
+            self.described[:after_finished],
             ends_round=False,
         )
         rest = Slice(
@@ -84,6 +96,7 @@ class Slice(msgspec.Struct, frozen=True):
             self.events[items:],
             self.refused[after_events:],
             self.finished[after_refused:],
+            self.described[after_finished:],
             self.ends_round,
         )
         return first, rest
@@ -93,14 +106,15 @@ class Stored(msgspec.Struct, frozen=True):
     """Result of one step of the intake.
 
     ``answer`` is set if a round is complete: it may be sent only to the runner of that ``incarnation`` (I6).
-    ``finished`` are trigger runs whose end is now recorded. ``result`` is the result of the store; it is empty if the
-    slice was, or if its only element has become a dead letter.
+    ``finished`` are trigger runs whose end is now recorded, ``described`` triggers whose streams are. ``result`` is the
+    result of the store; it is empty if the slice was, or if its only element was refused.
     """
 
     incarnation: int
     answer: StateSync | None
     finished: tuple[FinishedTrigger, ...]
     result: StoredSlice
+    described: tuple[DescribedTrigger, ...] = ()
 
 
 NOTHING_STORED = StoredSlice(stored=0, redelivered=0, failure_counts={})
@@ -206,7 +220,15 @@ class Intake:
         if incarnation and len(rounds) >= ROUNDS_WAITING_MAX:  # the core itself, as 0, reports each trigger once
             raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
         self._waiting.append(
-            Slice(incarnation, changes.round, changes.events, changes.refused, changes.finished, not changes.more)
+            Slice(
+                incarnation,
+                changes.round,
+                changes.events,
+                changes.refused,
+                changes.finished,
+                changes.described,
+                ends_round=not changes.more,
+            )
         )
 
     def is_waiting_for(self, incarnation: int) -> bool:
@@ -251,13 +273,20 @@ class Intake:
         try:
             if len(slice_):
                 result = self._store.store_slice(
-                    epoch, events=slice_.events, refused=slice_.refused, finished=slice_.finished
+                    epoch,
+                    events=slice_.events,
+                    refused=slice_.refused,
+                    finished=slice_.finished,
+                    described=slice_.described,
                 )
-                self._slice_size.stored(len(slice_), self._clock() - begun_at)
+                self._slice_size.stored(slice_.rows, self._clock() - begun_at)
+                _log_differing(result.differing)
             # From here on the slice is committed and durable: because of this line its events may be acknowledged.
             tally.persisted.extend([event.seq for event in slice_.events if event.seq])
+            # A whole letter is handled; of any other the broker still has the message, and must not forget it.
             tally.refused.extend(
-                Refusal(event.seq, event.trigger_id, event.reason, payload_kept=False) for event in slice_.refused
+                Refusal(event.seq, event.trigger_id, event.reason, payload_kept=event.is_whole)
+                for event in slice_.refused
             )
         except RowsRefused as exc:
             if not self._split_or_dead_letter(epoch, slice_, tally, exc, now):
@@ -269,7 +298,7 @@ class Intake:
         self._retry.succeeded(now)
         self._waiting.popleft()
         self._refused_alone = None
-        return Stored(slice_.incarnation, self._answer(slice_, tally), slice_.finished, result)
+        return Stored(slice_.incarnation, self._answer(slice_, tally), slice_.finished, result, slice_.described)
 
     def _take_slice(self) -> Slice:
         """Return the first slice, split if it is longer than the current size."""
@@ -309,7 +338,7 @@ class Intake:
             return False
         if not slice_.events:
             # Not an event, but the report of a refused event or of an end: it is logged instead.
-            log.error("the database refuses a report of the runner", report=repr(slice_)[:2000], error=str(error))
+            log.error("the database refuses a report of the runner", report=_shown(slice_), error=str(error))
             tally.refused.extend(
                 Refusal(item.seq, item.trigger_id, str(error), payload_kept=False) for item in slice_.refused
             )
@@ -330,3 +359,23 @@ class Intake:
         # The dead letter holds the whole event, so for the broker it is handled like a stored one.
         tally.refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
         return True
+
+
+def _shown(slice_: Slice) -> str:
+    """Return a slice of one report for the log; a letter may hold megabytes, of which the log gets none."""
+    refused = tuple(msgspec.structs.replace(item, payload_head=b"") for item in slice_.refused)
+    return repr(msgspec.structs.replace(slice_, refused=refused))[:2000]
+
+
+def _log_differing(differing: Sequence[Difference]) -> None:
+    for difference in differing[:DIFFERING_LOGGED_MAX]:
+        event = difference.event
+        log.error(
+            "an event differs from the one stored for its message before, and is a dead letter",
+            trigger_id=event.trigger_id,
+            key=event.key,
+            position=event.position,
+            stored_event=difference.stored_id,
+        )
+    if (more := len(differing) - DIFFERING_LOGGED_MAX) > 0:
+        log.error("more events differ from those stored for their messages before", events=more)

@@ -19,7 +19,7 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.store.errors import DATABASE_UNUSABLE
-from headgate.store.ids import Epoch
+from headgate.store.ids import Epoch, Hold
 from headgate.store.store import Store
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor.backoff import DatabaseRetry
@@ -62,6 +62,7 @@ class LeaseStep(msgspec.Struct, frozen=True):
 
     ``ended``: owned ones that nothing waits for any more (`headgate.store.triggers.leases.Poll`). ``has_fenced``:
     others lost their leases. ``has_looked``: others seem to have written to the database, or could have for a while.
+    ``held`` are all owned triggers with a hold, except those in ``claimed``; None if that was not looked at.
     """
 
     claimed: list[ClaimedTrigger]
@@ -69,6 +70,7 @@ class LeaseStep(msgspec.Struct, frozen=True):
     ended: list[int] = []
     has_fenced: bool = False
     has_looked: bool = False
+    held: dict[int, Hold] | None = None
 
 
 NOTHING_FOUND = LeaseStep([], [])
@@ -221,7 +223,8 @@ class Leases:
             self._claimable_since = now
         if self._neighbours == 0 or now - self._claimable_since >= FAIR_WAIT_S:
             return room, False
-        claimable = self._store.count_claimable(self._queues)
+        assert self._epoch is not None
+        claimable = self._store.count_claimable(self._epoch, self._queues)
         share = max(1, math.ceil(claimable / (self._neighbours + 1)))
         return min(room, share), share < min(room, claimable)
 
@@ -241,14 +244,22 @@ class Leases:
         if poll.claimable and claiming and room > 0:
             share, leaves_some = self._share(now, room)
             self._claim_in_doubt = True
-            claimed = self._store.claim_triggers(epoch, limit=share, queues=self._queues)
+            claimed = self._store.claim_triggers(
+                epoch, limit=share, room=self._capacity - owned, is_idle=owned == 0, queues=self._queues
+            )
             self._claim_in_doubt = False
+            if owned + len(claimed) > self._capacity:
+                log.warning(
+                    "a stream has more triggers than the capacity; it is run nevertheless, because nothing else is",
+                    triggers=len(claimed),
+                    capacity=self._capacity,
+                )
             marks.reach("leases.claim_written")
         if not poll.claimable:
             self._claimable_since = None
         self._wants_room = poll.claimable and len(claimed) >= room
         # After a full claim there may be more: poll again at once, after the other duties.
-        is_full = len(claimed) == CLAIM_TRIGGERS_MAX
+        is_full = len(claimed) >= CLAIM_TRIGGERS_MAX
         self._poll_at = now if is_full else now + self._times.poll_interval_s
         if leaves_some:
             self._poll_at = min(self._poll_at, now + FAIR_WAIT_S)  # for triggers that the others leave
@@ -257,4 +268,4 @@ class Leases:
         has_watchers = self._is_claiming or any(trigger.task is None for trigger in claimed)
         self._is_claiming = is_full or (leaves_some and has_watchers)
         self._notice_at = min(self._notice_at, self._poll_at)
-        return LeaseStep(claimed, poll.removed, poll.ended, has_looked=True)
+        return LeaseStep(claimed, poll.removed, poll.ended, has_looked=True, held=poll.held)

@@ -1,7 +1,7 @@
 """Owned triggers that must end for good: when each is cancelled, and when its row is released.
 
-A trigger is released if a user has removed it, or if its task does not wait for it any more. Most of the latter have
-just fired and end by themselves, so they are cancelled only after `ENDED_GRACE_S`.
+A trigger ends for good if a user has removed it, or if its task does not wait for it any more. One whose event has
+resumed its task is ended by the runner, without a request; all others are cancelled as soon as this supervisor knows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.assignments import Assignments
 
-ENDED_GRACE_S = 5.0
-
 
 class Releases:
     """The triggers of one supervisor that are to be released."""
@@ -27,11 +25,6 @@ class Releases:
         # If the database does not respond, each release blocks the loop until its timeout: do not retry at once.
         self._retry = retry
         self._ended: set[int] = set()  # their rows may be released
-        self._cancel_at: dict[int, float] = {}
-
-    def wake_at(self) -> float | None:
-        """Return the time at which the next trigger is to be cancelled; None if there is none."""
-        return min(self._cancel_at.values(), default=None)
 
     def cancel(self, trigger_ids: Iterable[int], reason: CancelReason) -> tuple[CancelTrigger, ...]:
         """Cancel these; return the cancellations to send to the runner. Triggers that no runner has end at once."""
@@ -44,28 +37,16 @@ class Releases:
                 self._ended.add(trigger_id)
         return tuple(cancels)
 
-    def expect_ends(self, trigger_ids: Iterable[int], now: float) -> None:
-        """Take triggers that nothing waits for any more."""
+    def expect_ends(self, trigger_ids: Iterable[int]) -> None:
+        """Take triggers whose tasks have gone on in the slice that is stored now. Those that run end by themselves."""
         for trigger_id in trigger_ids:
             if trigger_id in self._assignments:
-                self._cancel_at.setdefault(trigger_id, now + ENDED_GRACE_S)
-            else:
-                self._ended.add(trigger_id)
-
-    def is_expected_to_end(self, trigger_id: int) -> bool:
-        """Whether nothing waits for a trigger that still runs, as far as is known."""
-        return trigger_id in self._cancel_at
-
-    def cancel_late(self, now: float) -> tuple[CancelTrigger, ...]:
-        """Cancel those that have not ended by themselves in time; return the cancellations to send to the runner."""
-        late = [trigger_id for trigger_id, at in self._cancel_at.items() if at <= now]
-        for trigger_id in late:
-            del self._cancel_at[trigger_id]
-        return self.cancel(late, "timeout")
+                self._assignments.expect_end(trigger_id)
+                if trigger_id not in self._assignments:
+                    self._ended.add(trigger_id)
 
     def ended(self, trigger_id: int, *, for_good: bool) -> None:
         """Note the end of a run of a trigger; ``for_good`` if the trigger is not to run again."""
-        self._cancel_at.pop(trigger_id, None)
         if for_good:
             self._ended.add(trigger_id)
 

@@ -11,9 +11,9 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
-from headgate.brokers import filelog_storage as storage
 from headgate.brokers.filelog import FileLogPosition, FileLogProducer, FileLogTrigger
-from headgate.brokers.filelog_partition import Partition
+from headgate.brokers.filelog_partition import LogFile
+from headgate.brokers.filelog_storage import FileEntry, Seal
 from headgate.testing.crash.history import Advanced, AdvancedItem, HandedOut, Record, encode
 from headgate.triggers.base import TriggerEvent
 from headgate.triggers.shared_stream import AdvanceItem
@@ -95,17 +95,37 @@ class CrashTrigger(FileLogTrigger):
         return JournallingProducer(kwargs["path"], kwargs["group"], journal=kwargs["journal"])
 
 
+class PoisonTrigger(CrashTrigger):
+    """Fires every line of the log, except those that it can never take if it ``is_unfit``."""
+
+    def __init__(self, *, is_unfit: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.is_unfit = is_unfit
+
+    def _is_to_fail(self, event: str) -> bool:
+        return self.is_unfit and not zlib.crc32(event.encode()) % FAILS_ONE_IN
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        classpath, kwargs = super().serialize()
+        return classpath, kwargs | {"is_unfit": self.is_unfit}
+
+
 class HastyProducer(JournallingProducer):
     """What so many consumers do: it commits what it hands out, and leaves nothing to advance."""
 
+    def __init__(self, path: str, group: str, *, journal: str) -> None:
+        super().__init__(path, group, journal=journal)
+        self._hasty: dict[str, FileEntry] = {}
+
     async def open_stream(self) -> AsyncGenerator[tuple[Any, FileLogPosition], None]:
         async for value, position in super().open_stream():
-            self._offsets = {**self._offsets, position.partition: position.end_offset}
-            storage.store_offsets(self._folder, self._group, self._log_id, self._offsets)
+            file = self._files[position.file]
+            self._hasty[file.id] = file.entry_at(position.end_offset, file.seal())
+            await self._store(self._hasty)
             yield value, position
 
-    async def _commit(self, partition: Partition, offset: int) -> None:
-        partition.commit(offset)
+    async def _commit(self, file: LogFile, offset: int, last: Seal) -> None:
+        file.commit_to(offset, last)
 
 
 class HastyTrigger(CrashTrigger):

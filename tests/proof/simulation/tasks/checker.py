@@ -8,6 +8,8 @@ from what workers, triggers and users say they did. What it looks for, by name:
 - ``an outcome nobody had``, ``not what the step came to``: a task ends in another way than its step did
 - ``resumed twice``, ``never resumed``, ``resumed by another's event``, ``resumed without a cause`` (I8)
 - ``a step began twice``, ``a step of nobody's``: what a worker runs is not what the database gave away
+- ``fired after its first event``, ``ran again after its event``: the trigger of a task is over with its first event
+- ``began after the end of its try``
 - ``timed out early``, ``retried early``, ``too many tries``
 - ``late``: where nothing goes wrong, a timeout or a retry is not when it should be, or a step is not ended when the
   execution_timeout of its task is over
@@ -89,6 +91,7 @@ class _Task(msgspec.Struct):
     row: records.Moved
     since: float = 0.0
     began_at: float = 0.0  # this try
+    given_at: float | None = None  # this try, for the first time: to a worker or to a trigger
     deferral: int = 0  # the trigger whose end it goes on from
     left: dict[str, str] = {}  # what it has left for others, by the journal
 
@@ -115,6 +118,8 @@ class Checker(HistoryChecker):
         self._begun: dict[str, float] = {}  # by token, when
         self._to_skip: list[tuple[str, str]] = []  # by the transaction that is being told: a task, and who skips it
         self._ran: dict[str, records.StepRan] = {}
+        self._fired: set[int] = set()  # runs of triggers
+        self._waits: dict[tuple[str, int], _Deferral] = {}  # the newest, by task and leg
         self._removed_by_user: set[tuple[str, int]] = set()  # triggers, by task and leg
         self._stored: dict[str, dict[str, str]] = {}
         self._is_resting = False
@@ -146,6 +151,14 @@ class Checker(HistoryChecker):
                 self._stored[record.task] = dict(record.values)
             case records.StepBegan() | records.StepRan() | records.StepAnswered():
                 self._see_step(record)
+            case records.Waited():
+                wait = self._waits.get((record.task, record.leg))
+                if self._is_calm and wait is not None and wait.is_over and wait.events:
+                    self._find("ran again after its event", f"{record.task} leg {record.leg}")
+            case records.EventFired():
+                if record.run in self._fired:
+                    self._find("fired after its first event", f"{record.task} leg {record.leg}")
+                self._fired.add(record.run)
             case records.KillHookCalled():
                 if (record.task, record.leg) not in self._removed_by_user and "*" not in record.task:
                     self._find("on_kill without a user", f"{record.task} leg {record.leg}")
@@ -197,6 +210,7 @@ class Checker(HistoryChecker):
     def _check_try(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
         """A try begins."""
         task.began_at, task.deferral = self._at, 0
+        task.given_at = self._at if now.state == "deferred" else None
         if now.try_number != before.try_number + 1 or now.try_number > now.tries_max:
             self._find("too many tries", f"{now.task}: try {now.try_number} of {now.tries_max}")
         if now.by == "retry_due":
@@ -221,6 +235,9 @@ class Checker(HistoryChecker):
             if now.state != "none":
                 self._check_failure(now, may_retry=True)
             return
+        if ran is None and now.by == "fail" and now.said not in self._begun and self._left_s(task) <= EARLY_S:
+            self._check_failure(now, may_retry=True)  # no time was left, so no worker got the step
+            return
         if ran is None:
             self._find("an outcome nobody had", f"{now.task} is {now.state} by {now.said}")
             return
@@ -240,6 +257,13 @@ class Checker(HistoryChecker):
                 self._find("late", f"the execution_timeout of {now.task}, by {late_s:.3f} s")
         self._to_skip += [(f"{now.task.rpartition('/')[0]}/{name}", now.task) for name in ran.skips]
         task.left = {**task.left, **dict(ran.xcoms)}
+
+    def _left_s(self, task: _Task) -> float:
+        """Return the time that is left of a task's try."""
+        timeout_s = self._plan.task(task.row.task).execution_timeout_s
+        if timeout_s is None or task.given_at is None:
+            return float("inf")
+        return task.given_at + timeout_s - self._at
 
     def _check_failure(self, now: records.Moved, *, may_retry: bool) -> None:
         due = "up_for_retry" if may_retry and now.try_number < now.tries_max else "failed"
@@ -265,7 +289,7 @@ class Checker(HistoryChecker):
         if plan.execution_timeout_s is not None:
             limits.append(task.began_at + plan.execution_timeout_s)
         deferral = _Deferral(now.task, leg, wait, self._at, min(limits, default=float("inf")), [])
-        self._deferrals[now.trigger] = deferral
+        self._deferrals[now.trigger] = self._waits[now.task, deferral.leg] = deferral
 
     def _check_resumption(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
         deferral = self._deferrals[before.trigger]
@@ -308,6 +332,7 @@ class Checker(HistoryChecker):
         if now.token in self._given:
             self._find("a step of nobody's", f"{now.task}: {now.token} was given away before")
         self._given[now.token] = (now.task, now.try_number, task.deferral if now.method else 0)
+        task.given_at = self._at if task.given_at is None else task.given_at
         if self._paused.get(now.task.split("/")[0]):
             self._find("began while paused", now.task)
         if now.method and task.deferral:
@@ -334,6 +359,10 @@ class Checker(HistoryChecker):
 
     def _check_begin(self, record: records.StepBegan, trigger: int) -> None:
         what = f"{record.task} leg {record.leg}"
+        if record.leg >= 0 and record.task in self._tasks:
+            late_s = -self._left_s(self._tasks[record.task])
+            if late_s > EARLY_S:
+                self._find("began after the end of its try", f"{what}, by {late_s:.3f} s")
         if not trigger:
             if record.leg or record.event:
                 self._find("resumed without a cause", what)

@@ -109,6 +109,7 @@ class SimulatedWait(BaseTrigger):
         self.task = task
         self.try_number = try_number
         self.leg = leg
+        self.number = 0  # of its run
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """See the base class."""
@@ -120,7 +121,9 @@ class SimulatedWait(BaseTrigger):
         runner = in_runner()
         world: Any = runner.world
         wait = world.scenario.task(self.task).legs(self.try_number)[self.leg].wait
-        runner.note(records.Waited(trio.current_time(), self.task, self.leg, runner.number))
+        world.serial += 1
+        self.number = world.serial
+        runner.note(records.Waited(trio.current_time(), self.task, self.leg, runner.number, self.number))
         await trio.sleep(math.inf if wait.end == "never" else wait.seconds)
         xcoms = {KEY: pushed(self.task, self.try_number, self.leg)} if wait.pushes else None
         match wait.end:
@@ -141,7 +144,7 @@ class SimulatedWait(BaseTrigger):
 
     def _fired(self, world: TaskWorld, event: TriggerEvent) -> TriggerEvent:
         serial = 0 if event.kind != "event" else event.payload["serial"]
-        in_runner().note(records.EventFired(trio.current_time(), self.task, self.leg, event.kind, serial))
+        in_runner().note(records.EventFired(trio.current_time(), self.task, self.leg, event.kind, serial, self.number))
         return event
 
     async def on_kill(self) -> None:

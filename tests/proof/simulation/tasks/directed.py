@@ -54,11 +54,24 @@ def what_is_cleared_while_it_runs_begins_anew() -> list[str]:
     return found
 
 
-def the_first_of_several_events_resumes() -> list[str]:
-    """A trigger fires three events in one round."""
+def a_trigger_is_over_with_its_first_event() -> list[str]:
+    """A trigger would fire three events in one round."""
     found, history = _judged(Task("a", attempts=((Leg("defer", wait=Wait("events", 0.5)), Leg()),)))
-    if sum(isinstance(record, records.EventStored) for record in history) < 2:
-        found.append("there was one event")
+    if (stored := sum(isinstance(record, records.EventStored) for record in history)) != 1:
+        found.append(f"there were {stored} events")
+    return found
+
+
+def no_step_begins_after_the_end_of_its_try() -> list[str]:
+    """A task is resumed while another has the only slot of its pool, for longer than the time of its try."""
+    waiting = Task("a", execution_timeout_s=1.5, priority=2, attempts=((Leg("defer", wait=Wait("event", 0.5)), Leg()),))
+    holding = Task("b", attempts=((Leg(seconds=4.0),),))
+    plan = TaskScenario(0, Topology(), dags=(Dag("d1", (waiting, holding), (0.5,)),), workers=3, pool_slots=1)
+    history = world.run(plan)
+    found = [str(finding) for finding in check(plan, history)]
+    states = [record.state for record in history if isinstance(record, records.Moved) and record.task == TASK]
+    if states[-1] != "failed":
+        found.append(f"it was {states}")
     return found
 
 
@@ -107,7 +120,8 @@ def nothing_begins_in_a_paused_dag() -> list[str]:
 DIRECTED: dict[str, Callable[[], list[str]]] = {
     "redo": the_answer_of_an_earlier_worker_changes_nothing,
     "clear": what_is_cleared_while_it_runs_begins_anew,
-    "events": the_first_of_several_events_resumes,
+    "events": a_trigger_is_over_with_its_first_event,
+    "no time left": no_step_begins_after_the_end_of_its_try,
     "deadline": a_step_is_ended_when_its_execution_timeout_is_over,
     "pause": nothing_begins_in_a_paused_dag,
     "look": a_look_that_was_cut_short_is_taken_again,

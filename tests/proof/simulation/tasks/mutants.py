@@ -13,6 +13,9 @@ from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.directed import DIRECTED
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.runner import host, trigger_run
+from headgate.runner.host import Host
+from headgate.runner.trigger_run import Ending, TriggerRun
 from headgate.scheduling import states, trigger_rules
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
@@ -26,7 +29,10 @@ from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.dispatch import Candidate
 from headgate.store.tasks.outcomes import OutcomeVerbs
 from headgate.store.tasks.task_rows import LockedTask
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.tasks import core
 from headgate.supervisor.tasks.core import TaskCore
+from headgate.supervisor.triggers.assignments import Assignments
 
 S = TaskState
 
@@ -79,7 +85,7 @@ def _resumed_without_clearing_the_trigger() -> Sequence[Patch]:
     def keeping(row: Any) -> dict[str, Any]:
         return {name: value for name, value in effects(row).items() if name != "trigger_id"}
 
-    def resume(tx: Tx, events: Sequence[Any], waited_for: Any) -> None:
+    def resume(tx: Tx, events: Sequence[Any], waited_for: Any) -> frozenset[int]:
         statement = update(task_instance).where(
             deferral._C.trigger_id == bindparam("of_trigger"), task_rows.is_in(S.DEFERRED)
         )
@@ -87,6 +93,7 @@ def _resumed_without_clearing_the_trigger() -> Sequence[Patch]:
         for trigger_id in sorted(first):
             values = keeping(deferral._EVENT)
             tx.connection.execute(statement.values(values), {"of_trigger": trigger_id, "now": tx.now})
+        return frozenset()
 
     return [(deferral, "take_events", resume)]
 
@@ -106,8 +113,8 @@ def _trigger_not_removed_on_clear() -> Sequence[Patch]:
 
 
 def _a_failed_trigger_resumes_nobody() -> Sequence[Patch]:
-    def take_none(*_arguments: Any) -> list[int]:
-        return []
+    def take_none(*_arguments: Any) -> frozenset[int]:
+        return frozenset()
 
     return [(deferral, "take_ends", take_none)]
 
@@ -136,7 +143,34 @@ def _any_event_resumes() -> Sequence[Patch]:
             }
         )
     )
-    return [(deferral, "_RESUME", resume)]
+    return [(deferral, "_RESUME", resume), *_a_trigger_goes_on_after_its_first_event()]
+
+
+def _a_trigger_goes_on_after_its_first_event() -> Sequence[Patch]:
+    def go_on(self: Host, run: TriggerRun) -> None:
+        pass
+
+    return [(Host, "_fulfil", go_on)]
+
+
+def _a_fired_trigger_is_started_again() -> Sequence[Patch]:
+    def expect_nothing(self: Assignments, trigger_id: int) -> None:
+        pass
+
+    def restart(run: TriggerRun, error: Any) -> Ending:
+        closed = RuntimeError("closed") if run.is_fulfilled else None
+        run.is_fulfilled = False
+        return original(run, error or closed)
+
+    def is_over(self: SupervisorCore, trigger_id: int, stored: Any) -> bool:
+        return False
+
+    original = trigger_run.judge
+    return [
+        (SupervisorCore, "_is_over", is_over),
+        (Assignments, "expect_end", expect_nothing),
+        (host, "judge", restart),
+    ]
 
 
 # --- workers and supervisors that are gone ---------------------------------------------------------
@@ -181,6 +215,11 @@ def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
     return [(TaskCore, "_store_next", store_next)]
 
 
+def _steps_begin_without_time_left() -> Sequence[Patch]:
+    original = core._time_of
+    return [(core, "_time_of", lambda task: max(original(task), 0.1))]
+
+
 def _execution_timeout_is_ignored() -> Sequence[Patch]:
     def end_none(self: TaskCore, now: float) -> None:
         for run in self._running.values():
@@ -223,10 +262,11 @@ def _dispatch_forgets_pools() -> Sequence[Patch]:
 def _ended_by_a_trigger_marks_no_run() -> Sequence[Patch]:
     end_task = deferral._end_task
 
-    def end_unnoticed(tx: Tx, event: Any) -> None:
+    def end_unnoticed(tx: Tx, event: Any) -> bool:
         before = set(tx._dirty_runs)
-        end_task(tx, event)
+        is_over = end_task(tx, event)
         tx._dirty_runs &= before
+        return is_over
 
     return [(deferral, "_end_task", end_unnoticed)]
 
@@ -326,6 +366,21 @@ MUTANTS: dict[str, Mutant] = {
     "timeouts-by-another-clock": Mutant("timeouts by the database's clock", "late", _timeouts_by_another_clock, 50),
     "any-event-resumes": Mutant(
         "resumed by the first event", "resumed by another's event", _any_event_resumes, directed="events"
+    ),
+    "a-trigger-goes-on-after-its-first-event": Mutant(
+        "I8: a deferral takes one event",
+        "fired after its first event",
+        _a_trigger_goes_on_after_its_first_event,
+        directed="events",
+    ),
+    "a-fired-trigger-is-started-again": Mutant(
+        "I8: a trigger is over with its event", "ran again after its event", _a_fired_trigger_is_started_again, 50
+    ),
+    "steps-begin-without-time-left": Mutant(
+        "no step begins after the end of its try",
+        "began after the end of its try",
+        _steps_begin_without_time_left,
+        directed="no time left",
     ),
     "lost-workers-are-ignored": Mutant("a worker's death fails its try", "stuck", _lost_workers_are_ignored, 20),
     "nobody-adopts": Mutant("a supervisor's death fails its tries", "stuck", _nobody_adopts, 100),

@@ -128,20 +128,22 @@ class StepStopped(Record, frozen=True, gc=False):
 
 
 class Waited(Record, frozen=True, gc=False):
-    """A run of a trigger has begun to wait."""
+    """A run of a trigger has begun to wait; ``run`` is its number, which no other run has."""
 
     task: str
     leg: int
     runner: int
+    run: int
 
 
 class EventFired(Record, frozen=True, gc=False):
-    """A trigger fires an event, in this very step."""
+    """A trigger fires an event, in this very step; ``run`` as in `Waited`."""
 
     task: str
     leg: int
     kind: str
     serial: int
+    run: int
 
 
 class KillHookCalled(Record, frozen=True, gc=False):

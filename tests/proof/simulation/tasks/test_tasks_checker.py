@@ -97,3 +97,24 @@ def test_what_changes_at_rest_is_found() -> None:
 
 def test_a_dead_letter_is_found() -> None:
     assert "an event was dead-lettered" in kinds([records.LetterStored(0.0, 1, 1), *history()])
+
+
+def test_a_second_event_of_one_run_of_a_trigger_is_found() -> None:
+    told = history()
+    number = index(told, records.EventFired)
+    assert "fired after its first event" in kinds([*told[: number + 1], *told[number:]])
+
+
+def test_a_trigger_that_runs_again_after_its_event_is_found() -> None:
+    told = history()
+    number = index(told, records.StepBegan, leg=1)
+    again = records.Waited(told[number].at, TASK, 0, 1, 99)
+    assert "ran again after its event" in kinds([*told[:number], again, *told[number:]])
+
+
+def test_a_step_that_begins_after_the_end_of_its_try_is_found() -> None:
+    (dag,) = PLAN.dags
+    (task,) = dag.tasks
+    hurried = msgspec.structs.replace(dag, tasks=(msgspec.structs.replace(task, execution_timeout_s=0.6),))
+    plan = msgspec.structs.replace(PLAN, dags=(hurried,))
+    assert "began after the end of its try" in {finding.kind for finding in check(plan, history())}

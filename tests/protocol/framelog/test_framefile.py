@@ -41,7 +41,7 @@ from headgate.protocol.messages.runner import (
 
 FROM_RUNNER, FROM_SUPERVISOR = Direction.FROM_RUNNER, Direction.FROM_SUPERVISOR
 FILE_HEADER_BYTES = 16
-GOLDEN = Path(__file__).parents[1] / "replay" / "captured" / "conversation-v2.hgframe"
+GOLDEN = Path(__file__).parents[2] / "replay" / "captured" / "conversation-v3.hgframe"
 
 SPEC = TriggerSpec(9, "run-9", "orders", "triggers.Orders", b'{"password":"swordfish"}')
 CONVERSATION: list[Message] = [
@@ -107,7 +107,7 @@ def test_a_log_of_before_fields_were_appended_is_read_with_their_defaults(tmp_pa
         assert isinstance(item, Record)
         body = item.body
         if isinstance(item.message(), StateSync):
-            body = msgspec.msgpack.encode(msgspec.msgpack.decode(body)[:-2])
+            body = msgspec.msgpack.encode(msgspec.msgpack.decode(body)[:-3])
         older += encode_record(item.time, item.direction, item.incarnation, body)
     writer.path.write_bytes(older)
     assert verify(writer.path).findings == ()

@@ -182,8 +182,8 @@ def test_findings_are_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        (hello(3), "runner -> supervisor  Hello version=2 pid=4711 0.1.0"),
-        (welcome(3), "runner <- supervisor  Welcome version=2 incarnation=3"),
+        (hello(3), "runner -> supervisor  Hello version=3 pid=4711 0.1.0"),
+        (welcome(3), "runner <- supervisor  Welcome version=3 incarnation=3"),
         (Request(4, LastEvent(5)), "runner -> supervisor  Request id=4 last event of trigger 5"),
         (
             Response(4, StoredEvent("run", 1, b'{"a":1}')),

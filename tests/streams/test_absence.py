@@ -1,4 +1,4 @@
-"""RejoinWaits: a subscriber that failed and is started again misses nothing of what the others get."""
+"""AbsentSubscribers: a subscriber that is not there misses nothing of what the others get, however long it takes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.streams import Subscription
+from headgate.streams.stalls import ABSENCE_REPORT_AGAIN_S, STALL_REPORT_S
 from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import AdvanceItem, PollTerminated, SharedStreamManager, SharedStreamProducer
 
@@ -60,21 +61,20 @@ def join(streams: SharedStreamManager, broker: Broker, trigger_id: int) -> Subsc
 
 
 async def fail(streams: SharedStreamManager, trigger_id: int) -> None:
-    """What the host does when a filter raised, and the failure has been stored."""
+    """What the host does when a filter raised."""
     streams.expect_rejoin(trigger_id=trigger_id, key="k")
     await streams.unsubscribe(trigger_id, "k", cut_short=True)
-    streams.start_rejoin_wait(trigger_id)
 
 
 async def test_nothing_is_broadcast_until_the_failed_subscriber_is_back(autojump_clock: object) -> None:
     broker = Broker()
-    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+    async with SharedStreamManager() as streams:
         stays, fails = join(streams, broker, 1), join(streams, broker, 2)
         broker.send(1)
         assert (await anext(stays), await anext(fails)) == (1, 1)
         await fail(streams, 2)
         broker.send(2, 3)
-        await trio.sleep(59.0)
+        await trio.sleep(290.0)
         assert streams.statistics().queued_events == 0
         assert len(broker.pulled) <= 2, "at most the one that was being pulled"
         back = join(streams, broker, 2)
@@ -86,7 +86,7 @@ async def test_after_the_poll_died_nothing_is_broadcast_until_all_its_subscriber
     autojump_clock: object,
 ) -> None:
     broker = Broker()
-    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+    async with SharedStreamManager() as streams:
         subscriptions = [join(streams, broker, trigger_id) for trigger_id in (1, 2, 3)]
         for subscription in subscriptions:
             subscription.on_failed = lambda _, trigger_id=subscription.trigger_id: streams.expect_rejoin(
@@ -107,25 +107,52 @@ async def test_after_the_poll_died_nothing_is_broadcast_until_all_its_subscriber
             assert [await anext(subscription), await anext(subscription)] == [1, 2]
 
 
-async def test_a_rejoin_is_awaited_for_a_limited_time_only_and_the_loss_is_logged(autojump_clock: object) -> None:
+async def test_the_log_says_again_and_again_whom_a_stream_stands_still_for(autojump_clock: object) -> None:
     broker = Broker()
     with structlog.testing.capture_logs() as records:
-        async with SharedStreamManager(rejoin_wait=60.0) as streams:
-            stays = join(streams, broker, 1)
+        async with SharedStreamManager() as streams:
+            join(streams, broker, 1)
             join(streams, broker, 2)
             await fail(streams, 2)
-            began = trio.current_time()
-            broker.send(1)
-            assert await anext(stays) == 1
-            assert 60.0 <= trio.current_time() - began < 60.1
-    (said,) = [record for record in records if record["log_level"] == "error"]
-    assert "continues without it" in said["event"]
-    assert said["trigger_id"] == 2
+            await trio.sleep(STALL_REPORT_S + 10 * ABSENCE_REPORT_AGAIN_S + 5)
+    said = [record for record in records if "stands still" in record["event"]]
+    assert {(record["log_level"], tuple(record["trigger_ids"])) for record in said} == {("error", (2,))}
+    assert 9 <= len(said) <= 11
+    assert all("'k'" in record["stream"] for record in said)
+
+
+async def test_a_subscriber_that_is_not_started_is_waited_for_from_the_first_message_on(
+    autojump_clock: object,
+) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        streams.expect_rejoin(trigger_id=2, key="k")
+        first = join(streams, broker, 1)
+        broker.send(1)
+        await trio.sleep(600.0)
+        assert streams.statistics().queued_events == 0
+        second = join(streams, broker, 2)
+        assert (await anext(first), await anext(second)) == (1, 1)
+
+
+async def test_a_stream_waits_for_each_of_those_that_are_absent(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        for absent in (2, 3):
+            streams.expect_rejoin(trigger_id=absent, key="k")
+        first = join(streams, broker, 1)
+        broker.send(1)
+        await trio.sleep(10.0)
+        streams.cancel_rejoin(3)
+        await trio.sleep(10.0)
+        assert streams.statistics().queued_events == 0
+        join(streams, broker, 2)
+        assert await anext(first) == 1
 
 
 async def test_a_trigger_that_will_not_come_back_is_not_waited_for(autojump_clock: object) -> None:
     broker = Broker()
-    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+    async with SharedStreamManager() as streams:
         stays = join(streams, broker, 1)
         join(streams, broker, 2)
         await fail(streams, 2)
@@ -139,7 +166,7 @@ async def test_a_trigger_that_will_not_come_back_is_not_waited_for(autojump_cloc
 
 async def test_other_streams_do_not_wait(autojump_clock: object) -> None:
     broker, other = Broker(), Broker()
-    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+    async with SharedStreamManager() as streams:
         join(streams, broker, 1)
         elsewhere = streams.subscribe(trigger_id=3, trigger=Watcher(other), key="another")
         await fail(streams, 1)
@@ -149,41 +176,13 @@ async def test_other_streams_do_not_wait(autojump_clock: object) -> None:
         assert trio.current_time() == began
 
 
-async def test_a_wait_of_zero_awaits_nobody(autojump_clock: object) -> None:
-    broker = Broker()
-    async with SharedStreamManager() as streams:
-        stays = join(streams, broker, 1)
-        join(streams, broker, 2)
-        await fail(streams, 2)
-        broker.send(1)
-        began = trio.current_time()
-        assert await anext(stays) == 1
-        assert trio.current_time() == began
-
-
 async def test_a_manager_is_left_at_once_even_while_a_stream_waits_for_somebody(autojump_clock: object) -> None:
     broker = Broker()
     began = trio.current_time()
-    async with SharedStreamManager(rejoin_wait=60.0) as streams:
+    async with SharedStreamManager() as streams:
         join(streams, broker, 1)
         join(streams, broker, 2)
         await fail(streams, 2)
         broker.send(1)
         await wait_all_tasks_blocked()
     assert trio.current_time() - began < 1.0
-
-
-async def test_the_rejoin_wait_does_not_start_while_the_failure_is_not_stored(autojump_clock: object) -> None:
-    broker = Broker()
-    async with SharedStreamManager(rejoin_wait=60.0) as streams:
-        stays = join(streams, broker, 1)
-        join(streams, broker, 2)
-        streams.expect_rejoin(trigger_id=2, key="k")
-        await streams.unsubscribe(2, "k", cut_short=True)
-        broker.send(1)
-        await trio.sleep(3600.0)  # the database is away: nobody can start the trigger again
-        assert streams.statistics().queued_events == 0
-        streams.start_rejoin_wait(2)
-        began = trio.current_time()
-        assert await anext(stays) == 1
-        assert 60.0 <= trio.current_time() - began < 60.1

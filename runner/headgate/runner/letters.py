@@ -1,0 +1,147 @@
+"""Dead letters as the runner reports them: events that cannot be stored, and messages that a trigger does not get.
+
+A letter should be whole, because the broker forgets the message once a whole letter is stored. So it holds the first of
+these that has a form on the wire, has at most `LETTER_BYTES_MAX` bytes and fits a frame: the event, or the raw message
+that it derives from. If neither does, it has only a head; the message then counts as rejected, and the broker has to
+keep it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from headgate.child.error_text import storable
+from headgate.child.logs import SpecNames
+from headgate.protocol.errors import ValueTooLong
+from headgate.protocol.link.splitting import fits_frame
+from headgate.protocol.messages.runner import (
+    ERROR_CHARS_MAX,
+    KEY_CHARS_MAX,
+    LETTER_BYTES_MAX,
+    PASSED_OVER_POSITION,
+    REFUSED_HEAD_BYTES_MAX,
+    LetterContent,
+    RefusedEvent,
+    TriggerSpec,
+)
+from headgate.protocol.values import encode_value
+from headgate.runner.outbox import Outbox
+from headgate.streams.contract import Undecodable
+
+log = structlog.get_logger(__name__)
+
+
+class Content(NamedTuple):
+    """What a letter may hold. ``data`` is the whole encoded value if it has ``data_bytes``, otherwise its beginning."""
+
+    content: LetterContent
+    data: bytes
+    data_bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a letter may hold all of it. No value is encoded as nothing."""
+        return 0 < len(self.data) == self.data_bytes <= LETTER_BYTES_MAX
+
+
+def message_content(raw_event: Any) -> Content:
+    """Return a raw message of a shared stream as the content of a letter; empty if it has no form on the wire."""
+    try:
+        data = encode_value(raw_event, where="message", bytes_max=LETTER_BYTES_MAX)
+    except ValueTooLong as exc:
+        return Content("message", exc.head, exc.value_bytes)
+    except BaseException:  # the encoding of an author's own type may raise anything, even SystemExit
+        return Content("message", b"", 0)
+    return Content("message", data, len(data))
+
+
+def fill(letter: RefusedEvent, contents: Iterable[Content], frame_bytes_max: int) -> RefusedEvent:
+    """Return the letter with the first content that it can hold whole; with the head of one if there is none."""
+    head: RefusedEvent | None = None
+    for content in contents:
+        filled = msgspec.structs.replace(
+            letter, content=content.content, payload_head=content.data, payload_bytes=content.data_bytes
+        )
+        if content.is_whole and fits_frame(filled, frame_bytes_max):
+            return msgspec.structs.replace(filled, is_whole=True)
+        if head is None and content.data:
+            head = msgspec.structs.replace(filled, payload_head=content.data[:REFUSED_HEAD_BYTES_MAX])
+    return letter if head is None else head
+
+
+def is_storable_key(key: object) -> bool:
+    """Whether the key of an event can be sent and stored as it is."""
+    if key is None:
+        return True
+    if not isinstance(key, str) or len(key) > KEY_CHARS_MAX:
+        return False
+    return (key.isascii() and "\0" not in key) or storable(key) == key  # the first is true of most, and cheap
+
+
+def letter_key(key: object) -> str | None:
+    """Return the key that a letter of an event with this key has: unchanged if it can be stored, else with a digest.
+
+    Without the digest, two events whose keys begin alike would be taken for one, and one letter for the other.
+    """
+    if not isinstance(key, str):
+        return None
+    if is_storable_key(key):
+        return key
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{storable(key[:KEY_CHARS_MAX])[: KEY_CHARS_MAX - len(digest) - 1]}#{digest}"
+
+
+class PassedOver:
+    """The messages that one run of a trigger does not get: each is reported, whole, as a dead letter.
+
+    Implements `headgate.streams.subscription.PassOver`.
+    """
+
+    __slots__ = ("_frame_bytes_max", "_outbox", "_reported", "_spec", "keys")
+
+    def __init__(self, spec: TriggerSpec, outbox: Outbox, frame_bytes_max: int) -> None:
+        self.keys = frozenset(spec.passed_over)
+        self._spec = spec
+        self._outbox = outbox
+        self._frame_bytes_max = frame_bytes_max
+        self._reported = 0
+
+    async def wait_room(self) -> None:
+        """Wait until the outbox may have room for a letter."""
+        await self._outbox.wait_room()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a letter has to wait for room in the outbox."""
+        return self._outbox.is_full
+
+    def report(self, raw_event: Any, key: str | None, seq: int | None) -> None:
+        """Put the letter of one message into the outbox; ``seq`` is to be confirmed once it is stored."""
+        spec = self._spec
+        self._reported += 1
+        reason = f"{spec.name} has failed on this message too often and does not get it any more"
+        content = message_content(raw_event)
+        if isinstance(raw_event, Undecodable):
+            reason = f"the message cannot be decoded: {raw_event.reason}"
+            content = message_content(raw_event.content)
+            if not raw_event.is_whole:
+                content = content._replace(data_bytes=content.data_bytes + 1)  # that of more than the data
+        letter = RefusedEvent(
+            trigger_id=spec.trigger_id,
+            trigger_run_id=spec.trigger_run_id,
+            sequence_index=-self._reported,  # those of its events begin at 0
+            seq=seq or 0,
+            reason=storable(reason[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX],
+            payload_bytes=0,
+            payload_head=b"",
+            key=key,
+            position=PASSED_OVER_POSITION,
+        )
+        filled = fill(letter, [content], self._frame_bytes_max)
+        log.warning("a message is passed over", message_key=key, is_whole=filled.is_whole, **SpecNames(spec))
+        self._outbox.enqueue(filled)

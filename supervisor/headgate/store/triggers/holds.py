@@ -1,0 +1,79 @@
+"""Holds: triggers that are owned, but not started until the hold is released (`headgate.store.ids.Hold`).
+
+A user pauses a watcher, and resumes it. A supervisor holds a trigger that harms: the stream of such a one waits for it,
+so nothing is lost, until a user has mended it and releases it, or pauses it and lets its stream go on without it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import and_, select, update
+
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import Verbs, writing
+from headgate.store.errors import NoSuchRow, NoSuchWatcher
+from headgate.store.ids import Hold
+from headgate.store.tables import asset_watcher, trigger
+from headgate.store.triggers.dead_letters import storable_text
+
+PAUSED_BY_USER = "a user has paused it"
+
+
+class HoldVerbs(Verbs):
+    """The verbs by which users hold triggers and release them. A supervisor has `Store.hold_trigger`."""
+
+    @writing
+    def pause_watcher(self, tx: Tx, name: str) -> None:
+        """Hold the trigger of a watcher as paused, whatever it was held for before. Raises `NoSuchWatcher`."""
+        tx.notify()
+        of_watcher = trigger.c.id == _trigger_of(tx, name)
+        paused = {"hold": "paused", "hold_reason": PAUSED_BY_USER, "held_at": tx.now}
+        tx.connection.execute(
+            update(trigger).where(of_watcher, trigger.c.hold.is_distinct_from("paused")).values(paused)
+        )
+
+    @writing
+    def resume_watcher(self, tx: Tx, name: str) -> Hold | None:
+        """Release the trigger of a watcher; return its hold, None if it had none. Raises `NoSuchWatcher`."""
+        return _release(tx, _trigger_of(tx, name))
+
+    @writing
+    def release_trigger(self, tx: Tx, trigger_id: int) -> Hold | None:
+        """Release a trigger; return its hold, None if it had none. Raises `NoSuchRow`."""
+        return _release(tx, trigger_id)
+
+
+def _trigger_of(tx: Tx, name: str) -> int:
+    present = (asset_watcher.c.name == name, asset_watcher.c.removed_at.is_(None))
+    found = tx.connection.execute(select(asset_watcher.c.trigger_id).where(*present)).scalar_one_or_none()
+    if found is None:
+        raise NoSuchWatcher(name)
+    return int(found)
+
+
+def _release(tx: Tx, trigger_id: int) -> Hold | None:
+    tx.notify()
+    found = tx.connection.execute(select(trigger.c.hold).where(trigger.c.id == trigger_id).with_for_update()).first()
+    if found is None:
+        raise NoSuchRow("trigger", str(trigger_id))
+    free = {"hold": None, "hold_reason": None, "held_at": None}
+    tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id, trigger.c.hold.is_not(None)).values(free))
+    hold: Hold | None = found.hold
+    return hold
+
+
+def hold_own(tx: LeasedTx, trigger_id: int, hold: Hold, reason: str) -> bool:
+    """Hold an open trigger that the epoch owns, unless it is held already; return whether it is held now.
+
+    Repeating it changes nothing.
+    """
+    mine = and_(
+        trigger.c.id == trigger_id,
+        trigger.c.triggerer_id == tx.epoch,
+        trigger.c.finished_at.is_(None),
+        trigger.c.removed_at.is_(None),
+    )
+    held = {"hold": hold, "hold_reason": storable_text(reason, ERROR_CHARS_MAX), "held_at": tx.now}
+    tx.connection.execute(update(trigger).where(mine, trigger.c.hold.is_(None)).values(held))
+    tx.notify()
+    return tx.connection.execute(select(trigger.c.id).where(mine, trigger.c.hold.is_not(None))).first() is not None
