@@ -38,6 +38,7 @@ from headgate.protocol.messages.queries import (
     TaskStates,
 )
 from headgate.protocol.messages.runner import (
+    DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
     Hello,
@@ -66,6 +67,27 @@ def test_a_log_with_a_bit_of_everything_replays_clean(live: Live) -> None:
     assert result.rows == len(rows)
     assert result.redelivered == sum(row.redelivered for row in rows) > 0
     assert result.dead_letters == 1
+
+
+def test_a_log_whose_run_ids_are_not_those_of_the_replay_replays_clean(live: Live) -> None:
+    """The supervisor has a later epoch than the replay's: others had registered before the log begins."""
+    for number in range(2):
+        epoch = live.store.register_triggerer(
+            hostname="early", pid=number, machine="m", process_started=0.0, capacity=1, queues=("default",)
+        )
+        live.store.release_triggerer(epoch)
+    for name in ("one", "two"):
+        live.store.add_watcher(name, "users.One", {})
+    live.start_runner()
+    first = live.specs()
+    described = [DescribedTrigger(spec.trigger_id, spec.trigger_run_id, "digest", "name") for spec in first.values()]
+    live.round(described=tuple(described))
+    second = live.specs()
+    assert {spec.stream for spec in second.values()} == {"digest"}
+    live.round(*(fired(spec, 0) for spec in second.values()))
+    result = assert_clean(live.files())
+    assert not first["one"].trigger_run_id.startswith("1.")
+    assert result.rows == 2
 
 
 def test_a_log_torn_anywhere_replays_clean(live: Live, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def translated(changes: StateChanges, run_ids: Mapping[str, str]) -> StateChange
         events=renamed(changes.events),
         refused=renamed(changes.refused),
         finished=renamed(changes.finished),
+        described=renamed(changes.described),
     )
 
 
