@@ -29,6 +29,7 @@ from headgate.protocol.messages.runner import (
     Welcome,
 )
 from headgate.protocol.values import encode_value
+from headgate.runner.black_box import BlackBox
 from headgate.runner.link import AsyncLink
 from headgate.runner.session import (
     RunnerSession,
@@ -134,7 +135,9 @@ async def supervising(
     async def run() -> None:
         link = AsyncLink(theirs, Connection(RunnerDialect(INCARNATION), Role.RUNNER))
         welcome_settings = await shake_hands(link, INCARNATION)
-        session = RunnerSession(link, welcome_settings, exit_process=lambda code: supervisor.exits.append(code))
+        session = RunnerSession(
+            link, welcome_settings, exit_process=lambda code: supervisor.exits.append(code), box=BlackBox()
+        )
         supervisor.exit_code = await session.run()
         await link.aclose()
         supervisor.has_ended.set()

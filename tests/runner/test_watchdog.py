@@ -19,6 +19,7 @@ import trio
 from tests.runner.authors import AUTHORS, publish
 
 from headgate.protocol.messages.runner import RunnerSettings, TriggerSpec
+from headgate.runner.black_box import BlackBox
 from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
 from headgate.runner.watchdog import IDLE_SAMPLES, SAMPLES_PER_LIMIT, Watchdog, culprit_of
@@ -80,7 +81,9 @@ def run_trigger(cls: type[BaseTrigger]) -> list[Any]:
             await trio.lowlevel.checkpoint()
 
         async with SharedStreamManager() as streams, trio.open_nursery() as nursery:
-            host = Host(settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask)
+            host = Host(
+                settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask, box=BlackBox()
+            )
             spec = TriggerSpec(41, "run", "orders", classpath, b"{}")
             await host.start((spec,))
             await host.wait_all_ended()

@@ -78,14 +78,14 @@ class Host:
         outbox: Outbox,
         nursery: trio.Nursery,
         ask_last_event: Callable[[int], Awaitable[StoredEvent | None]],
-        box: BlackBox | None = None,
+        box: BlackBox,
     ) -> None:
         self._settings = settings
         self._streams = streams
         self._outbox = outbox
         self._nursery = nursery
         self._ask_last_event = ask_last_event
-        self._box = box or BlackBox()
+        self._box = box
         self._runs: dict[int, TriggerRun] = {}
         self._waiting_for_end = trio.lowlevel.ParkingLot()
 
@@ -103,15 +103,14 @@ class Host:
 
     def expect_absent(self, absent: tuple[AbsentSubscriber, ...]) -> None:
         """Have streams wait for subscribers that are not started: until they are, or are cancelled."""
-        for subscriber in absent:
-            if subscriber.stream:  # its run may still be ending: the wait begins before it leaves
-                key = StreamIdentity(subscriber.stream, "")
-                self._streams.expect_rejoin(trigger_id=subscriber.trigger_id, key=key)
+        for subscriber in absent:  # its run may still be ending: the wait begins before it leaves
+            self._expect(subscriber)
 
-    def _expect_again(self, spec: TriggerSpec) -> None:
-        """Have its stream, if that is known, wait for a trigger that could not join it: it is started again later."""
-        if spec.stream:
-            self._streams.expect_rejoin(trigger_id=spec.trigger_id, key=StreamIdentity(spec.stream, ""))
+    def _expect(self, subscriber: AbsentSubscriber | TriggerSpec) -> None:
+        """Have its stream, if it has one that is known, wait for a trigger that is started later."""
+        if subscriber.stream:
+            key = StreamIdentity(subscriber.stream, "")
+            self._streams.expect_rejoin(trigger_id=subscriber.trigger_id, key=key)
 
     def cancel(self, cancel: CancelTrigger) -> None:
         """Cancel one trigger. It need not be running: a shared stream may be waiting for it."""
@@ -150,7 +149,7 @@ class Host:
             try:
                 trigger = load_trigger(spec)
             except BaseException as exc:  # a constructor may raise anything, even SystemExit
-                self._expect_again(kept)
+                self._expect(kept)
                 self._report(kept, Ending("failed", None, exc), events=0)
                 return
             # Bypasses a __setattr__ of the author's, such as that of a frozen dataclass.
@@ -159,7 +158,7 @@ class Host:
             try:
                 self._join_stream(run, names)
             except BaseException as exc:  # raised again by its task: the object exists now and needs its cleanup()
-                self._expect_again(kept)
+                self._expect(kept)
                 run.not_joined = exc
             # The task inherits the context, and with it the names that its log records carry.
             self._nursery.start_soon(self._run, run, name=f"trigger {spec.trigger_id}")

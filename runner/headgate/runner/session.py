@@ -57,9 +57,8 @@ ABANDONED_END_S = 0.5  # how long the hooks may take once the supervisor is gone
 ExitProcess = Callable[[int], object]
 
 
-def run(sock: socket.socket, incarnation: int, *, exit_process: ExitProcess, box: BlackBox | None = None) -> int:
+def run(sock: socket.socket, incarnation: int, *, exit_process: ExitProcess, box: BlackBox) -> int:
     """Run one session over the socket; return the exit code of the process."""
-    box = box or BlackBox()
     return trio.run(_main, sock, incarnation, exit_process, box, strict_exception_groups=True, instruments=[box])
 
 
@@ -99,9 +98,7 @@ async def shake_hands(link: AsyncLink, incarnation: int) -> RunnerSettings:
 class RunnerSession:
     """The session after the handshake."""
 
-    def __init__(
-        self, link: AsyncLink, settings: RunnerSettings, *, exit_process: ExitProcess, box: BlackBox | None = None
-    ) -> None:
+    def __init__(self, link: AsyncLink, settings: RunnerSettings, *, exit_process: ExitProcess, box: BlackBox) -> None:
         self._link = link
         self._box = box
         self._settings = settings

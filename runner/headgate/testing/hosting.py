@@ -26,6 +26,7 @@ from headgate.protocol.messages.runner import (
     TriggerSpec,
 )
 from headgate.protocol.values import decode_value, encode_value
+from headgate.runner.black_box import BlackBox
 from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
 from headgate.runner.trigger_run import Ending
@@ -197,7 +198,12 @@ async def hosted_triggers(
     with queries.trigger_queries_handled_by((stubs or Stubs()).answer_trigger):
         async with streams if has_streams else nullcontext(), trio.open_nursery() as nursery:
             host = _RecordingHost(
-                settings=settings, streams=streams, outbox=outbox, nursery=nursery, ask_last_event=ask_last_event
+                settings=settings,
+                streams=streams,
+                outbox=outbox,
+                nursery=nursery,
+                ask_last_event=ask_last_event,
+                box=BlackBox(),
             )
             host.errors = {}
             hosted = HostedTriggers(clock=clock, host=host, streams=streams, outbox=outbox)

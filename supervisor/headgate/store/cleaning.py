@@ -49,6 +49,7 @@ from headgate.store.tables import (
     xcom,
 )
 from headgate.store.triggers import leases
+from headgate.store.triggers.streams import is_gone
 
 # Rows read per transaction: that takes some tens of milliseconds, and others can write between two.
 CLEAN_ROWS_MAX = 1000
@@ -97,12 +98,11 @@ def _event_is_free() -> ColumnElement[bool]:
 
 def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
     """Return the condition that it ended before then, and has no owner, no task, and no watcher that is not removed."""
-    gone = select(triggerer.c.id).where(or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
     present = exists().where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
     return and_(
         or_(trigger.c.finished_at.is_not(None), trigger.c.removed_at.is_not(None)),
         func.coalesce(trigger.c.removed_at, trigger.c.finished_at) < before,
-        or_(trigger.c.triggerer_id.is_(None), trigger.c.triggerer_id.in_(gone)),
+        is_gone(trigger.c.triggerer_id),
         ~exists().where(task_instance.c.trigger_id == trigger.c.id),
         ~present,
     )

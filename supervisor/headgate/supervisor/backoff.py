@@ -6,10 +6,14 @@ The waits are only computed: the caller passes the time, and asks when to try ag
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import structlog
 import tenacity
+
+from headgate.store.errors import DATABASE_UNUSABLE
 
 log = structlog.get_logger(__name__)
 
@@ -136,3 +140,13 @@ class DatabaseRetry:
             self._backoff.succeed()
             if self._outage is not None:
                 self._outage.succeeded(self._duty, now)
+
+    @contextmanager
+    def attempt(self, now: float) -> Generator[None]:
+        """Record whether the block could use the database. If not, the rest of the block is left out."""
+        try:
+            yield
+        except DATABASE_UNUSABLE as exc:
+            self.failed(exc, now)
+        else:
+            self.succeeded(now)

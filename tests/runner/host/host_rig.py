@@ -22,6 +22,7 @@ from headgate.protocol.messages.runner import (
     TriggerSpec,
 )
 from headgate.protocol.values import encode_value
+from headgate.runner.black_box import BlackBox
 from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
 from headgate.streams.manager import SharedStreamManager
@@ -40,7 +41,12 @@ class Rig:
     def __init__(self, settings: RunnerSettings, streams: SharedStreamManager, nursery: trio.Nursery) -> None:
         self.outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
         self.host = Host(
-            settings=settings, streams=streams, outbox=self.outbox, nursery=nursery, ask_last_event=self._last_event
+            settings=settings,
+            streams=streams,
+            outbox=self.outbox,
+            nursery=nursery,
+            ask_last_event=self._last_event,
+            box=BlackBox(),
         )
         self.items: list[FiredEvent | RefusedEvent | FinishedTrigger] = []
         self.stuck: list[int] = []

@@ -22,6 +22,7 @@ from headgate.protocol.messages.runner import (
     TriggerSpec,
 )
 from headgate.protocol.values import encode_value
+from headgate.runner.black_box import BlackBox
 from headgate.runner.host import Host
 from headgate.runner.outbox import Outbox
 from headgate.streams.contract import AdvanceItem, AdvanceOutcome, SharedStreamProducer
@@ -95,7 +96,12 @@ class Rig:
             await trio.lowlevel.checkpoint()
 
         self.host = Host(
-            settings=settings, streams=streams, outbox=self.outbox, nursery=nursery, ask_last_event=ask_last_event
+            settings=settings,
+            streams=streams,
+            outbox=self.outbox,
+            nursery=nursery,
+            ask_last_event=ask_last_event,
+            box=BlackBox(),
         )
         self.broker = Watcher.broker = Broker()
         self.events: list[FiredEvent] = []

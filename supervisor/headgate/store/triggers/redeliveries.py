@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from headgate.protocol.messages.runner import FiredEvent
-from headgate.store.db.bulk import Kind, compare, find, insert_or_add
+from headgate.store.db.bulk import Kind, compare, insert_or_add
 from headgate.store.db.engine import database_name
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import Tx
@@ -23,8 +23,7 @@ from headgate.store.tables import redelivery, trigger_event
 from headgate.store.triggers import dead_letters
 
 _COMPARED = ("kind", "payload")
-_IDENTITY = Kind(trigger_event, ("trigger_run_id", "sequence_index"))
-_SAME_IDENTITY = Kind(trigger_event, (*_IDENTITY.columns, *_COMPARED))
+_SAME_EVENT = Kind(trigger_event, ("trigger_run_id", "sequence_index", *_COMPARED))
 _SAME_MESSAGE = Kind(trigger_event, ("trigger_id", "key", "position", *_COMPARED))
 _REDELIVERY = Kind(redelivery, ("trigger_event_id", "count", "last_at"))
 
@@ -42,26 +41,16 @@ def count(tx: Tx, events: Sequence[FiredEvent]) -> tuple[int, tuple[Difference, 
     The same event needs nothing, the same message is counted. Return the number of the latter, and all events that
     differ from the stored ones: they are dead letters now, one for each message and position at most, the first.
     """
-    known = set(
-        find(
-            tx.connection,
-            _IDENTITY,
-            [(event.trigger_run_id, event.sequence_index) for event in events],
-            returning=_IDENTITY.columns,
-        )
-    )
-    reported: list[FiredEvent] = []
-    again: list[FiredEvent] = []
-    for event in events:
-        (reported if (event.trigger_run_id, event.sequence_index) in known else again).append(event)
-    keyed = [event for event in again if event.key is not None]
     same_events = compare(
         tx.connection,
-        _SAME_IDENTITY,
-        [(event.trigger_run_id, event.sequence_index, event.kind, event.payload) for event in reported],
+        _SAME_EVENT,
+        [(event.trigger_run_id, event.sequence_index, event.kind, event.payload) for event in events],
         keys=2,
         returning=("id",),
     )
+    reported = {place for place, _, _ in same_events}
+    again = [event for place, event in enumerate(events) if place not in reported]
+    keyed = [event for event in again if event.key is not None]
     same_messages = compare(
         tx.connection,
         _SAME_MESSAGE,
@@ -74,7 +63,7 @@ def count(tx: Tx, events: Sequence[FiredEvent]) -> tuple[int, tuple[Difference, 
         unexplained = len(again) - len(same_messages)
         raise DatabaseFault(database_name(tx.connection.engine), f"{unexplained} events are neither new nor stored")
     _add_counts(tx, Counter(stored_id for _, stored_id, _ in same_messages))
-    differing = [Difference(reported[place], stored_id) for place, stored_id, is_same in same_events if not is_same]
+    differing = [Difference(events[place], stored_id) for place, stored_id, is_same in same_events if not is_same]
     differing += [Difference(keyed[place], stored_id) for place, stored_id, is_same in same_messages if not is_same]
     if differing:
         dead_letters.dead_letter_many(tx, [(difference.event, _reason(difference)) for difference in differing])

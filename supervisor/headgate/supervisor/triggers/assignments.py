@@ -20,6 +20,7 @@ across all machines.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
@@ -184,11 +185,12 @@ class Assignments:
         streamed = [trigger_id for trigger_id in due if self._assigned[trigger_id].trigger.stream]
         alone = sorted(set(due).difference(streamed))
         specs = [self._start(self._assigned[trigger_id], epoch, incarnation, now) for trigger_id in alone]
+        oldest = self._oldest_undescribed()
         for trigger_id in streamed:
             assigned = self._assigned[trigger_id]
             if assigned.after is None:
                 assigned.after = self._starts
-            if not self._waits_for_descriptions(assigned):
+            if assigned.after < oldest:
                 specs.append(self._start(assigned, epoch, incarnation, now))
         return tuple(specs)
 
@@ -216,14 +218,14 @@ class Assignments:
             takes_one_event=trigger.task is not None,
         )
 
-    def _waits_for_descriptions(self, assigned: Assignment) -> bool:
-        oldest = next(iter(self._undescribed.values()), None)
-        return assigned.after is not None and oldest is not None and oldest <= assigned.after
+    def _oldest_undescribed(self) -> float:
+        return next(iter(self._undescribed.values()), math.inf)
 
     def next_start_at(self) -> float | None:
         """When the next waiting trigger is due; None while none waits, except for descriptions."""
+        oldest = self._oldest_undescribed()
         waiting = (self._assigned[trigger_id] for trigger_id in self._waiting)
-        return min((one.start_at for one in waiting if not self._waits_for_descriptions(one)), default=None)
+        return min((one.start_at for one in waiting if one.after is None or one.after < oldest), default=None)
 
     def describe(self, described: DescribedTrigger, placed: Placed, now: float) -> bool:
         """Take the stream of a trigger, and the store's decision about it; return whether the trigger is over.

@@ -14,7 +14,6 @@ import structlog
 
 from headgate.protocol.black_box import Record
 from headgate.protocol.messages.runner import FinishedTrigger, StateChanges
-from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry, Waits
@@ -167,7 +166,7 @@ class Blame:
         """Store the strikes that are not stored yet. Raises `LeaseLost`."""
         if not self._strikes or not self._retry.ready(now):
             return
-        try:
+        with self._retry.attempt(now):
             while self._strikes:
                 strike = self._strikes[0]
                 strikes = self._store.strike_message(
@@ -177,7 +176,3 @@ class Blame:
                     self._assignments.pass_over(strike.trigger_id, strike.key)
                     log.error("a message ends the runner", trigger_id=strike.trigger_id, key=strike.key)
                 del self._strikes[0]
-        except DATABASE_UNUSABLE as exc:
-            self._retry.failed(exc, now)
-            return
-        self._retry.succeeded(now)

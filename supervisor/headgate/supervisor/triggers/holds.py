@@ -12,7 +12,6 @@ import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.messages.runner import AbsentSubscriber, CancelTrigger, StateSync
-from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.ids import Epoch, Hold
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
@@ -47,15 +46,11 @@ class Holds:
         """Store the holds that are not stored yet. Raises `LeaseLost`."""
         if not self._unstored or not self._retry.ready(now):
             return
-        try:
+        with self._retry.attempt(now):
             for trigger_id, (hold, reason) in list(self._unstored.items()):
                 self._store.hold_trigger(epoch, trigger_id, hold, reason)
                 marks.reach("holds.stored")
                 del self._unstored[trigger_id]
-        except DATABASE_UNUSABLE as exc:
-            self._retry.failed(exc, now)
-            return
-        self._retry.succeeded(now)
 
     def found(self, held: Mapping[int, Hold], now: float) -> tuple[StateSync | None, list[int]]:
         """Take the holds that a poll has found; return a message for the runner, and the triggers that are released.

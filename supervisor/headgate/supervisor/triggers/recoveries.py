@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
@@ -28,10 +27,6 @@ class Recoveries:
         if due_at is None or now < due_at:
             return
         recovered = self._assignments.recovered(now)
-        try:
+        with self._retry.attempt(now):
             self._store.reset_failures(epoch, recovered)
-        except DATABASE_UNUSABLE as exc:
-            self._retry.failed(exc, now)
-            return
-        self._retry.succeeded(now)
-        self._assignments.forgive(recovered)
+            self._assignments.forgive(recovered)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.protocol.messages.runner import CancelReason, CancelTrigger
-from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
@@ -54,11 +53,7 @@ class Releases:
         """Release the rows of those that have ended. Raises `LeaseLost`."""
         if not self._ended or not self._retry.ready(now):
             return
-        try:
+        with self._retry.attempt(now):  # if it fails, they stay in the set, and a later step tries again
             self._store.release_triggers(epoch, sorted(self._ended))
-        except DATABASE_UNUSABLE as exc:
-            self._retry.failed(exc, now)  # they stay in the set, and a later step tries again
-            return
-        self._retry.succeeded(now)
-        self._assignments.forget_unreadable(self._ended)
-        self._ended.clear()
+            self._assignments.forget_unreadable(self._ended)
+            self._ended.clear()
