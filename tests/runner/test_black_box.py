@@ -70,11 +70,12 @@ def test_a_message_stays_noted_when_its_trigger_goes_on_after_a_wait() -> None:
     seen: list[Record | None] = []
 
     async def trigger(of: SpecNames) -> None:
-        box.note_message(of, "berlin:1")
+        note = box.messages_of(of)
+        note("berlin:1")
         seen.append(read_record(bytes(memory)))
         await trio.lowlevel.checkpoint()
         seen.append(read_record(bytes(memory)))
-        box.note_message(of, None)
+        note(None)
         seen.append(read_record(bytes(memory)))
 
     async def main() -> None:

@@ -3,16 +3,16 @@
 The runner writes it before each step of a trigger, and whenever a trigger is given a message; the supervisor reads it
 after an end of the process that it did not ask for. It holds one record::
 
-    u8 1, u16 bytes of the run id, u16 bytes of the key (`NO_KEY` if there is none), the run id, the key
+    u8 1, the run id, u8 0xFF, then the key and u8 0xFF, or u8 0xFE if there is no key
 
-or begins with 0 while no code of a trigger is executed. Users' code may write to the memory as well, so `read_record`
-believes nothing, and the caller compares the run id with those of the runs that it has started. It holds no secrets
-(I12): a run id is made of numbers, and the key is that of the message.
+or begins with 0 while no code of a trigger is executed. UTF-8 has neither of the two bytes that end a text, so a record
+is made by appending, which costs next to nothing for each message. Users' code may write to the memory as well, so
+`read_record` believes nothing, and the caller compares the run id with those of the runs that it has started. It holds
+no secrets (I12): a run id is made of numbers, and the key is that of the message.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
@@ -20,8 +20,9 @@ from headgate.protocol.messages.runner import KEY_CHARS_MAX
 BOX_BYTES = 4096  # a page; more than the longest record
 RUN_ID_BYTES_MAX = 255
 KEY_BYTES_MAX = 4 * KEY_CHARS_MAX
-NO_KEY = 0xFFFF
-_HEAD = struct.Struct("<BHH")
+_BEGIN = b"\x01"
+_END = b"\xff"
+_NO_KEY = b"\xfe"
 
 
 class Record(NamedTuple):
@@ -31,32 +32,34 @@ class Record(NamedTuple):
     key: str | None = None
 
 
-def write_record(record: Record) -> bytes:
-    """Return the bytes of a record. A key that cannot be written, or is too long, is left out."""
-    run_id = record.trigger_run_id.encode("utf-8", "replace")[:RUN_ID_BYTES_MAX]
-    key = b""
-    key_bytes = NO_KEY
-    if record.key is not None and len(record.key) <= KEY_CHARS_MAX:
-        try:
-            key = record.key.encode()
-            key_bytes = len(key)
-        except UnicodeEncodeError:
-            key = b""
-    return _HEAD.pack(1, len(run_id), key_bytes) + run_id + key
+def begin_record(trigger_run_id: str) -> bytes:
+    """Return the first part of a record, which is the same for all messages of a run."""
+    return _BEGIN + trigger_run_id.encode("utf-8", "replace")[:RUN_ID_BYTES_MAX] + _END
+
+
+def end_record(key: str | None) -> bytes:
+    """Return the second part of a record. A key that cannot be written, or is too long, is left out."""
+    if key is None or len(key) > KEY_CHARS_MAX:
+        return _NO_KEY
+    try:
+        return key.encode() + _END
+    except UnicodeEncodeError:
+        return _NO_KEY
 
 
 def read_record(data: bytes) -> Record | None:
     """Return the record in a box; None if it is empty or anything else than a record."""
-    if len(data) < _HEAD.size or data[0] != 1:
+    run_id_end = data.find(_END, 1, 1 + RUN_ID_BYTES_MAX + 1)
+    if not data.startswith(_BEGIN) or run_id_end <= 1:
         return None
-    _, run_id_bytes, key_bytes = _HEAD.unpack_from(data)
-    key_at = _HEAD.size + run_id_bytes
-    end = key_at + (0 if key_bytes == NO_KEY else key_bytes)
-    if not 0 < run_id_bytes <= RUN_ID_BYTES_MAX or end - key_at > KEY_BYTES_MAX or end > len(data):
+    key_at = run_id_end + 1
+    has_key = data[key_at : key_at + 1] != _NO_KEY
+    key_end = data.find(_END, key_at, key_at + KEY_BYTES_MAX + 1) if has_key else key_at
+    if key_end < 0:
         return None
     try:
-        run_id = data[_HEAD.size : key_at].decode()
-        key = None if key_bytes == NO_KEY else data[key_at:end].decode()
+        run_id = data[1:run_id_end].decode()
+        key = data[key_at:key_end].decode() if has_key else None
     except UnicodeDecodeError:
         return None
     return None if key is not None and len(key) > KEY_CHARS_MAX else Record(run_id, key)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import trio
 
 from headgate.child.logs import SpecNames, trigger_names
-from headgate.protocol.black_box import BOX_BYTES, Record, write_record
+from headgate.protocol.black_box import BOX_BYTES, begin_record, end_record
 
 
 class BlackBox(trio.abc.Instrument):
@@ -43,10 +43,17 @@ class BlackBox(trio.abc.Instrument):
         finally:
             self._clear()
 
-    def note_message(self, names: SpecNames, key: str | None) -> None:
-        """Note, in a step of a trigger, the message that it is given; None if it has none."""
-        names.record = write_record(Record(names.spec.trigger_run_id, key))
-        self._note(names)
+    def messages_of(self, names: SpecNames) -> Callable[[str | None], None]:
+        """Return the function that notes, in a step of a trigger, the key of the message that it is given, or None."""
+        begin, memory = begin_record(names.spec.trigger_run_id), self._memory
+
+        def note(key: str | None) -> None:
+            # For every message: so no record is made of parts that stay the same.
+            record = names.record = begin + end_record(key)
+            memory[: len(record)] = record
+            self._is_empty = False
+
+        return note
 
     # --- hooks of trio, in each step of the loop: every operation counts -----------------------------
 
@@ -68,7 +75,7 @@ class BlackBox(trio.abc.Instrument):
     def _note(self, names: SpecNames) -> None:
         record = names.record
         if not record:
-            record = names.record = write_record(Record(names.spec.trigger_run_id))
+            record = names.record = begin_record(names.spec.trigger_run_id) + end_record(None)
         self._memory[: len(record)] = record
         self._is_empty = False
 

@@ -86,6 +86,8 @@ class Host:
         self._nursery = nursery
         self._ask_last_event = ask_last_event
         self._box = box
+        # Of a payload: up to the limit of a dead letter, which keeps an event that is too long.
+        self._kept_bytes_max = max(settings.event_bytes_max, LETTER_BYTES_MAX)
         self._runs: dict[int, TriggerRun] = {}
         self._waiting_for_end = trio.lowlevel.ParkingLot()
 
@@ -182,7 +184,7 @@ class Host:
         run.key = stream
         run.subscription = self._streams.subscribe(trigger_id=run.spec.trigger_id, trigger=run.trigger, key=run.key)
         run.subscription.on_failed = lambda error: self._fail_by_stream(run, error)
-        run.subscription.note_message = partial(self._box.note_message, names)
+        run.subscription.note_message = self._box.messages_of(names)
         run.subscription.pass_over = PassedOver(run.spec, self._outbox, self._settings.frame_bytes_max)
         run.subscription.may_pass_over = bool(run.spec.passed_over)
 
@@ -310,8 +312,7 @@ class Host:
         spec, limit = run.spec, self._settings.event_bytes_max
         payload, payload_bytes, problem = b"", 0, ""
         try:
-            # Up to the limit of a dead letter, which keeps an event that is too long.
-            payload = encode_value(event.payload, where="payload", bytes_max=max(limit, LETTER_BYTES_MAX))
+            payload = encode_value(event.payload, where="payload", bytes_max=self._kept_bytes_max)
             payload_bytes = len(payload)
         except ValueNotSerializable as exc:
             problem = f"an event of {spec.name} cannot be stored: {exc}"
