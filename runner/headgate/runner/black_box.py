@@ -37,7 +37,8 @@ class BlackBox(trio.abc.Instrument):
     @contextmanager
     def executing(self, names: SpecNames) -> Generator[None]:
         """Note that the code of a trigger is executed in the block, outside its own tasks."""
-        self._note(names)
+        record = _first_record(names)
+        self._memory[: len(record)] = record
         try:
             yield
         finally:
@@ -61,7 +62,9 @@ class BlackBox(trio.abc.Instrument):
         """Note whose step begins."""
         names = task.context.get(trigger_names)
         if type(names) is SpecNames:
-            self._note(names)
+            record = names.record or _first_record(names)
+            self._memory[: len(record)] = record
+            self._is_empty = False
         elif not self._is_empty:
             self._clear()
 
@@ -72,13 +75,11 @@ class BlackBox(trio.abc.Instrument):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _note(self, names: SpecNames) -> None:
-        record = names.record
-        if not record:
-            record = names.record = begin_record(names.spec.trigger_run_id) + end_record(None)
-        self._memory[: len(record)] = record
-        self._is_empty = False
-
     def _clear(self) -> None:
         self._memory[0] = 0
         self._is_empty = True
+
+
+def _first_record(names: SpecNames) -> bytes:
+    names.record = begin_record(names.spec.trigger_run_id) + end_record(None)
+    return names.record
