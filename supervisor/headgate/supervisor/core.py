@@ -273,7 +273,7 @@ class SupervisorCore:
         elif self.leases.is_held or self.runner.state is not RunnerState.ABSENT:
             times.append(self.runner.wake_at())
         if self._may_start:
-            times.append(self.assignments.next_start_at())
+            times += [self.assignments.next_start_at(), self.blame.release_at()]
         return min((time for time in times if time is not None), default=math.inf)
 
     @property
@@ -339,8 +339,9 @@ class SupervisorCore:
             return
         self.blame.release(now)
         specs = self.assignments.start_due(self.leases.epoch, self.runner.incarnation, now)
+        # Even if none was due: those that a search waits for may be gone, and then it has to go on without them.
+        self.blame.started(now)
         if specs:
-            self.blame.started(now)
             is_first = self._absent_told_to != self.runner.incarnation
             self._absent_told_to = self.runner.incarnation
             self.runner.send(StateSync(to_create=specs, absent=self.assignments.absent() if is_first else ()))

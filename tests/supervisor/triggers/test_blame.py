@@ -42,6 +42,14 @@ def start(world: World, watchers: int) -> tuple[Supervised, dict[int, str]]:
     return supervisor, started(supervisor.sent(StateSync))
 
 
+def search(supervisor: Supervised) -> dict[int, str]:
+    """Have two runners end without a name, so soon after one another that a search begins; return what runs then."""
+    end(supervisor, None)
+    restart(supervisor)
+    end(supervisor, None)
+    return started(restart(supervisor))
+
+
 def test_a_trigger_that_ends_its_runner_is_held_back_while_the_others_start_at_once(world: World) -> None:
     supervisor, runs = start(world, 3)
     culprit, *others = runs
@@ -169,3 +177,35 @@ def test_ends_that_name_nobody_are_searched_by_halves_until_one_trigger_is_quara
     holds = {row.trigger_id: row.hold for row in world.store.inspect.watchers()}
     assert holds == {number: "quarantine" if number == culprit else None for number in holds}
     assert sorted(running) == sorted(set(holds) - {culprit}), "all others run"
+
+
+@pytest.mark.parametrize("removed", [[1], [2], [0, 1], [0, 1, 2]])
+def test_a_search_goes_on_without_triggers_that_are_removed_meanwhile(world: World, removed: list[int]) -> None:
+    supervisor, runs = start(world, 4)
+    running = search(supervisor)
+    assert len(running) == 2
+    for number in removed:
+        world.store.remove_watcher(f"w{number}")
+    supervisor.pass_time_with_heartbeats(20.0)
+    running |= started(supervisor.sent(StateSync))
+    left = [trigger_id for number, trigger_id in enumerate(sorted(runs)) if number not in removed]
+    assert set(left) <= running.keys(), "all that are left run"
+
+
+def test_a_search_does_not_keep_the_core_awake_while_nothing_may_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that the database does not answer holds up all starts."""
+    supervisor, runs = start(world, 4)
+    running = search(supervisor)
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("the test", "away")
+
+    monkeypatch.setattr(world.store, "claim_triggers", away)
+    world.store.add_watcher("late", "users.Trigger", {})
+    supervisor.pass_time_with_heartbeats(10.0)  # `Supervised.settle` fails if the core never comes to rest
+    monkeypatch.undo()
+    supervisor.pass_time_with_heartbeats(20.0)
+    running |= started(supervisor.sent(StateSync))
+    assert runs.keys() < running.keys()

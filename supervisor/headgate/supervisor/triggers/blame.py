@@ -64,8 +64,12 @@ class Blame:
         return not self._strikes
 
     def wake_at(self) -> float:
-        """Return the time at which `store` or `released` is due."""
-        return min(self._retry.at if self._strikes else math.inf, self._suspects.wake_at())
+        """Return the time at which `store` is due."""
+        return self._retry.at if self._strikes else math.inf
+
+    def release_at(self) -> float:
+        """Return the time at which `release` is due, if triggers may be started then."""
+        return self._suspects.wake_at()
 
     # --- ends of the runner -----------------------------------------------------------------------
 
@@ -150,7 +154,7 @@ class Blame:
     # --- afterwards -------------------------------------------------------------------------------
 
     def started(self, now: float) -> None:
-        """Note that triggers have been started."""
+        """Note that all triggers that are due have been started."""
         self._suspects.started(now)
 
     def release(self, now: float) -> None:

@@ -114,7 +114,7 @@ class Suspects:
         return self._trial_ends_at
 
     def started(self, now: float) -> None:
-        """Note that triggers have been started: from now on the runner has to live without those held back."""
+        """Note that all triggers have been started that are due: the runner has to live without those held back."""
         if self._held_back and self._trial_ends_at == math.inf:
             self._trial_ends_at = now + self._trial_s
 
