@@ -16,6 +16,7 @@ PATH = ROOT / "docs" / "proof.md"
 # In the order of the document, each with its text before its command has run.
 SECTIONS = {
     "crash": "## Crash tests\n\nNot run yet: `make crash`.",
+    "harm crash": "## Crash tests of harm\n\nNot run yet: `make crash`.",
     "task crash": "## Crash tests of tasks\n\nNot run yet: `make crash`.",
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
     "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',

@@ -1,9 +1,9 @@
 """The crash tests: ``python -m tests.proof.crash``, from the root of the repository.
 
-Runs every mark with every fault on every database, with random kills between, first of the pair and then of tasks, and
-adds what it counted to ``docs/proof.md``. The exit code is 1 where anything failed. ``--minutes`` bounds each of the
-two: what has begun is finished. Ten thousand kills: ``--kills 10000``, or ``--repeat 20``, which is twenty times the
-matrix. ``--pair`` and ``--tasks`` run one of the two alone.
+Runs every mark with every fault on every database, with random kills between, first of the pair, then of the pair with
+users' code that does harm, and then of tasks, and adds what it counted to ``docs/proof.md``. The exit code is 1 where
+anything failed. ``--minutes`` bounds each of the three: what has begun is finished. Ten thousand kills: ``--kills
+10000``, or ``--repeat 20``, which is twenty times the matrix. ``--pair``, ``--harm`` and ``--tasks`` run one alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.proof.crash import matrix
 from tests.proof.crash import proof as crash_proof
 from tests.proof.crash.campaign import Result
 from tests.proof.crash.databases import POSTGRES_URL, Databases
-from tests.proof.crash.pair import PairWorkload
+from tests.proof.crash.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.server import NoServer, Server, why_none
 from tests.proof.crash.tasks import TaskWorkload
 
@@ -87,7 +87,7 @@ def _run(
     commit = proof.commit()
     is_good = True
     for workload, layout in crash_proof.LAYOUTS.items():
-        if (given.pair and workload is not PairWorkload) or (given.tasks and workload is not TaskWorkload):
+        if given.only is not None and layout.workload is not given.only:
             continue
         marks = None if given.mark is None else [mark for mark in given.mark if mark in workload.marks]
         todo = matrix.plans(
@@ -122,11 +122,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin nothing new after so many minutes")
     parser.add_argument("--kills", type=int, default=KILLS, help="random kills beside each matrix")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="the matrix so many times; 0: only kills")
-    marks = sorted({*PairWorkload.marks, *TaskWorkload.marks})
+    marks = sorted({mark for workload in crash_proof.LAYOUTS for mark in workload.marks})
     parser.add_argument("--mark", action="append", choices=marks, help="only this mark; may be repeated")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--pair", action="store_true", help="only the pair of supervisor and runner")
-    only.add_argument("--tasks", action="store_true", help="only tasks that defer")
+    for name, workload, what in (
+        ("--pair", PairWorkload, "the pair of supervisor and runner"),
+        ("--harm", HarmWorkload, "the pair with users' code that does harm"),
+        ("--tasks", TaskWorkload, "tasks that defer"),
+    ):
+        only.add_argument(name, dest="only", action="store_const", const=workload, help=f"only {what}")
     parser.add_argument("--db", choices=["sqlite", "postgresql"], help="only this database")
     parser.add_argument("--jobs", type=int, default=JOBS, help="campaigns at a time")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="of kills and of moments")

@@ -91,7 +91,7 @@ class Campaign:
         self.complete_s_max = complete_s_max
         self._is_new = True
         self._known: set[str] = set()  # findings that an earlier cell has reported
-        self._counted = Counter[str]()
+        self.counted = Counter[str]()  # everything, as of the end of the last cell
 
     def __enter__(self) -> Self:
         return self
@@ -183,8 +183,8 @@ class Campaign:
         at_rest = not result.error or self._workload.is_stuck_after_error
         self._truth.look(f"after {mark} x {fault}", at_rest=at_rest, is_over=is_over)
         counts = self._faults.counts + self._workload.counts()
-        result.counts = counts - self._counted
-        self._counted = counts
+        result.counts = counts - self.counted
+        self.counted = counts
         for finding in self._truth.report().findings:
             name = str(finding).partition("\n")[0]
             if name not in self._known:

@@ -15,7 +15,7 @@ from tests.proof.crash.processes import wait_until
 from tests.proof.crash.truth import Truth
 from tests.proof.crash.workload import Fault, Workload
 
-from headgate.protocol.marks import MARKS, POISON_MARKS, Mark
+from headgate.protocol.marks import MARKS, POISON_MARKS, RUNAWAY_MARKS, Mark
 from headgate.store.store import Store
 from headgate.testing.crash.history import (
     Checker,
@@ -46,6 +46,7 @@ _ROWS = "SELECT id, trigger_id FROM trigger_event WHERE id > :after ORDER BY id"
 _PAYLOADS = "SELECT id, payload FROM trigger_event WHERE id >= :first"
 _COUNT = "SELECT count(*) FROM trigger_event"
 _PASSED_OVER = "SELECT id, trigger_id, payload FROM dead_letter WHERE position = -1 AND id > :after ORDER BY id"
+_QUARANTINED_COUNT = "SELECT count(*) FROM trigger WHERE hold = 'quarantine'"
 _PASSED_OVER_COUNT = "SELECT count(*) FROM dead_letter WHERE position = -1 AND payload IS NOT NULL"
 
 
@@ -103,6 +104,7 @@ class PairTruth(Truth[Record, Report]):
         self._lookback = 0 if url.startswith("sqlite") else LOOKBACK_ROWS
         self._published: list[Published] = []  # appended, and not yet recorded
         self.events = 0
+        self.runaways = 0  # triggers that were added to be quarantined
         self._names: dict[int, str] = {trigger_id: name for trigger_id, name in self._reader.ask(_SUBSCRIBERS)}
         self._record(Subscribed(name) for name in self._names.values())
 
@@ -133,13 +135,19 @@ class PairTruth(Truth[Record, Report]):
         return self._number(_COUNT)
 
     def is_complete(self) -> bool:
-        """Whether every event is stored for every subscriber, and acknowledged."""
+        """Whether all events are stored for all subscribers, and acknowledged, and all runaways are quarantined."""
+        if self.quarantined() < self.runaways:
+            return False
         kept = self.rows() + self.passed_over()
         return self._log.committed(self._group) == self._log.ends and kept >= self.events * len(self._names)
 
     def passed_over(self) -> int:
         """Return the number of messages that became whole dead letters because a trigger cannot take them."""
         return self._number(_PASSED_OVER_COUNT)
+
+    def quarantined(self) -> int:
+        """Return the number of triggers that are not started any more because they end their runner."""
+        return self._number(_QUARANTINED_COUNT)
 
     def dead_letters(self) -> int:
         return super().dead_letters() - self.passed_over()
@@ -238,23 +246,32 @@ class PairWorkload(Workload):
         return Counter(events=self.truth.events, redelivered=self.truth.report().redelivered)
 
 
-class PoisonWorkload(PairWorkload):
-    """The pair, with one subscriber that can never take some of the lines."""
+class HarmWorkload(PairWorkload):
+    """The pair, with a subscriber that can never take some of the lines, and triggers that end their runner."""
 
-    name = "poison"
-    marks: ClassVar[Mapping[str, Mark]] = POISON_MARKS
+    name = "harm"
+    marks: ClassVar[Mapping[str, Mark]] = {**POISON_MARKS, **RUNAWAY_MARKS}
     skips_max = 1  # a message is passed over now and then, not all the time
+    is_captured = False  # a log does not show what the supervisor reads in the black box
+    at_rest = "everything is stored or put aside, and acknowledged; every runaway is quarantined"
 
     def __init__(self, folder: Path, url: str, subscribers: int) -> None:
         super().__init__(folder, url, subscribers, trigger="PoisonTrigger")
-        self.settings["retry_wait_s"] = "0.1"
+        self.settings |= {"retry_wait_s": "0.1", "respawn_wait_s": "0.05"}
 
     def _add_subscriber(self, store: Store, number: int, classpath: str, kwargs: dict[str, Any]) -> None:
         store.add_watcher(f"s{number}", classpath, {**kwargs, "is_unfit": number == 0}, max_deliveries=2)
+
+    def warm_up(self, *, is_new: bool) -> None:
+        """Add one more trigger that ends its runner: it is quarantined beside what the mark is about."""
+        with self._store() as store:
+            store.add_watcher(f"runaway-{self.truth.runaways}", "crash_triggers.Runaway", {})
+        self.truth.runaways += 1
+        super().warm_up(is_new=is_new)
 
     def is_hungry(self) -> bool:
         # Each line that is passed over holds the stream up for some tenths of a second.
         return time.monotonic() - self._fed_at >= 10 * APPEND_INTERVAL_S
 
     def counts(self) -> Counter[str]:
-        return super().counts() + Counter(passed_over=self.truth.passed_over())
+        return super().counts() + Counter(passed_over=self.truth.passed_over(), quarantined=self.truth.quarantined())

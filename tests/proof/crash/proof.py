@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.proof import document as proof
 from tests.proof.crash.campaign import Result, is_possible
-from tests.proof.crash.pair import PairWorkload
+from tests.proof.crash.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.tasks import TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
 from tests.proof.history import task_history
@@ -28,6 +28,7 @@ TITLES = {  # of columns, by the name of the count, where that is no title
     "logs": "logs replayed",
     "executions": "steps executed",
     "tries_lost": "tries lost",
+    "passed_over": "put aside",
 }
 
 Total = Callable[[str], str]
@@ -74,6 +75,16 @@ def _pair_summary(total: Total, commits: str, versions: str) -> list[str]:
     ]
 
 
+def _harm_summary(total: Total, commits: str, versions: str) -> list[str]:
+    return [
+        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
+        f"{total('events')} events written; on {commits}",
+        ", ".join(f"**{total(kind)} {kind}**" for kind in PAIR.kinds),
+        f"{total('passed_over')} messages put aside as whole dead letters, {total('quarantined')} triggers quarantined",
+        f"{total('failed')} results failed; {total('dropped')} connections dropped; the last run on {versions}",
+    ]
+
+
 def _task_summary(total: Total, commits: str, versions: str) -> list[str]:
     return [
         f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
@@ -115,6 +126,31 @@ database: one answer that differs fails it.
     stretches=("kills", "events", "redelivered", "lost", "stored twice"),
     summary=_pair_summary,
 )
+HARM = Layout(
+    name="harm crash",
+    workload=HarmWorkload,
+    kinds=PAIR.kinds,
+    among=" among harm",
+    matrix="Mark of harm by fault",
+    marks="What the marks of harm mean, and how it is counted",
+    introduction="""\
+The same pair with users' code that does harm: one subscriber cannot take some of the lines, and triggers end the
+runner whenever they run. Processes are killed while a message is put aside for that subscriber, or a trigger is
+quarantined. Written by `make crash`.
+""",
+    matrix_introduction="""\
+As above: runs / redelivered / lost / stored twice. A line that one subscriber cannot take is lost unless it is stored,
+or a whole dead letter, for that subscriber, and stored for the others.
+""",
+    how="""\
+The truth is read and judged as for the pair. At rest every line is stored or put aside for each subscriber, everything
+is acknowledged, and every trigger that ended the runner is quarantined.
+""",
+    columns=("kills", "cells", "events", "redelivered", "passed_over", "quarantined", "dropped"),
+    cells=PAIR.cells,
+    stretches=("kills", "events", "redelivered", "lost", "stored twice"),
+    summary=_harm_summary,
+)
 TASKS = Layout(
     name="task crash",
     workload=TaskWorkload,
@@ -144,7 +180,7 @@ that outlive their supervisor: each fails its cell.
     summary=_task_summary,
 )
 
-LAYOUTS = {layout.workload: layout for layout in (PAIR, TASKS)}
+LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, TASKS)}
 
 Counts = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from tests.proof.crash.campaign import RUNNERLESS_MARKS, Campaign, is_possible
 from tests.proof.crash.databases import Databases
 from tests.proof.crash.faults import SERVER_FAULTS
 from tests.proof.crash.matrix import plans
-from tests.proof.crash.pair import PairWorkload, PoisonWorkload
+from tests.proof.crash.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.server import why_none
 from tests.proof.crash.tasks import TASKS, TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
@@ -49,9 +49,17 @@ OF_TASKS: dict[str, Cells] = {
     "sqlite": [("defer.committed", "kill supervisor")],
     "postgresql": [("resume.by_event", "drop connection"), ("resume.committed", "kill all")],
 }
-OF_POISON: dict[str, Cells] = {
-    "sqlite": [("strikes.passed_over", "kill supervisor"), ("letters.passed_over", "kill both")],
-    "postgresql": [("strikes.passed_over", "drop connection"), ("letters.passed_over", "kill supervisor")],
+OF_HARM: dict[str, Cells] = {
+    "sqlite": [
+        ("strikes.passed_over", "kill supervisor"),
+        ("letters.passed_over", "kill both"),
+        ("holds.written", "kill supervisor"),
+    ],
+    "postgresql": [
+        ("strikes.passed_over", "drop connection"),
+        ("letters.passed_over", "kill supervisor"),
+        ("holds.stored", "kill both"),
+    ],
 }
 DIALECTS = ["sqlite", "postgresql"]
 
@@ -69,15 +77,17 @@ def test_nothing_is_lost_or_stored_twice_whatever_dies_at_a_mark(start_campaign:
     assert replayed.counts["frames"]
 
 
-@pytest.mark.parametrize("dialect", OF_POISON)
-def test_a_message_that_cannot_be_taken_is_a_letter_or_comes_again_whatever_dies(
+@pytest.mark.parametrize("dialect", OF_HARM)
+def test_what_a_trigger_cannot_take_is_a_letter_and_what_ends_the_runner_is_quarantined_whatever_dies(
     start_campaign: StartCampaign, dialect: str
 ) -> None:
-    campaign = start_campaign(PoisonWorkload, dialect, subscribers=3, seed=6)
-    for mark, fault in OF_POISON[dialect]:
+    campaign = start_campaign(HarmWorkload, dialect, subscribers=3, seed=6)
+    for mark, fault in OF_HARM[dialect]:
         result = campaign.run_cell(mark, fault)
         assert result.is_good, str(result)
-        assert result.counts["passed_over"]
+    counts = campaign.counted
+    assert counts["passed_over"]
+    assert counts["quarantined"] == len(OF_HARM[dialect])
     assert campaign.finish() is None
 
 

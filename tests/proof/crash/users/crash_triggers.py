@@ -11,11 +11,13 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
+import trio
+
 from headgate.brokers.filelog import FileLogPosition, FileLogProducer, FileLogTrigger
 from headgate.brokers.filelog_partition import LogFile
 from headgate.brokers.filelog_storage import FileEntry, Seal
 from headgate.testing.crash.history import Advanced, AdvancedItem, HandedOut, Record, encode
-from headgate.triggers.base import TriggerEvent
+from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.shared_stream import AdvanceItem
 
 FAILS_ONE_IN = 50  # lines: enough that kills meet streams that rewind, and few enough that events flow
@@ -108,6 +110,18 @@ class PoisonTrigger(CrashTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         classpath, kwargs = super().serialize()
         return classpath, kwargs | {"is_unfit": self.is_unfit}
+
+
+class Runaway(BaseTrigger):
+    """Ends the process of all triggers, each time that it runs."""
+
+    async def run(self) -> AsyncGenerator[TriggerEvent, None]:
+        await trio.lowlevel.checkpoint()
+        os._exit(3)
+        yield TriggerEvent(None)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "crash_triggers.Runaway", {}
 
 
 class HastyProducer(JournallingProducer):
