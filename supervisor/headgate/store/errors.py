@@ -102,6 +102,23 @@ class NoSuchRow(StoreError):
         self.name = name
 
 
+class TriggerRemoved(StoreError):
+    """The trigger was removed: readers leave its events behind, so none is added."""
+
+    def __init__(self, trigger_id: int) -> None:
+        super().__init__(f"trigger {trigger_id} was removed, and no event is added to those of a removed trigger")
+        self.trigger_id = trigger_id
+
+
+class OwnerUnsettled(StoreError):
+    """The owner of a trigger changed during each of several tries to write for it by hand: try again later."""
+
+    def __init__(self, trigger_id: int, tries: int) -> None:
+        super().__init__(f"the owner of trigger {trigger_id} changed during each of {tries} tries; try again later")
+        self.trigger_id = trigger_id
+        self.tries = tries
+
+
 class SpecUnreadable(StoreError):
     """The stored spec of a DAG cannot be read by this version of headgate; parsing its file replaces it."""
 
