@@ -88,6 +88,32 @@ def test_why_knows_that_a_supervisor_of_this_machine_is_gone(call_database: Any,
     assert f"supervisor {epoch} (pid {process.pid} on h), is gone" in call_database("why", "w").out
 
 
+def test_a_traceback_is_printed_only_when_it_is_asked_for(call_database: Any, etl: Tasks) -> None:
+    token = etl.run_it()
+    error = "ValueError: no\n\nTraceback (most recent call last):\n  File x\nValueError: no"
+    etl.store.tasks.fail(etl.epoch, etl.a, token, error)
+
+    first, *_ = call_database("why", "etl", "r1", "a").out.splitlines()
+    assert first.endswith("in try 1: ValueError: no")
+    assert "Traceback" not in call_database("why", "etl", "r1", "a").out
+    whole = call_database("why", "etl", "r1", "a", "--traceback").out
+    assert "\nlast error:\n  ValueError: no\n  \n  Traceback (most recent call last):\n    File x\n" in whole
+    (row,) = call_database("why", "etl", "r1", "a", "--traceback", "--json").rows()
+    assert row["errors"] == [["last error", error]]
+    (row,) = call_database("why", "etl", "r1", "a", "--json").rows()
+    assert "errors" not in row
+
+
+def test_the_tracebacks_of_a_run_say_whose_they_are(call_database: Any, etl: Tasks) -> None:
+    etl.store.tasks.save_import_error(etl.epoch, "etl.py", "SyntaxError: here\n  in line 7")
+
+    whole = call_database("why", "etl", "r1", "--traceback").out
+
+    assert "\nb: error of the DAG file:\n  SyntaxError: here\n    in line 7\n" in whole
+    for row in call_database("why", "etl", "r1", "--traceback", "--json").rows():
+        assert row["errors"] == [["error of the DAG file", "SyntaxError: here\n  in line 7"]]
+
+
 def test_why_of_a_run_says_it_of_every_task_that_waits(call_database: Any, etl: Tasks) -> None:
     etl.store.tasks.mark(etl.a, "success")
 

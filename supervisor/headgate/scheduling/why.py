@@ -110,6 +110,12 @@ class TriggerFacts(msgspec.Struct, frozen=True):
     others_of_stream: int = 0
     stream: StreamFacts | None = None
 
+    @property
+    def has_stored_since(self) -> bool:
+        """Whether it has stored an event since its last failure; failures are counted until it has run for longer."""
+        newest, failed_s = self.newest_event, self.last_failed_age_s
+        return newest is not None and failed_s is not None and newest.age_s < failed_s
+
 
 class Pool(msgspec.Struct, frozen=True):
     """The pool of a task. ``slots`` is None if there is no such pool. ``holders``: dag, run_id, task_id and slots."""
@@ -166,12 +172,16 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer: one headline, the facts as (name, text), and what happens next or what the user should do."""
+    """The answer: one headline, the facts as (name, text), and what happens next or what the user should do.
+
+    ``errors`` are whole, with their tracebacks, as (name, text); the sentences have one line of them.
+    """
 
     reason: str
     headline: str
     facts: tuple[tuple[str, str], ...]
     next: str
+    errors: tuple[tuple[str, str], ...] = ()
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -217,11 +227,14 @@ def moment(in_s: float | None) -> str:
     return f"in {span(in_s)}" if in_s >= 0 else f"{span(in_s)} ago"
 
 
-def answered(findings: Sequence[Finding], facts: Sequence[tuple[str, str]]) -> Answer:
+def answered(
+    findings: Sequence[Finding], facts: Sequence[tuple[str, str]], errors: Sequence[tuple[str, str | None]] = ()
+) -> Answer:
     """Return the answer whose headline is the first finding; the others are added to the facts."""
     first, *others = findings
     also = tuple(("also", other.text) for other in others)
-    return Answer(first.reason, first.text, (*facts, *also), first.next)
+    whole = tuple((name, error) for name, error in errors if error)
+    return Answer(first.reason, first.text, (*facts, *also), first.next, whole)
 
 
 # --- supervisors ---------------------------------------------------------------------------------

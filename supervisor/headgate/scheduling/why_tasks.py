@@ -30,7 +30,7 @@ AGAIN = "`headgate tasks clear` runs it again"
 
 def explain_task(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> Answer:
     """Explain why a task is in its state. ``supervisors`` are those that neither ended nor were fenced."""
-    return answered(_findings(facts, supervisors), _known(facts))
+    return answered(_findings(facts, supervisors), _known(facts), _errors(facts))
 
 
 def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
@@ -90,13 +90,16 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if not facts.is_in_dag and not facts.is_dag_removed:
         found.append(Finding("not_in_dag", f"the DAG {facts.dag} no longer has it", "the scheduler removes it"))
     found += _paused(facts)
+    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
+    nothing_moves = nobody is not None and nobody.reason != "no_supervisor_for_queue"
+    if nobody is not None and nothing_moves:
+        found.append(nobody)  # neither its run begins, nor does an upstream task go on
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
     decision = ready(facts.trigger_rule, [state for _, state in facts.upstream])
     if decision == "wait":
         found.append(_upstream(facts))
-    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
-    if nobody is not None:
+    if nobody is not None and not nothing_moves:
         found.append(nobody)
     if not found:
         becomes = {"run": "scheduled", "skipped": "skipped", "upstream_failed": "upstream_failed"}[decision]
@@ -160,15 +163,14 @@ def _pool(facts: TaskFacts) -> list[Finding]:
 
 def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     due_s = facts.retry_in_s or 0.0
+    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
+    nearer = [*_paused(facts), *([] if nobody is None else [nobody])]
     failed = f"try {facts.try_number} of {facts.tries_max} failed: {shortened(facts.last_error)}"
     if due_s > 0:
         soon = f"try {facts.try_number + 1} begins {moment(due_s)}; `headgate tasks clear` begins anew at once"
-        return [Finding("retry_delay", failed, soon), *_paused(facts)]
-    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
-    found = [] if nobody is None else [nobody]
+        return [*nearer, Finding("retry_delay", failed, soon)]
     text = f"{failed}; the next try has been due for {span(due_s)}"
-    found.append(Finding("retry_due", text, "the scheduler begins it within a second"))
-    return [*_paused(facts), *found]
+    return [*nearer, Finding("retry_due", text, "the scheduler begins it within a second")]
 
 
 # --- with a worker, or a trigger -----------------------------------------------------------------
@@ -208,8 +210,10 @@ def _deferred(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
         return [Finding("no_trigger", text, f"report this, since headgate promises otherwise; {AGAIN}")]
     found: list[Finding] = []
     if facts.timeout_in_s is not None and facts.timeout_in_s < 0:
-        nobody = nobody_serves(supervisors, facts.queue)
-        soon = "a supervisor resumes it to fail, within seconds" if nobody is None else nobody.next
+        nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
+        if nobody is not None:
+            found.append(nobody)
+        soon = "a supervisor resumes it to fail, within seconds"
         found.append(Finding("timed_out", f"its wait timed out {moment(facts.timeout_in_s)}", soon))
     found += why_triggers.findings(facts.trigger, supervisors)
     return found
@@ -240,6 +244,11 @@ def _ended(facts: TaskFacts) -> Finding:
 
 
 # --- facts ---------------------------------------------------------------------------------------
+
+
+def _errors(facts: TaskFacts) -> list[tuple[str, str | None]]:
+    of_trigger = [] if facts.trigger is None else why_triggers.errors(facts.trigger)
+    return [("last error", facts.last_error), *of_trigger, ("error of the DAG file", facts.import_error)]
 
 
 def _known(facts: TaskFacts) -> list[tuple[str, str]]:

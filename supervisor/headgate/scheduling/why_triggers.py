@@ -23,7 +23,7 @@ from headgate.scheduling.why import (
 
 def explain_trigger(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> Answer:
     """Explain the state of a trigger. ``supervisors`` are those that neither ended nor were fenced."""
-    return answered(findings(facts, supervisors), known(facts))
+    return answered(findings(facts, supervisors), known(facts), errors(facts))
 
 
 def findings(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
@@ -139,6 +139,8 @@ def _failures(facts: TriggerFacts) -> list[Finding]:
     last = "" if facts.last_failed_age_s is None else f", the last time {span(facts.last_failed_age_s)} ago"
     if facts.struck is not None:
         return [_struck(facts, facts.struck, last)]
+    if facts.has_stored_since:
+        return []  # it runs; `known` tells of the failures
     text = f"it has failed {times}{last}: {shortened(facts.last_error)}"
     return [Finding("failing", text, "it is started again, each time after a longer delay; mend what its error says")]
 
@@ -196,10 +198,16 @@ def known(facts: TriggerFacts) -> list[tuple[str, str]]:
         again = f", redelivered {event.redelivered:,} times" if event.redelivered else ""
         told.append(("newest event", f"{event.id}, stored {span(event.age_s)} ago{again}"))
     if facts.failure_count:
-        told.append(("failures", f"{facts.failure_count:,}: {shortened(facts.last_error)}"))
+        since = ", and it has stored events since" if facts.has_stored_since else ""
+        told.append(("failures", f"{facts.failure_count:,}{since}: {shortened(facts.last_error)}"))
     elif facts.last_failed_age_s is not None:
         told.append(("last failure", f"{span(facts.last_failed_age_s)} ago: {shortened(facts.last_error)}"))
     if facts.passed_over:
         messages = f"{facts.passed_over:,} message{'s' if facts.passed_over > 1 else ''}"
         told.append(("passed over", f"{messages}, listed by `headgate dlq list`"))
     return told
+
+
+def errors(facts: TriggerFacts) -> list[tuple[str, str | None]]:
+    """Return the errors about a trigger as they are stored, with their tracebacks."""
+    return [("last error of the trigger", facts.last_error), ("why it is held", facts.hold_reason)]

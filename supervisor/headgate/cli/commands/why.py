@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, print_json_lines, print_record
-from headgate.cli.tables import print_table
+from headgate.cli.tables import print_block, print_table, shown
 
 if TYPE_CHECKING:
     from headgate.scheduling.why import Answer
@@ -30,28 +30,30 @@ def why(
         ),
     ],
     as_json: JsonOption = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print whole errors, too.")] = False,
 ) -> None:
     """Print why a task or a trigger is waiting, and what happens next.
 
-    The answer is from the database; the progress of a running trigger is in the log of its supervisor.
+    Errors are told in one line; `--traceback` prints all of them. The answer is from the database; the progress of a
+    running trigger is in the log of its supervisor.
     """
     call = invocation(ctx)
-    liveness = _liveness(call.settings().lease_silence_max_s)
+    liveness = liveness_here(call.settings().lease_silence_max_s)
     with call.store() as store:
         match names:
             case [trigger]:
                 trigger_id = store.inspect.find_trigger(trigger)
-                _print(store.inspect.why_trigger(trigger_id, liveness=liveness), as_json=as_json)
+                _print(store.inspect.why_trigger(trigger_id, liveness=liveness), as_json, traceback)
             case [dag, run]:
-                _explain_run(store, dag, run, liveness, as_json=as_json)
+                _explain_run(store, dag, run, liveness, as_json, traceback)
             case [dag, run, task]:
                 found = store.inspect.find_task(dag, run, task)
-                _print(store.inspect.why_task(found, liveness=liveness), as_json=as_json)
+                _print(store.inspect.why_task(found, liveness=liveness), as_json, traceback)
             case _:
                 raise CommandError("name a trigger, or a DAG and a run, or a DAG, a run and a task", exit_code=2)
 
 
-def _liveness(silence_max_s: float) -> Liveness:
+def liveness_here(silence_max_s: float) -> Liveness:
     """Return how to know that a supervisor is not alive: of those on this machine by their processes."""
     from headgate.store.inspect.why_facts import Liveness
     from headgate.supervisor.serve import is_gone, this_process
@@ -59,39 +61,47 @@ def _liveness(silence_max_s: float) -> Liveness:
     return Liveness(silence_max_s, partial(is_gone, here=this_process()))
 
 
-def _print(answer: Answer, *, as_json: bool) -> None:
+def _print(answer: Answer, as_json: bool, with_errors: bool) -> None:
     if as_json:
-        print_record(
-            {"reason": answer.reason, "headline": answer.headline, "facts": answer.facts, "next": answer.next},
-            as_json=True,
-        )
+        told = {"reason": answer.reason, "headline": answer.headline, "facts": answer.facts, "next": answer.next}
+        print_record(told | ({"errors": answer.errors} if with_errors else {}), as_json=True)
         return
     record: dict[str, str] = {}
     for name, text in answer.facts:
         record[name] = f"{record[name]}; {text}" if name in record else text
-    from headgate.cli.tables import shown
-
     print(shown(answer.headline))
     print_record(record, as_json=False)
     print(f"next: {shown(answer.next)}")
+    if with_errors:
+        _print_errors(answer)
 
 
-def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, *, as_json: bool) -> None:
+def _print_errors(answer: Answer, of: str = "") -> None:
+    for name, error in answer.errors:
+        print(f"\n{shown(of)}{name}:")
+        print_block(error)
+
+
+def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: bool, with_errors: bool) -> None:
     from headgate.scheduling.states import UNFINISHED
 
     line = store.inspect.run(dag, run).line
     tasks = store.inspect.tasks(dag=dag, run_id=line.run_id, states=sorted(UNFINISHED), limit=TASKS_EXPLAINED_MAX + 1)
-    rows: list[dict[str, str]] = []
+    rows: list[dict[str, Any]] = []
+    answers: list[tuple[str, Answer]] = []
     for task in tasks[:TASKS_EXPLAINED_MAX]:
         found = store.inspect.find_task(dag, line.run_id, task.task_id)
         answer = store.inspect.why_task(found, liveness=liveness)
         values = (task.task_id, task.state.value, answer.reason, answer.headline, answer.next)
-        rows.append(dict(zip(_RUN_COLUMNS, values, strict=True)))
+        rows.append(dict(zip(_RUN_COLUMNS, values, strict=True)) | ({"errors": answer.errors} if with_errors else {}))
+        answers.append((task.task_id, answer))
     if not as_json:
         print(f"run {line.run_id} of {dag} is {line.state}" + ("" if rows else "; none of its tasks is waiting"))
     if as_json:
         print_json_lines(rows)
     elif rows:
         print_table(rows, ("task_id", "state", "headline", "next"))
+        for task_id, answer in answers if with_errors else ():
+            _print_errors(answer, f"{task_id}: ")
     if len(tasks) > TASKS_EXPLAINED_MAX and not as_json:
         print(f"Only the first {TASKS_EXPLAINED_MAX} are shown; `headgate tasks list {dag} {line.run_id}` has all.")

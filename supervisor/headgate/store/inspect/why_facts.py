@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.why import (
@@ -24,6 +24,7 @@ from headgate.scheduling.why import (
     TaskFacts,
     TriggerFacts,
     shortened,
+    span,
 )
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
@@ -173,23 +174,46 @@ def _stream(tx: Tx, stream_id: int | None, trigger_id: int, liveness: Liveness) 
         return None
     of_it = and_(trigger.c.stream_id == stream_id, _OPEN)
     count = tx.connection.execute(select(func.count()).select_from(trigger).where(of_it)).scalar_one()
-    is_missing = or_(trigger.c.failure_count > 0, and_(trigger.c.hold.is_not(None), trigger.c.hold != "paused"))
     others = (
-        select(trigger.c.id, asset_watcher.c.name, trigger.c.hold, trigger.c.hold_reason, trigger.c.last_error)
+        select(*ABSENCE_COLUMNS)
         .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
-        .where(of_it, is_missing, trigger.c.id != trigger_id)
+        .where(of_it, is_absent(), trigger.c.id != trigger_id)
         .order_by(trigger.c.id)
         .limit(HOLDERS_MAX)
     )
-    held_up_by = tuple(
-        (
-            row.name or f"trigger {row.id}",
-            f"{row.hold}: {shortened(row.hold_reason)}" if row.hold else f"it has failed: {shortened(row.last_error)}",
-        )
-        for row in tx.connection.execute(others)
-    )
+    held_up_by = tuple((row.name or f"trigger-{row.id}", absence(tx, row)) for row in tx.connection.execute(others))
     owner = supervisor(tx, found.triggerer_id, liveness=liveness)
     return StreamFacts(found.name, count, owner, held_up_by)
+
+
+def is_absent() -> ColumnElement[bool]:
+    """Return the condition that a trigger is missing on its stream, which then waits for it: it is held, or has failed.
+
+    A user who pauses a trigger lets its stream go on. One that has stored an event since its last failure is back.
+    """
+    newest = select(trigger_event.c.stored_at).where(trigger_event.c.trigger_id == trigger.c.id)
+    newest_at = newest.order_by(trigger_event.c.id.desc()).limit(1).correlate(trigger).scalar_subquery()
+    is_back = and_(newest_at.is_not(None), newest_at > trigger.c.last_failed_at)
+    has_failed = and_(trigger.c.failure_count > 0, trigger.c.hold.is_(None), not_(is_back))
+    return or_(has_failed, and_(trigger.c.hold.is_not(None), trigger.c.hold != "paused"))
+
+
+ABSENCE_COLUMNS = (
+    *(trigger.c.id, asset_watcher.c.name, trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at),
+    *(trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at),
+)
+
+
+def absence(tx: Tx, row: Any) -> str:
+    """Return why a trigger with `ABSENCE_COLUMNS` is missing on its stream, and since when, in one line."""
+    if row.hold:
+        since_s = _ago(tx.now, row.held_at)
+        since = "" if since_s is None else f" since {span(since_s)}"
+        return f"{row.hold}{since}: {shortened(row.hold_reason)}"
+    times = "once" if row.failure_count == 1 else f"{row.failure_count:,} times"
+    since_s = _ago(tx.now, row.last_failed_at)
+    last = "" if since_s is None else f", the last time {span(since_s)} ago"
+    return f"it has failed {times}{last}: {shortened(row.last_error)}"
 
 
 def _newest_event(tx: Tx, trigger_id: int) -> StoredEvent | None:
