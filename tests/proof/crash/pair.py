@@ -37,6 +37,7 @@ APPENDED_AT_ONCE = 3  # lines a partition: rounds stay short, so that there are 
 APPEND_INTERVAL_S = 0.01
 CAPTURES_MAX = 10_000  # files of the frame log, one a supervisor: none is removed, all are replayed
 KILLS_AT_WORK = 0.7  # the share of random kills that wait for rows of the new incarnation
+RUNAWAY_INTERVAL_S = 10.0  # each ends the runner three times; between, a message can be struck often enough
 PAUSE_S = 0.1  # before a random kill, on average
 # Two supervisors on one PostgreSQL may commit out of the order of their ids: so many rows are read again.
 LOOKBACK_ROWS = 2000
@@ -258,16 +259,19 @@ class HarmWorkload(PairWorkload):
     def __init__(self, folder: Path, url: str, subscribers: int) -> None:
         super().__init__(folder, url, subscribers, trigger="PoisonTrigger")
         self.settings |= {"retry_wait_s": "0.1", "respawn_wait_s": "0.05"}
+        self._runaway_at = 0.0
 
     def _add_subscriber(self, store: Store, number: int, classpath: str, kwargs: dict[str, Any]) -> None:
         store.add_watcher(f"s{number}", classpath, {**kwargs, "is_unfit": number == 0}, max_deliveries=2)
 
-    def warm_up(self, *, is_new: bool) -> None:
-        """Add one more trigger that ends its runner: it is quarantined beside what the mark is about."""
-        with self._store() as store:
-            store.add_watcher(f"runaway-{self.truth.runaways}", "crash_triggers.Runaway", {})
-        self.truth.runaways += 1
-        super().warm_up(is_new=is_new)
+    def feed(self) -> None:
+        """Add lines, and one more trigger that ends its runner if all before it are quarantined."""
+        super().feed()
+        if self.truth.quarantined() == self.truth.runaways and time.monotonic() >= self._runaway_at:
+            self._runaway_at = time.monotonic() + RUNAWAY_INTERVAL_S
+            with self._store() as store:
+                store.add_watcher(f"runaway-{self.truth.runaways}", "crash_triggers.Runaway", {})
+            self.truth.runaways += 1
 
     def is_hungry(self) -> bool:
         # Each line that is passed over holds the stream up for some tenths of a second.
