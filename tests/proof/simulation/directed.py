@@ -18,6 +18,7 @@ from tests.proof.simulation.scenario import (
     UNFIT,
     AddWatcher,
     AdvanceHangs,
+    CutLink,
     DatabaseIsAway,
     EndsWithOldBox,
     FileIsReplaced,
@@ -28,6 +29,7 @@ from tests.proof.simulation.scenario import (
     Message,
     Plan,
     Release,
+    RemoveWatcher,
     Scenario,
     StartBeside,
     StreamFails,
@@ -389,6 +391,21 @@ def a_death_while_a_trigger_is_quarantined_loses_nothing() -> list[str]:
     return found
 
 
+def a_search_goes_on_when_a_user_removes_what_it_waits_for() -> list[str]:
+    """Two runners end soon after another and name nobody, and the trigger that the search starts next is removed."""
+    plan = Scenario(
+        0,
+        Topology(triggers=3),
+        ((Message(0.0), Message(5.0)),),
+        (CutLink(1.0), CutLink(1.5), RemoveWatcher(2.0, "t2")),
+    )
+    history = world.run(plan)
+    found = [str(finding) for finding in Checker(plan).check(history)]
+    if {record.trigger for record in history if isinstance(record, records.Began) and 1.5 < record.at < 2.0} != {"t1"}:
+        found.append("no search was under way when the trigger was removed")
+    return found
+
+
 DIRECTED: dict[str, Callable[[], list[str]]] = {
     "timeout": a_hung_filter_is_failed_at_its_ack_timeout,
     "reject": a_reject_is_advanced_before_what_was_fired_is_stored,
@@ -413,5 +430,6 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "killer": a_trigger_that_ends_the_process_is_quarantined,
     "old box": a_message_that_ends_the_process_is_not_struck_by_the_box_of_an_earlier_runner,
     "quarantine and death": a_death_while_a_trigger_is_quarantined_loses_nothing,
+    "search": a_search_goes_on_when_a_user_removes_what_it_waits_for,
     "overflow": an_overflow_fails_everything_its_subscriber_owes,
 }

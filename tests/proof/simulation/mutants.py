@@ -469,6 +469,9 @@ MUTANTS |= {
         runaways.box_of_an_earlier_incarnation_is_believed,
         directed="old box",
     ),
+    "search-waits-for-a-start": Mutant(
+        "I18: no trigger held back is left behind", "stuck", runaways.search_waits_for_a_start, directed="search"
+    ),
 }
 
 assert all(mutant.seeds or mutant.directed in DIRECTED for mutant in MUTANTS.values())

@@ -8,6 +8,7 @@ from typing import Any
 from headgate.protocol.messages.runner import AbsentSubscriber
 from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
 from headgate.supervisor.triggers.assignments import Assignments
+from headgate.supervisor.triggers.blame import Blame
 from headgate.supervisor.triggers.intake import Intake, Slice, Tally
 from headgate.supervisor.triggers.suspects import Suspects, Verdict
 
@@ -67,3 +68,15 @@ def box_of_an_earlier_incarnation_is_believed() -> Sequence[Patch]:
         return trigger_id if trigger_id in self._assigned else None
 
     return [(Assignments, "trigger_of_run", trigger_of_run)]
+
+
+def search_waits_for_a_start() -> Sequence[Patch]:
+    original = Blame.started
+    starts: dict[Blame, int] = {}
+
+    def started(self: Blame, now: float) -> None:
+        if starts.get(self) != self._assignments._starts:
+            starts[self] = self._assignments._starts
+            original(self, now)
+
+    return [(Blame, "started", started)]
