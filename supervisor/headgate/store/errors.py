@@ -76,7 +76,7 @@ class WatcherExists(StoreError):
     """A watcher of this name exists already."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is a watcher named {name!r} already; remove it first or choose another name")
+        super().__init__(f"there is a watcher named {name!r} already: `headgate watchers set {name}` changes it")
         self.name = name
 
 
@@ -86,6 +86,15 @@ class NoSuchWatcher(StoreError):
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no watcher named {name!r}")
         self.name = name
+
+
+class WatcherHeld(StoreError):
+    """This watcher is held, so it is not started."""
+
+    def __init__(self, name: str, hold: str) -> None:
+        super().__init__(f"the watcher {name!r} is held ({hold}): `headgate watchers resume {name}` starts it again")
+        self.name = name
+        self.hold = hold
 
 
 class NoSuchRow(StoreError):

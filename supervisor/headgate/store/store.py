@@ -21,6 +21,7 @@ from headgate.store.tasks import deferral, task_rows
 from headgate.store.tasks.graphs import Graphs
 from headgate.store.triggers import dead_letters, holds, streams
 from headgate.store.triggers import events as event_log
+from headgate.store.triggers.changes import ChangeVerbs
 from headgate.store.triggers.events import EventVerbs
 from headgate.store.triggers.holds import HoldVerbs
 from headgate.store.triggers.leases import LeaseVerbs
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from headgate.store.keys import KeyVerbs
 
 
-class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs):
+class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs):
     """The verbs of the database, each one transaction (`headgate.store.db.verbs`): here those of triggers.
 
     Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, the deletion

@@ -107,8 +107,11 @@ trigger = Table(
     Column("hold_reason", Text),
     Column("held_at", UtcDateTime),
     Column("brake_from", UtcDateTime),  # messages passed over before do not count for the next brake
+    Column("changed_at", UtcDateTime),  # a user has changed it, and its owner has not read that yet
     sqlite_autoincrement=True,
 )
+_changed_trigger = trigger.c.changed_at.is_not(None)
+Index("ix_trigger_changed", trigger.c.triggerer_id, postgresql_where=_changed_trigger, sqlite_where=_changed_trigger)
 _held_trigger = trigger.c.hold.is_not(None)
 Index("ix_trigger_held", trigger.c.triggerer_id, postgresql_where=_held_trigger, sqlite_where=_held_trigger)
 _streamed_trigger = trigger.c.stream_id.is_not(None)

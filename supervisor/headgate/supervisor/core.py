@@ -14,6 +14,7 @@ The core connects parts that each have their own state:
 `assignments`    the triggers that are owned, and which of them run
 `releases`       triggers that must end for good
 `holds`          triggers that are owned and must not run
+`changes`        triggers that a user has changed
 `recoveries`     triggers that had failed, and do not fail any more
 tasks            scheduling and workers, if this supervisor runs tasks
 ===============  =============================================================================
@@ -56,6 +57,7 @@ from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.supervisor.triggers.blame import Blame
+from headgate.supervisor.triggers.changes import Changes
 from headgate.supervisor.triggers.holds import Holds
 from headgate.supervisor.triggers.intake import Intake, Stored
 from headgate.supervisor.triggers.leases import Identity, Leases, LeaseTimes
@@ -138,6 +140,7 @@ class SupervisorCore:
         )
         self.releases = Releases(store, self.assignments, retry=retry_of("releases", outage))
         self.holds = Holds(store, self.assignments, retry=retry_of("holds", outage))
+        self.changes = Changes(self.assignments, self.releases, queues=settings.queues)
         self.blame = Blame(
             store,
             self.assignments,
@@ -293,12 +296,15 @@ class SupervisorCore:
             message, released = self.holds.found(found.held, now)
             self._send_if_running(message)
             self.blame.forget(released)
-        if found.claimed:
-            log.debug("claimed triggers", triggers=len(found.claimed))
-            for trigger in self.assignments.assign(found.claimed, now):
+        message, readable = self.changes.take(found.changed, now)
+        self._send_if_running(message)
+        self.blame.forget([trigger.id for trigger in found.changed])
+        if claimed := found.claimed + readable:
+            log.debug("claimed triggers", triggers=len(claimed))
+            for trigger in self.assignments.assign(claimed, now):
                 self._report_unreadable(trigger)
             # Before they are started: a stream has to know for whom it waits.
-            absent = self.assignments.absent([trigger.id for trigger in found.claimed if trigger.hold is not None])
+            absent = self.assignments.absent([trigger.id for trigger in claimed if trigger.hold is not None])
             self._send_if_running(StateSync(absent=absent) if absent else None)
         self._send_cancels(self.releases.cancel(found.removed, "user"))
         self._send_cancels(self.releases.cancel(found.ended, "timeout"))

@@ -201,6 +201,7 @@ WRITES = {
     "strike_message": "strike_message",
     "hold_trigger": "hold_trigger",
     "reset_failures": "reset_failures",
+    "take_changes": "take_changes",
 }
 
 

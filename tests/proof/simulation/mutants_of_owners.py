@@ -14,7 +14,8 @@ from headgate.store.ids import Epoch
 from headgate.store.tables import stream, trigger
 from headgate.store.triggers import leases, streams
 from headgate.store.triggers.leases import LeaseVerbs
-from headgate.supervisor.triggers.assignments import Assignments, AssignmentState
+from headgate.supervisor.triggers.assignment import AssignmentState
+from headgate.supervisor.triggers.assignments import Assignments
 
 Patch = tuple[Any, str, Any]
 

@@ -144,6 +144,7 @@ def writes(store: Store, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "hold_trigger": lambda: store.hold_trigger(epoch, 1, "quarantine", "why"),
         "dead_letter_event": lambda: store.dead_letter_event(epoch, event, "why"),
         "reset_failures": lambda: store.reset_failures(epoch, [1]),
+        "take_changes": lambda: store.take_changes(epoch, [1]),
         "strike_message": lambda: store.strike_message(epoch, 1, "key", "run", "why"),
     }
 

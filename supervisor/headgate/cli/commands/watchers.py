@@ -49,6 +49,49 @@ def add(
     print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
 
 
+@app.command("set")
+def set_watcher(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The watcher's name.")],
+    kwargs: Annotated[str | None, typer.Option(metavar="JSON", help=f"{KWARGS_HELP} They replace all others.")] = None,
+    classpath: Annotated[str | None, typer.Option(metavar="PATH", help="The class, as package.module.Class.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = None,
+    max_deliveries: Annotated[int | None, typer.Option(metavar="N", help=MAX_DELIVERIES_HELP)] = None,
+) -> None:
+    """Change a watcher; what is not given stays as it is. Its events, its last event and its keys stay.
+
+    Its trigger is started again with the new values; its shared stream waits meanwhile. Another queue can be given only
+    to a watcher that is alone in its shared stream.
+    """
+    if (kwargs, classpath, queue, max_deliveries) == (None, None, None, None):
+        raise CommandError(
+            f"nothing to change: give --kwargs, --classpath, --queue or --max-deliveries; `headgate watchers restart "
+            f"{name}` starts it again as it is",
+            exit_code=2,
+        )
+    if classpath is not None:
+        check_classpath(classpath)
+    given = None if kwargs is None else parse_kwargs(kwargs)
+    with invocation(ctx).store() as store:
+        changed = store.change_watcher(
+            name, classpath=classpath, kwargs=given, queue=queue, max_deliveries=max_deliveries
+        )
+    if changed.is_finished:
+        print(f"changed watcher {name}, which has returned; `headgate watchers restart {name}` runs it again")
+    elif changed.hold is not None:
+        print(f"changed watcher {name}, which is held ({changed.hold}); `headgate watchers resume {name}` starts it")
+    else:
+        print(f"changed watcher {name}; a supervisor starts it again with the new values, see `headgate why {name}`")
+
+
+@app.command()
+def restart(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The watcher's name.")]) -> None:
+    """Start the trigger of a watcher again, even if it has returned. Its events, its last event and its keys stay."""
+    with invocation(ctx).store() as store:
+        was_finished = store.restart_watcher(name)
+    print(f"watcher {name} had returned, and runs again" if was_finished else f"watcher {name} is started again")
+
+
 @app.command()
 def remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The watcher's name.")]) -> None:
     """Remove a watcher. Its trigger is cancelled as by a user; its events stay."""

@@ -11,10 +11,11 @@ from sqlalchemy import and_, select, update
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, writing
-from headgate.store.errors import NoSuchRow, NoSuchWatcher
+from headgate.store.errors import NoSuchRow
 from headgate.store.ids import Hold
-from headgate.store.tables import asset_watcher, trigger
+from headgate.store.tables import trigger
 from headgate.store.triggers.dead_letters import storable_text
+from headgate.store.triggers.watchers import trigger_of_watcher
 
 PAUSED_BY_USER = "a user has paused it"
 
@@ -26,7 +27,7 @@ class HoldVerbs(Verbs):
     def pause_watcher(self, tx: Tx, name: str) -> None:
         """Hold the trigger of a watcher as paused, whatever it was held for before. Raises `NoSuchWatcher`."""
         tx.notify()
-        of_watcher = trigger.c.id == _trigger_of(tx, name)
+        of_watcher = trigger.c.id == trigger_of_watcher(tx, name)
         paused = {"hold": "paused", "hold_reason": PAUSED_BY_USER, "held_at": tx.now}
         tx.connection.execute(
             update(trigger).where(of_watcher, trigger.c.hold.is_distinct_from("paused")).values(paused)
@@ -35,20 +36,12 @@ class HoldVerbs(Verbs):
     @writing
     def resume_watcher(self, tx: Tx, name: str) -> Hold | None:
         """Release the trigger of a watcher; return its hold, None if it had none. Raises `NoSuchWatcher`."""
-        return _release(tx, _trigger_of(tx, name))
+        return _release(tx, trigger_of_watcher(tx, name))
 
     @writing
     def release_trigger(self, tx: Tx, trigger_id: int) -> Hold | None:
         """Release a trigger; return its hold, None if it had none. Raises `NoSuchRow`."""
         return _release(tx, trigger_id)
-
-
-def _trigger_of(tx: Tx, name: str) -> int:
-    present = (asset_watcher.c.name == name, asset_watcher.c.removed_at.is_(None))
-    found = tx.connection.execute(select(asset_watcher.c.trigger_id).where(*present)).scalar_one_or_none()
-    if found is None:
-        raise NoSuchWatcher(name)
-    return int(found)
 
 
 def _release(tx: Tx, trigger_id: int) -> Hold | None:

@@ -51,7 +51,7 @@ machines differ. The supervisor's own monotonic clock decides when it *stops* re
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
@@ -137,13 +137,15 @@ class Poll(msgspec.Struct, frozen=True):
 
     ``ended`` are its triggers for which nothing waits any more, though nobody has removed them: their task has gone on,
     or has timed out. Those that have just fired, and whose own end is on its way here, are among them. ``held`` are its
-    open triggers that are not to run until their hold is released.
+    open triggers that are not to run until their hold is released. ``changed`` are those that a user has changed, and
+    that the supervisor has not read since (`headgate.store.triggers.changes`); some may be held as well.
     """
 
     removed: list[int]
     claimable: bool
     ended: list[int] = []
     held: dict[int, Hold] = {}
+    changed: list[int] = []
 
 
 class OwnedTrigger(NamedTuple):
@@ -289,7 +291,7 @@ class LeaseVerbs(TriggerVerbs):
             tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])
             passed_over = strikes.passed_over_of(tx, {row.id for row in rows})
         self.note_claimed(rows)
-        return [_decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
+        return [decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
 
     def claimed_triggers(self, epoch: Epoch) -> list[ClaimedTrigger]:
         """Return the triggers this epoch owns and should be running.
@@ -302,7 +304,7 @@ class LeaseVerbs(TriggerVerbs):
             tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])
             passed_over = strikes.passed_over_of(tx, {row.id for row in rows})
         self.note_claimed(rows)
-        return [_decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
+        return [decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
 
     def has_changes(self) -> bool:
         """Whether `poll` may have another answer than last time: looked at without a transaction.
@@ -320,7 +322,8 @@ class LeaseVerbs(TriggerVerbs):
             removed=[id_ for id_, state in owned if state == "removed"],
             claimable=len(owned) < len(rows),
             ended=[id_ for id_, state in owned if state == "ended"],
-            held={id_: state for id_, state in owned if state not in ("removed", "ended")},
+            held={id_: state for id_, state in owned if state not in ("removed", "ended", "changed")},
+            changed=[id_ for id_, state in owned if state == "changed"],
         )
 
     @single_statement
@@ -332,8 +335,7 @@ class LeaseVerbs(TriggerVerbs):
         """Release these triggers; ids that the epoch does not own are passed over."""
         with self.database.leased(epoch) as tx:
             for some in chunks(sorted(ids)):
-                mine = and_(trigger.c.id.in_(some), trigger.c.triggerer_id == epoch)
-                tx.connection.execute(update(trigger).where(mine).values(triggerer_id=None))
+                streams.release(tx, some)
             tx.notify()
         self.forget(ids)
 
@@ -404,7 +406,8 @@ def _claim_statement(queues: Sequence[str]) -> Update:
         .with_for_update(skip_locked=True, key_share=True, of=trigger)
         .cte("candidates")
     )
-    return update(trigger).where(trigger.c.id.in_(select(candidates.c.id))).values(triggerer_id=bindparam("epoch"))
+    mine = {"triggerer_id": bindparam("epoch"), "changed_at": null()}  # it is read afterwards, as it was changed
+    return update(trigger).where(trigger.c.id.in_(select(candidates.c.id))).values(mine)
 
 
 @cache
@@ -438,13 +441,18 @@ def claim(tx: LeasedTx, *, limit: int, room: int, is_idle: bool, queues: Sequenc
     if len(ids) < limit:
         alone = _claim(tuple(queues)).run(tx.connection, epoch=tx.epoch, limit=limit - len(ids))
         ids.update(id_ for (id_,) in alone.fetchall())
+    return owned_of(tx, ids)
+
+
+def owned_of(tx: LeasedTx, ids: Collection[int]) -> list[OwnedTrigger]:
+    """Return the rows of those of these triggers that the epoch owns and should be running."""
     if not ids:
         return []
     owned = _CLAIMED_BETWEEN.run(tx.connection, epoch=tx.epoch, first=min(ids), last=max(ids)).fetchall()
     return [row for row in map(OwnedTrigger._make, owned) if row.id in ids]
 
 
-def _decrypted(
+def decrypted(
     row: OwnedTrigger, secrets: Secrets, tasks: Mapping[int, TryName], passed_over: Mapping[int, tuple[str, ...]]
 ) -> ClaimedTrigger:
     """Return the trigger of a row; one that no key decrypts says so, and keeps no other from running (I9)."""
@@ -473,7 +481,9 @@ def _poll(queues: tuple[str, ...]) -> Prepared:
     owned = select(trigger.c.id, _OVER).where(mine, over)
     held = select(trigger.c.id, trigger.c.hold).where(mine, trigger.c.hold.is_not(None), not_(over))
     claimable = exists(select(trigger.c.id).where(_unowned(queues), streams.is_claimable()))
-    return Prepared(union_all(owned, held, select(null(), null()).where(claimable)))
+    is_changed = trigger.c.changed_at.is_not(None)
+    changed = select(trigger.c.id, literal_column("'changed'")).where(mine, is_changed, not_(over))
+    return Prepared(union_all(owned, held, changed, select(null(), null()).where(claimable)))
 
 
 @cache

@@ -150,10 +150,30 @@ def _take(tx: LeasedTx, chosen: Sequence[int]) -> list[int]:
         if not mine:
             continue
         tx.connection.execute(update(stream).where(stream.c.id.in_(mine)).values(triggerer_id=tx.epoch))
+        mine_now = {"triggerer_id": tx.epoch, "changed_at": None}  # the rows are read afterwards, as they were changed
         # No SKIP LOCKED here: a row that a user is changing is waited for, so that the stream is claimed whole.
-        whole = update(trigger).where(trigger.c.stream_id.in_(mine), _OPEN).values(triggerer_id=tx.epoch)
+        whole = update(trigger).where(trigger.c.stream_id.in_(mine), _OPEN).values(mine_now)
         claimed += tx.connection.execute(whole.returning(trigger.c.id)).scalars()
     return claimed
+
+
+def release(tx: LeasedTx, trigger_ids: Sequence[int]) -> None:
+    """Release triggers of this epoch; others are passed over.
+
+    The stream of an open one is released, too, if this epoch has no other trigger of it: a user has moved it to a queue
+    that this supervisor does not serve.
+    """
+    mine = and_(trigger.c.id.in_(trigger_ids), trigger.c.triggerer_id == tx.epoch)
+    of_open = select(trigger.c.stream_id).where(mine, _OPEN, trigger.c.stream_id.is_not(None)).distinct()
+    left = sorted(tx.connection.execute(of_open).scalars())
+    if left:
+        locked = select(stream.c.id).where(stream.c.id.in_(left)).order_by(stream.c.id)
+        tx.connection.execute(locked.with_for_update(key_share=True))
+    tx.connection.execute(update(trigger).where(mine).values(triggerer_id=None))
+    if left:
+        others = select(trigger.c.stream_id).where(trigger.c.stream_id.in_(left), trigger.c.triggerer_id == tx.epoch)
+        unused = and_(stream.c.id.in_(left), stream.c.triggerer_id == tx.epoch, stream.c.id.not_in(others))
+        tx.connection.execute(update(stream).where(unused).values(triggerer_id=None))
 
 
 # --- descriptions --------------------------------------------------------------------------------
@@ -257,12 +277,12 @@ def _locked_streams(tx: LeasedTx, described: dict[int, DescribedTrigger], queues
     by_id = {found.id: found for found in streams.values()}
     for some in chunks(sorted(by_id)):
         # Asked after the locks were taken, so that nothing committed before is overlooked.
-        for row in tx.connection.execute(_uses(some, list(described))):
+        for row in tx.connection.execute(uses(some, list(described))):
             by_id[row.stream_id].triggers = row.triggers
     return streams
 
 
-def _uses(stream_ids: Sequence[int], but: Sequence[int]) -> Select[Any, int]:
+def uses(stream_ids: Sequence[int], but: Sequence[int]) -> Select[Any, int]:
     """Return the statement that counts the triggers of streams that are open, or still run somewhere."""
     runs = ~is_gone(trigger.c.triggerer_id)
     return (
@@ -277,7 +297,8 @@ def _misfit(found: _Stream, queue: str, one: DescribedTrigger) -> str:
     if queue != found.queue:
         return (
             f"its stream {one.stream_name} is served in the queue {found.queue!r}, but its own queue is {queue!r}, and "
-            f"all triggers of a stream run on one supervisor; remove the watcher and add it again in {found.queue!r}"
+            "all triggers of a stream run on one supervisor; "
+            f"`headgate watchers set NAME --queue {found.queue}` moves it there"
         )
     if found.triggers >= STREAM_TRIGGERS_MAX:
         return f"its stream {one.stream_name} has {found.triggers:,} triggers already, as many as a stream may have"

@@ -42,6 +42,36 @@ def check_queue(queue: str) -> str:
     return check_name(queue, "the queue", separators=",")
 
 
+def check_classpath(classpath: str) -> str:
+    """Return the path of a class. Raises `BadName`."""
+    return check_name(classpath, "the classpath", chars_max=CLASSPATH_CHARS_MAX)
+
+
+def check_max_deliveries(max_deliveries: int) -> int:
+    """Return a limit of deliveries. Raises `ValueRefused` if it is not from 0 to `MAX_DELIVERIES_MAX`."""
+    if not 0 <= max_deliveries <= MAX_DELIVERIES_MAX:
+        limits = f"from 1 to {MAX_DELIVERIES_MAX:,}, or 0 for no limit"
+        raise ValueRefused(f"max_deliveries must be {limits}: {max_deliveries}")
+    return max_deliveries
+
+
+def encode_kwargs(kwargs: Mapping[str, Any]) -> bytes:
+    """Return the keyword arguments as they are stored, before they are encrypted.
+
+    Raises `ValueNotSerializable` and `ValueTooLong` (`headgate.protocol.errors`).
+    """
+    return encode_value(dict(kwargs), where="kwargs", bytes_max=KWARGS_BYTES_MAX)
+
+
+def trigger_of_watcher(tx: Tx, name: str) -> int:
+    """Return the id of the trigger of a watcher. Raises `NoSuchWatcher`."""
+    present = (asset_watcher.c.name == name, asset_watcher.c.removed_at.is_(None))
+    found = tx.connection.execute(select(asset_watcher.c.trigger_id).where(*present)).scalar_one_or_none()
+    if found is None:
+        raise NoSuchWatcher(name)
+    return int(found)
+
+
 class WatcherVerbs(Verbs):
     """The verbs by which users add and remove watchers."""
 
@@ -66,16 +96,12 @@ class WatcherVerbs(Verbs):
         `KWARGS_BYTES_MAX` of them.
         """
         check_name(name, "the name of a watcher")
-        check_name(classpath, "the classpath", chars_max=CLASSPATH_CHARS_MAX)
+        check_classpath(classpath)
         check_queue(queue)
         if asset is not None:
             check_name(asset, "the name of an asset")
-        if not 0 <= max_deliveries <= MAX_DELIVERIES_MAX:
-            limits = f"from 1 to {MAX_DELIVERIES_MAX:,}, or 0 for no limit"
-            raise ValueRefused(f"max_deliveries must be {limits}: {max_deliveries}")
-        encoded = encode_value(dict(kwargs), where="kwargs", bytes_max=KWARGS_BYTES_MAX)
-        row = {"classpath": classpath, "queue": queue, "max_deliveries": max_deliveries}
-        return self._add_watcher(name, row, encoded, asset)
+        row = {"classpath": classpath, "queue": queue, "max_deliveries": check_max_deliveries(max_deliveries)}
+        return self._add_watcher(name, row, encode_kwargs(kwargs), asset)
 
     @writing
     def _add_watcher(self, tx: Tx, name: str, row: Mapping[str, Any], kwargs: bytes, asset_name: str | None) -> int:

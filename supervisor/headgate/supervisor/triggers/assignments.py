@@ -8,6 +8,7 @@
                         └─cancelled, or its task has gone on──▶ ENDING ──ended──▶ (gone)
 
     RUNNING ──held──▶ HOLDING ──ended──▶ HELD ──released──▶ WAITING
+    RUNNING ──changed by a user──▶ HOLDING ──ended──▶ WAITING
 
 When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, every ENDING one has
 ended, and every HOLDING one is HELD. A trigger that was WAITING is HELD at once, and so is one that is claimed with a
@@ -19,7 +20,6 @@ across all machines.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Collection, Iterable, Mapping
 
@@ -38,51 +38,11 @@ from headgate.store.ids import Epoch, Hold, TryName
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.store.triggers.streams import Placed
 from headgate.supervisor.backoff import Waits
+from headgate.supervisor.triggers.assignment import IN_RUNNER, Assignment, AssignmentState, spec_bytes
 
-SPEC_ROOM_BYTES = 256  # of a frame, for the id of the trigger run, which is not known yet when a trigger is claimed
 KEY_HEADER_BYTES = 5  # of one string in a frame, at most
 # Tasks of triggers that have ended, kept because the last log records of a trigger may arrive after its end.
 ENDED_TASKS_MAX = 1000
-
-
-class AssignmentState(enum.Enum):
-    """The state of an assigned trigger."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    ENDING = "ending"
-    HOLDING = "holding"
-    HELD = "held"
-
-
-# The states of a trigger that has a run in the current runner.
-IN_RUNNER = (AssignmentState.RUNNING, AssignmentState.ENDING, AssignmentState.HOLDING)
-
-
-class Assignment(msgspec.Struct, gc=False):  # it cannot be part of a cycle
-    """One owned trigger. ``start_at`` is used while WAITING, ``started_at`` while RUNNING (core's clock).
-
-    ``after`` is used while WAITING, if it has a stream. ``hold`` is set while HELD. While HOLDING, it is None if the
-    hold was released before the run ended. ``passed_over``: the keys of messages that it is not given any more, the
-    oldest first. ``is_failing``: the store counts failures of it in a row.
-    """
-
-    trigger: ClaimedTrigger
-    passed_over: tuple[str, ...]
-    is_failing: bool
-    failures: int = 0  # in a row
-    state: AssignmentState = AssignmentState.WAITING
-    trigger_run_id: str = ""
-    start_at: float = 0.0
-    after: int | None = None  # start it when no trigger up to this start has still to be described
-    started_at: float = 0.0
-    hold: Hold | None = None
-
-    @property
-    def absence(self) -> AbsentSubscriber | None:
-        """The subscriber for which a stream has to wait if this trigger is not started; None if no stream has to."""
-        is_awaited = self.hold != "paused" and self.trigger.stream
-        return AbsentSubscriber(self.trigger.id, self.trigger.stream or "") if is_awaited else None
 
 
 class Assignments:
@@ -154,9 +114,13 @@ class Assignments:
         """Forget triggers that could not be started and are not owned any more."""
         self._unreadable.difference_update(trigger_ids)
 
+    def is_startable(self, trigger: ClaimedTrigger) -> bool:
+        """Whether a trigger can be started: its kwargs are readable and fit in a frame."""
+        return self._fitting(trigger).kwargs is not None
+
     def _fitting(self, trigger: ClaimedTrigger) -> ClaimedTrigger:
         """Return the trigger, marked as unreadable if it fits no frame: the limit was larger when it was created."""
-        needed, limit = _spec_bytes(trigger), self._frame_bytes_max
+        needed, limit = spec_bytes(trigger), self._frame_bytes_max
         if needed <= limit:
             return trigger
         error = f"its kwargs and names take a frame of up to {needed:,} bytes; the limit is {limit:,} (frame_bytes_max)"
@@ -167,7 +131,7 @@ class Assignments:
 
         The trigger gets the others once more: their strikes are in the database.
         """
-        room_bytes = self._frame_bytes_max - _spec_bytes(trigger)
+        room_bytes = self._frame_bytes_max - spec_bytes(trigger)
         newest = keys[-PASSED_OVER_KEYS_MAX:]
         for number, key in enumerate(reversed(newest)):
             room_bytes -= KEY_HEADER_BYTES + 4 * len(key)
@@ -447,6 +411,26 @@ class Assignments:
         if assigned.state is AssignmentState.HELD:
             self._wait(assigned, now)
 
+    def change(self, changed: ClaimedTrigger, now: float) -> tuple[CancelTrigger, AbsentSubscriber | None] | None:
+        """Take the new values of a trigger; return the parts of a message to the runner as `hold` does, or None.
+
+        It is due at once, or as soon as its run has ended, unless it is held or ends for good. Its stream is the old
+        one until the runner has described another.
+        """
+        assigned = self._assigned[changed.id]
+        if assigned.state is AssignmentState.ENDING:
+            return None
+        assigned.trigger = msgspec.structs.replace(changed, stream=assigned.trigger.stream)
+        assigned.passed_over = self._known(assigned.trigger, changed.passed_over)
+        assigned.failures = 0
+        self._recovers_at.pop(changed.id, None)
+        if assigned.state is AssignmentState.WAITING:
+            self._wait(assigned, now)
+        if assigned.state is not AssignmentState.RUNNING:
+            return None
+        assigned.state = AssignmentState.HOLDING
+        return CancelTrigger(changed.id, "reassigned"), assigned.absence
+
     def _end_held_run(self, assigned: Assignment, now: float) -> None:
         if assigned.hold is None:
             self._wait(assigned, now)
@@ -472,8 +456,3 @@ class Assignments:
             self._ended_tasks[trigger_id] = task
             if len(self._ended_tasks) > ENDED_TASKS_MAX:
                 del self._ended_tasks[next(iter(self._ended_tasks))]
-
-
-def _spec_bytes(trigger: ClaimedTrigger) -> int:
-    """Return the size limit of the spec of a trigger in a frame, without the messages that it is passed over."""
-    return len(trigger.kwargs or b"") + 4 * (len(trigger.name) + len(trigger.classpath)) + SPEC_ROOM_BYTES

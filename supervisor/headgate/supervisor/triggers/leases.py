@@ -21,6 +21,7 @@ from headgate.protocol import marks
 from headgate.store.errors import DATABASE_UNUSABLE
 from headgate.store.ids import Epoch, Hold
 from headgate.store.store import Store
+from headgate.store.triggers.changes import CHANGES_AT_ONCE_MAX
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor.backoff import DatabaseRetry
 
@@ -63,6 +64,7 @@ class LeaseStep(msgspec.Struct, frozen=True):
     ``ended``: owned ones that nothing waits for any more (`headgate.store.triggers.leases.Poll`). ``has_fenced``:
     others lost their leases. ``has_looked``: others seem to have written to the database, or could have for a while.
     ``held`` are all owned triggers with a hold, except those in ``claimed``; None if that was not looked at.
+    ``changed``: owned triggers that a user has changed or restarted, as they are now.
     """
 
     claimed: list[ClaimedTrigger]
@@ -71,6 +73,7 @@ class LeaseStep(msgspec.Struct, frozen=True):
     has_fenced: bool = False
     has_looked: bool = False
     held: dict[int, Hold] | None = None
+    changed: list[ClaimedTrigger] = []
 
 
 NOTHING_FOUND = LeaseStep([], [])
@@ -106,6 +109,9 @@ class Leases:
         self._is_claiming = False
         self._wants_room = False  # something could be claimed, and there was no room for it
         self._claim_in_doubt = False
+        # Changed triggers that are to be read. They are kept until that has succeeded: if it is unknown whether its
+        # commit arrived, no poll may find them again.
+        self._changed: set[int] = set()
         self._neighbours = 0  # other supervisors that serve one of our queues
         self._claimable_since: float | None = None  # since when there have been triggers to claim
 
@@ -176,7 +182,7 @@ class Leases:
             self._notice_wait_s = longest_s / 10 if has_changes else min(longest_s, self._notice_wait_s * 1.5)
             self._notice_at = now + self._notice_wait_s
             has_room = self._wants_room and owned < self._capacity
-            if has_changes or has_room or now >= self._poll_at or self._claim_in_doubt:
+            if has_changes or has_room or now >= self._poll_at or self._claim_in_doubt or self._changed:
                 return self._poll(self._epoch, now, owned, claiming)
         return NOTHING_FOUND
 
@@ -238,6 +244,7 @@ class Leases:
             self._poll_at = self._notice_at = now  # this was no poll for removals
             return LeaseStep(owned_triggers, [], has_looked=True)
         poll = self._store.poll(epoch, self._queues)
+        changed = self._take_changes(epoch, poll.changed)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
         leaves_some = False
         claimed: list[ClaimedTrigger] = []
@@ -260,7 +267,7 @@ class Leases:
         self._wants_room = poll.claimable and len(claimed) >= room
         # After a full claim there may be more: poll again at once, after the other duties.
         is_full = len(claimed) >= CLAIM_TRIGGERS_MAX
-        self._poll_at = now if is_full else now + self._times.poll_interval_s
+        self._poll_at = now if is_full or self._changed else now + self._times.poll_interval_s
         if leaves_some:
             self._poll_at = min(self._poll_at, now + FAIR_WAIT_S)  # for triggers that the others leave
         # Triggers that others leave may share a stream with ours, so ours wait for them. The trigger of a task need not
@@ -268,4 +275,14 @@ class Leases:
         has_watchers = self._is_claiming or any(trigger.task is None for trigger in claimed)
         self._is_claiming = is_full or (leaves_some and has_watchers)
         self._notice_at = min(self._notice_at, self._poll_at)
-        return LeaseStep(claimed, poll.removed, poll.ended, has_looked=True, held=poll.held)
+        return LeaseStep(claimed, poll.removed, poll.ended, has_looked=True, held=poll.held, changed=changed)
+
+    def _take_changes(self, epoch: Epoch, found: Sequence[int]) -> list[ClaimedTrigger]:
+        """Read triggers that a user has changed; more than `CHANGES_AT_ONCE_MAX` are read by the next polls."""
+        self._changed.update(found)
+        if not self._changed:
+            return []
+        some = sorted(self._changed)[:CHANGES_AT_ONCE_MAX]
+        changed = self._store.take_changes(epoch, some)
+        self._changed.difference_update(some)
+        return changed

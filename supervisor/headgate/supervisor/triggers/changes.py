@@ -1,0 +1,46 @@
+"""Triggers that a user has changed or restarted: each is started again with its new values (`Store.take_changes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from headgate.protocol.messages.runner import AbsentSubscriber, CancelTrigger, StateSync
+from headgate.store.triggers.leases import ClaimedTrigger
+from headgate.supervisor.triggers.assignments import Assignments
+from headgate.supervisor.triggers.releases import Releases
+
+log = structlog.get_logger(__name__)
+
+
+class Changes:
+    """The changes of one supervisor's triggers, which serves ``queues``."""
+
+    def __init__(self, assignments: Assignments, releases: Releases, *, queues: Sequence[str]) -> None:
+        self._assignments = assignments
+        self._releases = releases
+        self._queues = frozenset(queues)
+
+    def take(self, changed: Sequence[ClaimedTrigger], now: float) -> tuple[StateSync | None, list[ClaimedTrigger]]:
+        """Take changed triggers; return a message for the runner, and those that must be assigned.
+
+        A run is cancelled, and its stream waits until the trigger is started again. A trigger that cannot be started
+        here any more, because it was moved to another queue or is too big, is released when its run has ended. Those
+        to be assigned could not be started before.
+        """
+        cancels: list[CancelTrigger] = []
+        absent: list[AbsentSubscriber] = []
+        new: list[ClaimedTrigger] = []
+        for trigger in changed:
+            is_served = trigger.queue in self._queues
+            log.info("a trigger is changed by a user", trigger_id=trigger.id, trigger_name=trigger.name, here=is_served)
+            if not is_served or (trigger.id in self._assignments and not self._assignments.is_startable(trigger)):
+                cancels += self._releases.cancel([trigger.id], "reassigned")
+            elif trigger.id not in self._assignments:
+                self._assignments.forget_unreadable([trigger.id])
+                new.append(trigger)
+            elif (parts := self._assignments.change(trigger, now)) is not None:
+                cancels.append(parts[0])
+                absent += [parts[1]] if parts[1] is not None else []
+        return (StateSync(to_cancel=tuple(cancels), absent=tuple(absent)) if cancels else None), new
