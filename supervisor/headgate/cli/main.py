@@ -27,6 +27,7 @@ from headgate.cli.commands import (
     frames,
     keys,
     runs,
+    status,
     tasks,
     triggerer,
     triggers,
@@ -69,6 +70,7 @@ app.add_typer(events.events_app, name="events", rich_help_panel=usage.TRIGGERS)
 app.add_typer(events.dead_letters_app, name="dlq", rich_help_panel=usage.TRIGGERS)
 app.add_typer(triggers.app, name="triggers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(events.triggerers_app, name="triggerers", rich_help_panel=usage.TRIGGERS)
+app.command("status", rich_help_panel=usage.MAINTAIN)(status.status)
 app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=usage.MAINTAIN)
 app.add_typer(configuration.app, name="config", rich_help_panel=usage.MAINTAIN)

@@ -22,7 +22,7 @@ class Stream:
         self.clock = clock
         self.epoch = register(store)
         names: tuple[str, ...] = ("raw", "big")
-        self.ids = dict(zip(names, add(store, *names), strict=True))
+        self.ids: dict[str, int] = dict(zip(names, add(store, *names), strict=True))
         store.claim_triggers(self.epoch, limit=10, queues=QUEUES)
         described = tuple(DescribedTrigger(id_, f"described {id_}", "d", "the log") for id_ in self.ids.values())
         store.store_slice(self.epoch, described=described)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from headgate.scheduling import why_tasks, why_triggers
+from headgate.scheduling import status, why_tasks, why_triggers
 from headgate.scheduling.why import Answer
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
-from headgate.store.inspect import why_facts
+from headgate.store.inspect import status_facts, why_facts
 from headgate.store.inspect.dags import DagInspection
 from headgate.store.inspect.event_log import EventInspection
 from headgate.store.inspect.runs import RunInspection, TaskRef
@@ -21,7 +21,7 @@ from headgate.store.inspect.why_facts import BY_SILENCE, Liveness
 
 
 class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspection):
-    """All read-only queries, and `headgate why`."""
+    """All read-only queries, `headgate why` and `headgate status`."""
 
     @reading
     def now(self, tx: Tx) -> datetime:
@@ -39,3 +39,8 @@ class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspectio
         """Explain the state of a trigger, and what happens next. Raises `NoSuchRow`."""
         facts = why_facts.trigger_facts(tx, trigger_id, liveness=liveness)
         return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, liveness=liveness))
+
+    @reading
+    def status(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[status.Problem]:
+        """Return all that is wrong, the worst first; nothing if everything is well."""
+        return status.problems(status_facts.status_facts(tx, liveness=liveness))

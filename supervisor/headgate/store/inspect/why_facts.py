@@ -94,7 +94,9 @@ def _supervisor(tx: Tx, row: Any, liveness: Liveness) -> Supervisor:
         state = "fenced"
     elif liveness.is_gone(lease):
         state = "gone"
-    triggers = select(func.count()).where(trigger.c.triggerer_id == row.id, _OPEN)
+    # By its queues, so that the index of claims has all that is looked at.
+    served = trigger.c.queue.in_(lease.queues)
+    triggers = select(func.count()).where(served, trigger.c.triggerer_id == row.id, _OPEN)
     tasks = select(func.count()).where(_C.triggerer_id == row.id)
     return Supervisor(
         epoch=row.id,
@@ -186,15 +188,19 @@ def _stream(tx: Tx, stream_id: int | None, trigger_id: int, liveness: Liveness) 
     return StreamFacts(found.name, count, owner, held_up_by)
 
 
+def has_stored_since() -> ColumnElement[bool]:
+    """Return the condition that a trigger has stored an event since its last failure."""
+    newest = select(trigger_event.c.stored_at).where(trigger_event.c.trigger_id == trigger.c.id)
+    newest_at = newest.order_by(trigger_event.c.id.desc()).limit(1).correlate(trigger).scalar_subquery()
+    return and_(newest_at.is_not(None), newest_at > trigger.c.last_failed_at)
+
+
 def is_absent() -> ColumnElement[bool]:
     """Return the condition that a trigger is missing on its stream, which then waits for it: it is held, or has failed.
 
     A user who pauses a trigger lets its stream go on. One that has stored an event since its last failure is back.
     """
-    newest = select(trigger_event.c.stored_at).where(trigger_event.c.trigger_id == trigger.c.id)
-    newest_at = newest.order_by(trigger_event.c.id.desc()).limit(1).correlate(trigger).scalar_subquery()
-    is_back = and_(newest_at.is_not(None), newest_at > trigger.c.last_failed_at)
-    has_failed = and_(trigger.c.failure_count > 0, trigger.c.hold.is_(None), not_(is_back))
+    has_failed = and_(trigger.c.failure_count > 0, trigger.c.hold.is_(None), not_(has_stored_since()))
     return or_(has_failed, and_(trigger.c.hold.is_not(None), trigger.c.hold != "paused"))
 
 

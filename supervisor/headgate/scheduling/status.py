@@ -1,0 +1,316 @@
+"""`headgate status`: from the facts in the database, all that is wrong, the worst first.
+
+As in `headgate.scheduling.why`, nothing here queries anything. A problem is *broken* if events or tasks stand still
+because of it, *attention* if a person should look, and a *notice* if a user has wanted it so. Without any of the first
+two everything is well. Problems of one severity come in the order of the questions: supervisors, streams, triggers,
+tasks, then what has failed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, some, span
+
+FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
+STREAMS_TOLD_MAX = 10  # each with a sentence of its own; the others are counted
+COUNTED_MAX = 1000  # rows of one kind are counted up to this
+
+Severity = Literal["broken", "attention", "notice"]
+SEVERITIES: tuple[Severity, ...] = ("broken", "attention", "notice")
+
+
+class TroubledTrigger(msgspec.Struct, frozen=True):
+    """An open trigger that is held or has failed; ``absence`` says why and since when, in one line.
+
+    ``is_back``: it has stored an event since its last failure. ``is_unreadable``: no supervisor could read its kwargs.
+    """
+
+    name: str
+    absence: str
+    failures: int = 0
+    hold: str | None = None
+    stream: str | None = None
+    is_back: bool = False
+    is_unreadable: bool = False
+
+
+class Unclaimed(msgspec.Struct, frozen=True):
+    """An open trigger of a queue that no living supervisor has."""
+
+    name: str
+    queue: str
+    age_s: float
+    stream: str | None = None
+
+
+class Overdue(msgspec.Struct, frozen=True):
+    """A task for which something should have happened ``late_s`` seconds ago."""
+
+    what: Literal["wait_timed_out", "retry_due", "deadline_over", "owner_gone", "scheduled"]
+    dag: str
+    run_id: str
+    task_id: str
+    late_s: float
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """The dead letters of one watcher or trigger, among the newest `COUNTED_MAX`."""
+
+    name: str
+    count: int
+    newest_age_s: float
+
+
+class StatusFacts(msgspec.Struct, frozen=True):
+    """Everything that `problems` looks at. No list has more than `COUNTED_MAX` rows.
+
+    ``trigger_queues`` and ``task_queues``: those of open triggers, and of tasks that wait for a worker. ``old_keys``
+    are still needed although a rotation has begun. ``failed_runs``: (dag, run_id), the newest first.
+    """
+
+    supervisors: tuple[Supervisor, ...] = ()
+    trigger_queues: tuple[str, ...] = ()
+    task_queues: tuple[str, ...] = ()
+    has_active_runs: bool = False
+    unclaimed: tuple[Unclaimed, ...] = ()
+    troubled: tuple[TroubledTrigger, ...] = ()
+    overdue: tuple[Overdue, ...] = ()
+    letters: tuple[Letters, ...] = ()
+    import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
+    failed_runs: tuple[tuple[str, str], ...] = ()
+    old_keys: int = 0
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong: its name for programs, a sentence, and the command to look further with.
+
+    ``details`` are lines with all that the sentence leaves out.
+    """
+
+    severity: Severity
+    reason: str
+    text: str
+    next: str
+    details: tuple[str, ...] = ()
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+
+def problems(facts: StatusFacts) -> list[Problem]:
+    """Return all that is wrong, the worst first; nothing if everything is well."""
+    found = [
+        *_supervisors(facts),
+        *_queues(facts),
+        *_unclaimed(facts),
+        *_streams(facts.troubled),
+        *_triggers(facts.troubled),
+        *_tasks(facts.overdue),
+        *_letters(facts.letters),
+        *_files(facts.import_errors),
+        *_runs(facts.failed_runs),
+        *_keys(facts.old_keys),
+    ]
+    return sorted(found, key=lambda problem: SEVERITIES.index(problem.severity))
+
+
+def exit_code(found: Iterable[Problem]) -> int:
+    """Return 2 if anything is broken, 1 if a person should look at something, otherwise 0."""
+    severities = {problem.severity for problem in found}
+    return 2 if "broken" in severities else 1 if "attention" in severities else 0
+
+
+def counted(things: Sequence[object], thing: str) -> str:
+    """Return the number of things as text; a list that is full may not have all of them."""
+    if len(things) == 1:
+        return f"1 {thing}"
+    return f"{len(things):,} {thing}s" + (" or more" if len(things) >= COUNTED_MAX else "")
+
+
+# --- supervisors and queues ----------------------------------------------------------------------
+
+
+def _supervisors(facts: StatusFacts) -> list[Problem]:
+    living = alive(facts.supervisors)
+    found = []
+    if not living:
+        stands = [*(["triggers"] if facts.trigger_queues else []), *(["runs"] if facts.has_active_runs else [])]
+        text = "no supervisor is alive" + (f": {' and '.join(stands)} stand still" if stands else "")
+        found.append(Problem("broken" if stands else "attention", "no_supervisor", text, HEADGATE_UP))
+    silent = [one for one in facts.supervisors if one.state != "alive"]
+    told = [
+        f"the process of {one} is gone" if one.state == "gone" else f"{one} is silent for {span(one.heartbeat_age_s)}"
+        for one in silent
+    ]
+    if told:
+        what = "another takes its triggers over" if living else "its triggers wait for another"
+        text = f"{told[0]}; {what}"
+        if len(told) > 1:
+            text = f"{counted(told, 'supervisor')} left without a word, the newest: {told[0]}"
+        found.append(Problem("attention", "supervisor_silent", text, "headgate triggerers list", tuple(told)))
+    return found
+
+
+def _queues(facts: StatusFacts) -> list[Problem]:
+    living = alive(facts.supervisors)
+    if not living:
+        return []
+    found = []
+    served = {queue for one in living for queue in one.queues}
+    for queue in sorted({*facts.trigger_queues} - served):
+        text = f"no living supervisor serves the queue {queue!r}, in which triggers wait"
+        found.append(Problem("broken", "queue_unserved", text, f"headgate triggers list --queue {queue}"))
+    served = {queue for one in living if one.workers for queue in one.queues}
+    for queue in sorted({*facts.task_queues} - served):
+        text = f"no living supervisor runs tasks of the queue {queue!r}, in which some wait"
+        found.append(Problem("broken", "tasks_unserved", text, "headgate tasks list --state scheduled"))
+    if facts.has_active_runs and not any(one.workers for one in living):
+        text = "runs are active, and the supervisors that are alive run triggers alone"
+        found.append(Problem("broken", "no_workers", text, HEADGATE_UP))
+    return found
+
+
+def _unclaimed(facts: StatusFacts) -> list[Problem]:
+    """Return a problem for each queue with triggers that nobody has, though a supervisor serves it."""
+    found = []
+    for queue in sorted({one.queue for one in facts.unclaimed}):
+        serving = [one for one in alive(facts.supervisors) if queue in one.queues]
+        if not serving:
+            continue  # `_supervisors` or `_queues` says so
+        waiting = [one for one in facts.unclaimed if one.queue == queue]
+        oldest = max(waiting, key=lambda one: one.age_s)
+        streams = sorted({one.stream for one in waiting if one.stream is not None})
+        text = f"no supervisor has claimed {counted(waiting, 'trigger')} of the queue {queue!r}"
+        if streams:
+            text += f", and nobody owns {counted(streams, 'stream')}: {some(streams)}"
+        is_full = all(one.open_triggers >= one.capacity for one in serving)
+        text += "; all that serve it are at their capacity" if is_full else ""
+        text += f"; the oldest, {oldest.name}, was added {span(oldest.age_s)} ago"
+        names = tuple(one.name + (f" of {one.stream}" if one.stream else "") for one in waiting)
+        severity: Severity = "broken" if is_full else "attention"
+        found.append(Problem(severity, "unclaimed", text, f"headgate why {oldest.name}", names))
+    return found
+
+
+# --- streams and triggers ------------------------------------------------------------------------
+
+
+def _streams(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
+    """Return a problem for each stream that waits for subscribers that are absent."""
+    absent: dict[str, list[TroubledTrigger]] = {}
+    for one in troubled:
+        if one.stream is not None and not one.is_back and one.hold != "paused":
+            absent.setdefault(one.stream, []).append(one)
+    found: list[Problem] = []
+    for stream, subscribers in absent.items():
+        names = [one.name for one in subscribers]
+        stands = any(one.hold is not None or one.failures >= FAILURES_BROKEN_MIN for one in subscribers)
+        text = f"the stream {stream} stands still until {some(names)} {'are' if len(names) > 1 else 'is'} back"
+        text += f"; {names[0]}: {subscribers[0].absence}"
+        lines = tuple(f"{one.name}: {one.absence}" for one in subscribers)
+        severity: Severity = "broken" if stands else "attention"
+        found.append(Problem(severity, "stream_waits", text, f"headgate why {names[0]}", lines))
+    found.sort(key=lambda problem: SEVERITIES.index(problem.severity))
+    more = found[STREAMS_TOLD_MAX:]
+    if more:
+        text = f"{counted(more, 'other stream')} wait for subscribers that are absent"
+        lines = tuple(problem.text for problem in more)
+        found[STREAMS_TOLD_MAX:] = [Problem(more[0].severity, "stream_waits", text, "headgate triggers list", lines)]
+    return found
+
+
+def _triggers(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
+    held = [one for one in troubled if one.hold is not None]
+    failing = [one for one in troubled if one.hold is None and not one.is_back]
+    unreadable = [one for one in failing if one.is_unreadable]
+    others = [one for one in failing if one.stream is None and not one.is_unreadable]  # `_streams` has the rest
+    kinds: list[tuple[Severity, str, str, list[TroubledTrigger]]] = [
+        ("attention", "quarantine", "quarantined, because of harm to others", _of_hold(held, "quarantine")),
+        ("attention", "brake", "held, because of too many messages in a row", _of_hold(held, "brake")),
+        ("attention", "unreadable", "unreadable with the keys of its supervisor", unreadable),
+        ("attention", "failing", "failing, and started again and again", others),
+        ("notice", "paused", "paused by a user", _of_hold(held, "paused")),
+    ]
+    found = []
+    for severity, reason, what, triggers in kinds:
+        if not triggers:
+            continue
+        worst = max(triggers, key=lambda one: one.failures)
+        text = f"{counted(triggers, 'trigger')} {'is' if len(triggers) == 1 else 'are'} {what}: "
+        text += f"{worst.name}, {worst.absence}" if len(triggers) == 1 else some([one.name for one in triggers])
+        lines = tuple(f"{one.name}: {one.absence}" for one in triggers)
+        found.append(Problem(severity, reason, text, f"headgate why {worst.name}", lines))
+    return found
+
+
+def _of_hold(held: Iterable[TroubledTrigger], hold: str) -> list[TroubledTrigger]:
+    return [one for one in held if one.hold == hold]
+
+
+# --- tasks, and what has failed ------------------------------------------------------------------
+
+
+def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
+    words: list[tuple[Severity, str, str]] = [
+        ("broken", "owner_gone", "belong to supervisors that are gone, and nobody has taken them over"),
+        ("broken", "wait_timed_out", "wait for a trigger although their waits have timed out"),
+        ("broken", "deadline_over", "run although their execution_timeout is over"),
+        ("broken", "retry_due", "are due for another try that does not begin"),
+        ("attention", "scheduled", "wait for a free worker or pool"),
+    ]
+    found = []
+    for severity, reason, what in words:
+        tasks = [one for one in overdue if one.what == reason]
+        if not tasks:
+            continue
+        worst = max(tasks, key=lambda one: one.late_s)
+        text = f"{counted(tasks, 'task')} that {what}; the longest for {span(worst.late_s)}: {_named(worst)}"
+        lines = tuple(f"{_named(one)}: {span(one.late_s)}" for one in tasks)
+        found.append(Problem(severity, f"tasks_{reason}", text, f"headgate why {_named(worst)}", lines))
+    return found
+
+
+def _named(task: Overdue) -> str:
+    return f"{task.dag} {task.run_id} {task.task_id}"
+
+
+def _letters(letters: Sequence[Letters]) -> list[Problem]:
+    if not letters:
+        return []
+    total = sum(one.count for one in letters)
+    several = "s" if total > 1 else ""
+    more = " or more" if total >= COUNTED_MAX else ""
+    each = [f"{one.name} ({one.count:,})" for one in letters]
+    newest_s = min(one.newest_age_s for one in letters)
+    text = f"{total:,} dead letter{several}{more}, the newest stored {span(newest_s)} ago: {some(each)}"
+    return [Problem("attention", "dead_letters", text, "headgate dlq list", tuple(each))]
+
+
+def _files(errors: Sequence[tuple[str, str]]) -> list[Problem]:
+    if not errors:
+        return []
+    file, error = errors[0]
+    text = f"{counted(errors, 'DAG file')} cannot be parsed: {file}: {error}"
+    if len(errors) > 1:
+        text = f"{counted(errors, 'DAG file')} cannot be parsed: {some([name for name, _ in errors])}"
+    lines = tuple(f"{name}: {text_}" for name, text_ in errors)
+    return [Problem("attention", "import_errors", text, "headgate dags list", lines)]
+
+
+def _runs(failed: Sequence[tuple[str, str]]) -> list[Problem]:
+    if not failed:
+        return []
+    names = [f"{dag} {run_id}" for dag, run_id in failed]
+    text = f"{counted(names, 'run')} failed within the last day: {some(names)}"
+    return [Problem("attention", "failed_runs", text, "headgate runs list --state failed --since 1d", tuple(names))]
+
+
+def _keys(old_keys: int) -> list[Problem]:
+    if not old_keys:
+        return []
+    text = f"a rotation of keys has not ended: {old_keys:,} older key{'s are' if old_keys > 1 else ' is'} still needed"
+    return [Problem("attention", "keys", text, "headgate keys rotate")]

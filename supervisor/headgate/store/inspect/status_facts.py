@@ -1,0 +1,235 @@
+"""The facts that `headgate.scheduling.status` judges, read in one transaction.
+
+Each question is answered from an index, for rows that are few if everything is well, and for at most `COUNTED_MAX` of
+them if it is not: the answer takes as long with a million events and a hundred thousand triggers as with none.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+
+from headgate.protocol.messages.dags import TaskState
+from headgate.scheduling.status import COUNTED_MAX, Letters, Overdue, StatusFacts, TroubledTrigger, Unclaimed
+from headgate.scheduling.why import shortened
+from headgate.store.db.transaction import Tx
+from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
+from headgate.store.tables import (
+    asset_watcher,
+    dag,
+    dag_run,
+    dead_letter,
+    encryption_key,
+    import_error,
+    stream,
+    task_instance,
+    trigger,
+    triggerer,
+)
+from headgate.store.tasks import task_rows
+
+UNCLAIMED_S = 60.0  # a trigger that is added is claimed within `poll_interval_s`
+LATE_S = 60.0  # a scheduler looks at what is due about every second
+SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but not so long
+FAILED_RUNS_S = 86_400.0
+QUEUES_MAX = 100  # of open triggers
+OWNERS_MAX = 1000  # of triggers, and of tasks
+
+_C = task_instance.c
+_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+_WATCHED = trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
+_RUNS = task_instance.join(dag_run).join(dag)
+
+
+def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
+    """Return everything that `headgate.scheduling.status.problems` looks at."""
+    queues = _trigger_queues(tx)
+    return StatusFacts(
+        supervisors=tuple(supervisors(tx, liveness=liveness)),
+        trigger_queues=queues,
+        task_queues=_task_queues(tx),
+        has_active_runs=_has_active_runs(tx),
+        unclaimed=_unclaimed(tx, queues),
+        troubled=_troubled(tx),
+        overdue=_overdue(tx),
+        letters=_letters(tx),
+        import_errors=_import_errors(tx),
+        failed_runs=_failed_runs(tx),
+        old_keys=_old_keys(tx),
+    )
+
+
+def _name(row: Any) -> str:
+    return row.name or f"trigger-{row.id}"
+
+
+# --- triggers ------------------------------------------------------------------------------------
+
+
+def _trigger_queues(tx: Tx) -> tuple[str, ...]:
+    """Return the queues of open triggers: each takes one look at the index of claims, however many triggers it has."""
+    found: list[str] = []
+    least = select(func.min(trigger.c.queue)).where(_OPEN)
+    queue = tx.connection.execute(least).scalar_one()
+    while queue is not None and len(found) < QUEUES_MAX:
+        found.append(queue)
+        queue = tx.connection.execute(least.where(trigger.c.queue > queue)).scalar_one()
+    return tuple(found)
+
+
+def _gone_owners(tx: Tx, owner: ColumnElement[Any]) -> list[int]:
+    """Return the supervisors in this column that are fenced or have ended: each takes one look at its index."""
+    found: list[int] = []
+    least = select(func.min(owner)).where(owner.is_not(None))
+    epoch = tx.connection.execute(least).scalar_one()
+    while epoch is not None and len(found) < OWNERS_MAX:
+        found.append(epoch)
+        epoch = tx.connection.execute(least.where(owner > epoch)).scalar_one()
+    is_over = or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None))
+    return list(tx.connection.execute(select(triggerer.c.id).where(triggerer.c.id.in_(found), is_over)).scalars())
+
+
+def _unclaimed(tx: Tx, queues: tuple[str, ...]) -> tuple[Unclaimed, ...]:
+    gone = _gone_owners(tx, trigger.c.triggerer_id)
+    added_before = tx.now - timedelta(seconds=UNCLAIMED_S)
+    found: list[Unclaimed] = []
+    for queue in queues:
+        for has_no_owner in (trigger.c.triggerer_id.is_(None), *(trigger.c.triggerer_id == epoch for epoch in gone)):
+            rows = (
+                select(trigger.c.id, asset_watcher.c.name, trigger.c.created_date, stream.c.name.label("stream"))
+                .select_from(_WATCHED.outerjoin(stream, stream.c.id == trigger.c.stream_id))
+                .where(_OPEN, trigger.c.queue == queue, has_no_owner, trigger.c.created_date < added_before)
+                .order_by(trigger.c.id)
+                .limit(COUNTED_MAX - len(found))
+            )
+            found += [
+                Unclaimed(_name(row), queue, (tx.now - row.created_date).total_seconds(), row.stream)
+                for row in tx.connection.execute(rows)
+            ]
+            if len(found) >= COUNTED_MAX:
+                return tuple(found)
+    return tuple(found)
+
+
+def _troubled(tx: Tx) -> tuple[TroubledTrigger, ...]:
+    columns = (*ABSENCE_COLUMNS, trigger.c.last_failed_run_id, stream.c.name.label("stream"))
+    found: dict[int, TroubledTrigger] = {}
+    # Two statements, so that each is answered from a partial index of its own.
+    for is_troubled in (trigger.c.hold.is_not(None), trigger.c.failure_count > 0):
+        rows = (
+            select(*columns, has_stored_since().label("is_back"))
+            .select_from(_WATCHED.outerjoin(stream, stream.c.id == trigger.c.stream_id))
+            .where(_OPEN, is_troubled)
+            .order_by(trigger.c.id)
+            .limit(COUNTED_MAX)
+        )
+        for row in tx.connection.execute(rows):
+            found[row.id] = TroubledTrigger(
+                name=_name(row),
+                absence=absence(tx, row),
+                failures=row.failure_count,
+                hold=row.hold,
+                stream=row.stream,
+                is_back=row.hold is None and bool(row.is_back),
+                is_unreadable=row.failure_count > 0 and row.last_failed_run_id == "",
+            )
+    return tuple(found[id_] for id_ in sorted(found))
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def _task_queues(tx: Tx) -> tuple[str, ...]:
+    some = select(_C.queue).where(task_rows.is_in(TaskState.SCHEDULED)).limit(COUNTED_MAX).subquery()
+    return tuple(tx.connection.execute(select(some.c.queue).distinct().order_by(some.c.queue)).scalars())
+
+
+def _has_active_runs(tx: Tx) -> bool:
+    active = select(dag_run.c.id).select_from(dag_run.join(dag))
+    active = active.where(dag_run.c.ended_at.is_(None), dag.c.is_paused.is_(False))
+    return tx.connection.execute(active.limit(1)).first() is not None
+
+
+def _overdue(tx: Tx) -> tuple[Overdue, ...]:
+    is_deferred, is_scheduled = task_rows.is_in(TaskState.DEFERRED), task_rows.is_in(TaskState.SCHEDULED)
+    goes_on = dag.c.is_paused.is_(False)
+    gone = _gone_owners(tx, _C.triggerer_id)
+    found = [
+        *_late(tx, "wait_timed_out", _C.trigger_timeout, LATE_S, is_deferred),
+        *_late(tx, "retry_due", _C.retry_at, LATE_S, goes_on),
+        *_late(tx, "deadline_over", _C.deadline, LATE_S, _C.triggerer_id.is_not(None), _C.triggerer_id.not_in(gone)),
+        *_late(tx, "scheduled", _C.scheduled_at, SCHEDULED_LATE_S, is_scheduled, goes_on),
+    ]
+    ended = (
+        select(dag.c.name, dag_run.c.run_id, _C.task_id, func.coalesce(triggerer.c.fenced_at, triggerer.c.stopped_at))
+        .select_from(_RUNS.join(triggerer, triggerer.c.id == _C.triggerer_id))
+        .where(_C.triggerer_id.in_(gone))
+    )
+    for name, run_id, task_id, since in tx.connection.execute(ended.order_by(_C.id).limit(COUNTED_MAX)):
+        late_s = (tx.now - since).total_seconds()
+        if late_s > LATE_S:
+            found.append(Overdue("owner_gone", name, run_id, task_id, late_s))
+    return tuple(found)
+
+
+def _late(
+    tx: Tx,
+    what: Literal["wait_timed_out", "deadline_over", "retry_due", "scheduled"],
+    due: ColumnElement[Any],
+    late_s: float,
+    *where: ColumnElement[bool],
+) -> list[Overdue]:
+    """Return tasks for which a moment is further past than ``late_s`` seconds."""
+    rows = (
+        select(dag.c.name, dag_run.c.run_id, _C.task_id, due)
+        .select_from(_RUNS)
+        .where(due < tx.now - timedelta(seconds=late_s), *where)
+        .order_by(due)
+        .limit(COUNTED_MAX)
+    )
+    return [
+        Overdue(what, name, run_id, task_id, (tx.now - then).total_seconds())
+        for name, run_id, task_id, then in tx.connection.execute(rows)
+    ]
+
+
+# --- what has failed -----------------------------------------------------------------------------
+
+
+def _letters(tx: Tx) -> tuple[Letters, ...]:
+    newest = select(dead_letter.c.trigger_id, dead_letter.c.stored_at).order_by(dead_letter.c.id.desc())
+    some = newest.limit(COUNTED_MAX).subquery()
+    last_at = func.max(some.c.stored_at).label("last_at")
+    rows = (
+        select(some.c.trigger_id.label("id"), asset_watcher.c.name, func.count().label("letters"), last_at)
+        .select_from(some.outerjoin(asset_watcher, asset_watcher.c.trigger_id == some.c.trigger_id))
+        .group_by(some.c.trigger_id, asset_watcher.c.name)
+        .order_by(func.count().desc(), some.c.trigger_id)
+    )
+    return tuple(
+        Letters(_name(row), row.letters, (tx.now - row.last_at).total_seconds()) for row in tx.connection.execute(rows)
+    )
+
+
+def _import_errors(tx: Tx) -> tuple[tuple[str, str], ...]:
+    rows = select(import_error.c.file, import_error.c.error).order_by(import_error.c.file).limit(COUNTED_MAX)
+    return tuple((row.file, shortened(row.error)) for row in tx.connection.execute(rows))
+
+
+def _failed_runs(tx: Tx) -> tuple[tuple[str, str], ...]:
+    since = tx.now - timedelta(seconds=FAILED_RUNS_S)
+    rows: Select[str, str] = (
+        select(dag.c.name, dag_run.c.run_id)
+        .select_from(dag_run.join(dag))
+        .where(dag_run.c.state == "failed", dag_run.c.ended_at > since)
+        .order_by(dag_run.c.ended_at.desc())
+        .limit(COUNTED_MAX)
+    )
+    return tuple((name, run_id) for name, run_id in tx.connection.execute(rows))
+
+
+def _old_keys(tx: Tx) -> int:
+    needed = (encryption_key.c.superseded_at.is_not(None), encryption_key.c.retired_at.is_(None))
+    return int(tx.connection.execute(select(func.count()).select_from(encryption_key).where(*needed)).scalar_one())

@@ -1,0 +1,98 @@
+"""`headgate status`, called as a user calls it: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.store.harness import register
+
+from headgate.protocol.messages.runner import FinishedTrigger
+from headgate.store.store import Store
+from headgate.supervisor.serve import machine_identity, start_of_process
+
+
+def fail(store: Store, epoch: Any, *names: str) -> None:
+    ids = [store.add_watcher(name, "a.B", {}) for name in names]
+    store.claim_triggers(epoch, limit=100, queues=("default",))
+    error = ("KeyError: 'a\x1b[31m'", "Traceback (most recent call last):\n  File x\nKeyError: 'a'")
+    store.store_slice(epoch, finished=[FinishedTrigger(id_, f"run {id_}", "failed", 0, *error) for id_ in ids])
+
+
+def test_everything_is_well_is_exit_code_0(call_database: Any, users_store: Store) -> None:
+    register(users_store)
+    called = call_database("status")
+    assert (called.code, called.out, called.err) == (0, "everything is well\n", "")
+    assert call_database("status", "--json").out == ""
+
+
+def test_what_a_person_should_look_at_is_exit_code_1(call_database: Any, users_store: Store) -> None:
+    fail(users_store, register(users_store), "w")
+    called = call_database("status")
+    assert called.code == 1
+    first, second = called.out.splitlines()
+    assert first.startswith("attention: 1 trigger is failing, and started again and again: w, it has failed once, the")
+    assert first.endswith("ago: KeyError: 'a\\x1b[31m'")
+    assert second == "  next: headgate why w"
+
+
+def test_what_stands_still_is_exit_code_2_and_comes_first(call_database: Any, users_store: Store) -> None:
+    epoch = register(users_store, queues=("default",))
+    fail(users_store, epoch, "w")
+    users_store.add_watcher("elsewhere", "a.B", {}, queue="gpu")
+    called = call_database("status", "--json")
+    assert called.code == 2
+    assert [(row["severity"], row["reason"]) for row in called.rows()] == [
+        ("broken", "queue_unserved"),
+        ("attention", "failing"),
+    ]
+    assert set(called.rows()[0]) == {"severity", "reason", "text", "next", "details"}
+
+
+def test_verbose_prints_every_name(call_database: Any, users_store: Store) -> None:
+    names = [f"w{number}" for number in range(7)]
+    fail(users_store, register(users_store), *names)
+    assert "and 2 more" in call_database("status").out
+    assert "    w6: it has failed once" not in call_database("status").out
+    told = call_database("status", "--verbose").out
+    assert all(f"    {name}: it has failed once" in told for name in names)
+
+
+def test_a_paused_watcher_is_told_and_is_well(call_database: Any, users_store: Store) -> None:
+    register(users_store)
+    users_store.add_watcher("w", "a.B", {})
+    users_store.pause_watcher("w")
+    called = call_database("status")
+    assert called.code == 0
+    assert called.out.startswith("everything is well\nnotice: 1 trigger is paused by a user: w, ")
+
+
+def test_a_supervisor_of_this_machine_whose_process_is_gone_is_gone_at_once(
+    call_database: Any, users_store: Store
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    here = machine_identity()
+    register(users_store, pid=process.pid, machine=here, process_started=1.0)
+    users_store.add_watcher("w", "a.B", {})
+    called = call_database("status")
+    assert called.code == 2
+    assert f"(pid {process.pid} on h) is gone" in called.out
+    register(users_store, pid=os.getpid(), machine=here, process_started=start_of_process("self"))
+    called = call_database("status")
+    assert called.code == 1
+    assert "is gone; another takes its triggers over" in called.out
+
+
+def test_a_database_that_cannot_be_used_is_exit_code_3(call: Any, tmp_path: Path, home: Path) -> None:
+    missing = call("--db", f"sqlite:///{tmp_path / 'none.db'}", "status")
+    assert (missing.code, missing.out) == (3, "")
+    assert "run `headgate db upgrade`" in missing.err
+    (tmp_path / "empty.db").touch()
+    assert call("--db", f"sqlite:///{tmp_path / 'empty.db'}", "status").code == 3
+    assert call("db", "upgrade").code == 0
+    (home / "fernet.key").unlink(missing_ok=True)
+    assert call("status").code == 3

@@ -1,0 +1,182 @@
+"""What is wrong, and what first: for each fact the problem that names it, its severity and its next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.scheduling.status import (
+    COUNTED_MAX,
+    STREAMS_TOLD_MAX,
+    Letters,
+    Overdue,
+    StatusFacts,
+    TroubledTrigger,
+    Unclaimed,
+    counted,
+    exit_code,
+    problems,
+)
+from headgate.scheduling.why import Supervisor
+
+QUEUE = ("default",)
+
+
+def sup(**changes: Any) -> Supervisor:
+    told: dict[str, Any] = {"epoch": 1, "hostname": "h", "pid": 7, "state": "alive", "heartbeat_age_s": 1.0}
+    told |= {"capacity": 10, "queues": QUEUE, **changes}
+    return Supervisor(**told)
+
+
+UP = (sup(),)
+
+
+def late(what: Any) -> StatusFacts:
+    return StatusFacts(UP, overdue=(Overdue(what, "etl", "r1", "a", 90.0), Overdue(what, "etl", "r1", "b", 120.0)))
+
+
+def troubled(*triggers: TroubledTrigger) -> StatusFacts:
+    return StatusFacts(UP, trigger_queues=QUEUE, troubled=triggers)
+
+
+FAILED = "it has failed 4 times, the last time 3.0 s ago: TypeError"
+
+PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
+    # severity, reason, facts, in the sentence, in the command
+    ("attention", "no_supervisor", StatusFacts(), "no supervisor is alive", "headgate up"),
+    ("broken", "no_supervisor", StatusFacts(trigger_queues=QUEUE), "alive: triggers stand still", "headgate up"),
+    ("broken", "no_supervisor", StatusFacts(has_active_runs=True), "alive: runs stand still", "headgate up"),
+    (
+        "attention",
+        "supervisor_silent",
+        StatusFacts((*UP, sup(epoch=2, state="silent", heartbeat_age_s=45.0))),
+        "supervisor 2 (pid 7 on h) is silent for 45 s; another takes its triggers over",
+        "triggerers list",
+    ),
+    (
+        "attention",
+        "supervisor_silent",
+        StatusFacts((*UP, sup(epoch=3, state="gone"), sup(epoch=2, state="gone"))),
+        "2 supervisors left without a word, the newest: the process of supervisor 3 (pid 7 on h) is gone",
+        "triggerers list",
+    ),
+    ("broken", "queue_unserved", StatusFacts(UP, trigger_queues=("gpu",)), "serves the queue 'gpu'", "--queue gpu"),
+    ("broken", "tasks_unserved", StatusFacts(UP, task_queues=("gpu",)), "runs tasks of the queue 'gpu'", "tasks list"),
+    ("broken", "no_workers", StatusFacts((sup(workers=0),), has_active_runs=True), "triggers alone", "headgate up"),
+    (
+        "attention",
+        "unclaimed",
+        StatusFacts(UP, unclaimed=(Unclaimed("a", "default", 70.0, "the log"), Unclaimed("b", "default", 90.0))),
+        "claimed 2 triggers of the queue 'default', and nobody owns 1 stream: the log; the oldest, b, was added",
+        "why b",
+    ),
+    (
+        "broken",
+        "unclaimed",
+        StatusFacts((sup(open_triggers=10),), unclaimed=(Unclaimed("a", "default", 70.0),)),
+        "claimed 1 trigger of the queue 'default'; all that serve it are at their capacity",
+        "why a",
+    ),
+    (
+        "broken",
+        "stream_waits",
+        troubled(TroubledTrigger("big", FAILED, 4, stream="the log")),
+        f"the stream the log stands still until big is back; big: {FAILED}",
+        "why big",
+    ),
+    (
+        "attention",
+        "stream_waits",
+        troubled(TroubledTrigger("big", FAILED, 1, stream="the log"), TroubledTrigger("b", "x", 2, stream="the log")),
+        "stands still until big, b are back",
+        "why big",
+    ),
+    (
+        "attention",
+        "failing",
+        troubled(TroubledTrigger("a", "x", 1), TroubledTrigger("b", "y", 9)),
+        "2 triggers are failing, and started again and again: a, b",
+        "why b",
+    ),
+    ("attention", "unreadable", troubled(TroubledTrigger("a", "it", 1, is_unreadable=True)), "a, it", "why a"),
+    ("attention", "brake", troubled(TroubledTrigger("a", "it", hold="brake")), "too many messages", "why a"),
+    ("attention", "quarantine", troubled(TroubledTrigger("a", "it", hold="quarantine")), "harm to others", "why a"),
+    ("notice", "paused", troubled(TroubledTrigger("a", "it", hold="paused", stream="s")), "paused by a user", "why a"),
+    ("broken", "tasks_wait_timed_out", late("wait_timed_out"), "the longest for 2 min: etl r1 b", "why etl r1 b"),
+    ("broken", "tasks_deadline_over", late("deadline_over"), "2 tasks that run although", "why etl r1 b"),
+    ("broken", "tasks_retry_due", late("retry_due"), "another try", "why etl r1 b"),
+    ("broken", "tasks_owner_gone", late("owner_gone"), "supervisors that are gone", "why etl r1 b"),
+    ("attention", "tasks_scheduled", late("scheduled"), "free worker or pool", "why etl r1 b"),
+    (
+        "attention",
+        "dead_letters",
+        StatusFacts(UP, letters=(Letters("a", 3, 90.0), Letters("b", 1, 5.0))),
+        "4 dead letters, the newest stored 5.0 s ago: a (3), b (1)",
+        "dlq list",
+    ),
+    ("attention", "import_errors", StatusFacts(UP, import_errors=(("a.py", "no"),)), "parsed: a.py: no", "dags list"),
+    (
+        "attention",
+        "import_errors",
+        StatusFacts(UP, import_errors=(("a.py", "no"), ("b.py", "no"))),
+        "2 DAG files cannot be parsed: a.py, b.py",
+        "dags list",
+    ),
+    ("attention", "failed_runs", StatusFacts(UP, failed_runs=(("etl", "r1"),)), "1 run failed", "--since 1d"),
+    ("attention", "keys", StatusFacts(UP, old_keys=1), "1 older key is still needed", "keys rotate"),
+]
+
+
+@pytest.mark.parametrize(("severity", "reason", "facts", "text", "next_"), PROBLEMS, ids=lambda value: None)
+def test_a_problem_is_named_with_its_severity_and_what_to_look_at(
+    severity: str, reason: str, facts: StatusFacts, text: str, next_: str
+) -> None:
+    (problem,) = problems(facts)
+    assert (problem.severity, problem.reason) == (severity, reason)
+    assert text in problem.text
+    assert next_ in problem.next
+    assert exit_code([problem]) == {"broken": 2, "attention": 1, "notice": 0}[severity]
+
+
+def test_everything_is_well() -> None:
+    facts = StatusFacts(UP, trigger_queues=QUEUE, task_queues=QUEUE, has_active_runs=True)
+    assert problems(facts) == []
+    assert exit_code([]) == 0
+
+
+def test_the_worst_comes_first() -> None:
+    facts = StatusFacts(
+        UP,
+        letters=(Letters("a", 1, 1.0),),
+        trigger_queues=("gpu",),
+        troubled=(TroubledTrigger("p", "x", hold="paused"),),
+    )
+    assert [problem.severity for problem in problems(facts)] == ["broken", "attention", "notice"]
+
+
+def test_triggers_that_run_again_or_are_told_with_their_stream_are_not_told_as_failing() -> None:
+    assert problems(troubled(TroubledTrigger("a", FAILED, 4, stream="s", is_back=True))) == []
+    found = problems(troubled(TroubledTrigger("a", FAILED, 4, stream="s")))
+    assert [problem.reason for problem in found] == ["stream_waits"]
+
+
+def test_what_nobody_serves_is_not_told_again_as_unclaimed() -> None:
+    waiting = (Unclaimed("a", "gpu", 70.0),)
+    found = problems(StatusFacts(UP, trigger_queues=("gpu",), unclaimed=waiting))
+    assert [problem.reason for problem in found] == ["queue_unserved"]
+
+
+def test_only_some_streams_have_a_sentence_of_their_own() -> None:
+    each = [TroubledTrigger(f"w{number}", "x", 9, stream=f"s{number}") for number in range(STREAMS_TOLD_MAX + 3)]
+    *_, last = found = problems(troubled(*each))
+    assert len(found) == STREAMS_TOLD_MAX + 1
+    assert last.text == "3 other streams wait for subscribers that are absent"
+    assert len(last.details) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "1 run"), (2, "2 runs"), (COUNTED_MAX, f"{COUNTED_MAX:,} runs or more")]
+)
+def test_a_list_that_is_full_says_that_there_may_be_more(number: int, text: str) -> None:
+    assert counted(range(number), "run") == text
