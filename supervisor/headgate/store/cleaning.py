@@ -9,7 +9,7 @@ These rows are kept at any age:
 - of an open trigger its newest event, because `last_event` returns it in the next run, and every event with a key,
   because the key identifies a message that is delivered again (I2); the latter unless ``keyed_events`` are asked for;
 - an event that resumed a task, or for which a run was created, as long as the task or the run exists;
-- an event that still waits for a run of a DAG;
+- an event that still waits for a run of a DAG, or that a consumer has yet to get;
 - a trigger that is open, waited for, that of a watcher, or owned by a supervisor that is not known to have ended;
 - a stream that a trigger refers to.
 
@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
 
+from headgate.store.consuming import consumers
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs
@@ -88,8 +89,9 @@ def _ended_runs(before: datetime) -> ColumnElement[bool]:
 
 
 def _event_is_free() -> ColumnElement[bool]:
-    """Return the condition that no task was resumed by it, and no run has been or will be created for it."""
+    """Return the condition that no task was resumed by it, no run was or will be created, and no consumer awaits it."""
     return and_(
+        ~consumers.is_unread(),
         ~exists().where(task_instance.c.event_id == trigger_event.c.id),
         ~exists().where(dag_run_event.c.trigger_event_id == trigger_event.c.id),
         ~exists().where(waiting_event.c.trigger_event_id == trigger_event.c.id),

@@ -128,6 +128,32 @@ class OwnerUnsettled(StoreError):
         self.tries = tries
 
 
+class CursorRefused(StoreError, ValueError):
+    """A cursor is not a place in the events that it was given for; the message says why."""
+
+    def __init__(self, cursor: object, reason: str) -> None:
+        super().__init__(f"the cursor {cursor} cannot be used: {reason}")
+        self.cursor = str(cursor)
+        self.reason = reason
+
+
+class ConsumerExists(StoreError):
+    """A consumer of this name exists already, and reads another watcher."""
+
+    def __init__(self, name: str, watcher: str) -> None:
+        super().__init__(f"there is a consumer named {name!r} already, of the watcher {watcher!r}; choose another name")
+        self.name = name
+        self.watcher = watcher
+
+
+class ConsumerBusy(StoreError):
+    """Another worker of the consumer has been handling a batch for as long as a lock is waited for: try again."""
+
+    def __init__(self, name: str, waited_s: float) -> None:
+        super().__init__(f"another worker of the consumer {name!r} has not finished its batch within {waited_s:g} s")
+        self.name = name
+
+
 class SpecUnreadable(StoreError):
     """The stored spec of a DAG cannot be read by this version of headgate; parsing its file replaces it."""
 

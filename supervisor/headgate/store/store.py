@@ -30,6 +30,7 @@ from headgate.store.triggers.watchers import WatcherVerbs
 
 if TYPE_CHECKING:
     from headgate.store.cleaning import CleaningVerbs
+    from headgate.store.consuming.consumers import ConsumerVerbs
     from headgate.store.inspect.inspection import Inspection
     from headgate.store.keys import KeyVerbs
 
@@ -68,6 +69,13 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         from headgate.store.cleaning import CleaningVerbs
 
         return CleaningVerbs(self.database)
+
+    @cached_property
+    def consumers(self) -> ConsumerVerbs:
+        """The verbs of consumers."""
+        from headgate.store.consuming.consumers import ConsumerVerbs
+
+        return ConsumerVerbs(self.database)
 
     @cached_property
     def keys(self) -> KeyVerbs:

@@ -158,6 +158,7 @@ Index(
     postgresql_where=_present_watcher,
     sqlite_where=_present_watcher,
 )
+Index("ix_asset_watcher_name", asset_watcher.c.name, asset_watcher.c.trigger_id)  # removed ones, too
 
 # The event log. Its two unique rules are I2: the same event, reported again, and the same message,
 # delivered again, give no second row.
@@ -248,6 +249,23 @@ Index(
     postgresql_where=_keyed_letter,
     sqlite_where=_keyed_letter,
 )
+
+# How far a consumer has got in the events of a watcher. The place is moved in the transaction that hands them over.
+consumer = Table(
+    "consumer",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("watcher", Text, nullable=False),
+    Column("trigger_id", BigInteger, nullable=False, server_default=text("0")),  # no foreign key: it may be cleaned
+    Column("event_id", BigInteger, nullable=False, server_default=text("0")),
+    Column("handed_over", BigInteger, nullable=False, server_default=text("0")),  # events, in all batches
+    Column("created_date", UtcDateTime, nullable=False),
+    Column("moved_at", UtcDateTime),  # the last batch that had events
+    UniqueConstraint("name"),
+    sqlite_autoincrement=True,
+)
+Index("ix_consumer_watcher", consumer.c.watcher)
 
 # --- tasks ---------------------------------------------------------------------------------------
 

@@ -311,7 +311,7 @@ class SupervisorCore:
         if self.leases.is_held:
             self.blame.store(self.leases.epoch, now)
             self.holds.store(self.leases.epoch, now)
-            self.releases.release(self.leases.epoch, now)
+            self.releases.release(self.leases.epoch, now, self.intake.is_waiting_for_others(self.runner.running))
             self.recoveries.step(self.leases.epoch, now)
 
     def _send_cancels(self, cancels: tuple[CancelTrigger, ...]) -> None:

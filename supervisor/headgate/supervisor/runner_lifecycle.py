@@ -152,6 +152,11 @@ class RunnerLifecycle:
             return self._stepped_at
         return self._heard_at + self._silence_max_s if self._kill_at is None else self._kill_at
 
+    @property
+    def running(self) -> int:
+        """The incarnation of the runner that is running, 0 if none is."""
+        return self.incarnation if self.state is RunnerState.RUNNING else 0
+
     def is_listening(self, incarnation: int) -> bool:
         """Whether this incarnation can be answered: its answer must not go to a later one (I6)."""
         return incarnation == self.incarnation and self.state in (RunnerState.RUNNING, RunnerState.DRAINING)

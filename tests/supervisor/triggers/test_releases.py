@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import select
 from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers, fired
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
@@ -15,7 +16,9 @@ from headgate.protocol.messages.runner import (
     StateSync,
 )
 from headgate.protocol.values import encode_value
+from headgate.store.errors import DatabaseAway
 from headgate.store.ids import Epoch, TryName
+from headgate.store.tables import trigger
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.commands import Spawn
@@ -65,6 +68,36 @@ def test_a_watcher_removed_while_it_waits_for_its_next_try_is_released(world: Wo
     assert supervisor.created() == []
     assert len(supervisor.core.assignments) == 0
     assert world.store.poll(supervisor.core.leases.epoch, ("default",)).removed == []
+
+
+def test_a_removed_trigger_keeps_its_owner_while_events_of_a_dead_runner_are_not_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader leaves a removed trigger as soon as it has no owner: then no event of it may come any more."""
+    (trigger_id,) = add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+
+    def away(*args: object, **kwargs: object) -> None:
+        raise DatabaseAway("here", "only for events")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "store_slice", away)
+        supervisor.core.receive(1, StateChanges(1, (fired(spec, 0),)), world.now)
+        supervisor.core.runner_ended(1, "killed by SIGKILL", world.now)
+        world.store.remove_watcher("w0")
+        supervisor.pass_time(5.0)
+        assert owner_of(world, trigger_id) == supervisor.core.leases.epoch
+    supervisor.pass_time(60.0)
+    assert owner_of(world, trigger_id) is None
+    assert [event.trigger_id for event in world.store.inspect.events()] == [trigger_id]
+
+
+def owner_of(world: World, trigger_id: int) -> int | None:
+    with world.store.database.reading() as tx:
+        (owner,) = tx.connection.execute(select(trigger.c.triggerer_id).where(trigger.c.id == trigger_id)).one()
+        return None if owner is None else int(owner)
 
 
 class Said(TaskLogs):

@@ -38,6 +38,13 @@ class Secrets:
         self._read_as = _state_of(path)
         self._fernets = _fernets(keys, source)
 
+    @classmethod
+    def none(cls) -> Secrets:
+        """Return no keys: for a process that neither reads nor writes anything encrypted."""
+        found = cls.__new__(cls)
+        found.source, found.path, found._read_as, found._fernets = "a process without keys", None, None, {}
+        return found
+
     def __repr__(self) -> str:
         return f"<Secrets with {len(self._fernets)} keys>"
 

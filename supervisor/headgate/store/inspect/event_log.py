@@ -80,9 +80,9 @@ class EventInspection(Verbs):
     def events(self, *, watcher: str | None = None, limit: int | None = None, after_id: int = 0) -> Iterator[EventRow]:
         """Iterate over stored events by id, up to ``limit`` of them, in batches, each in its own transaction.
 
-        ``watcher`` means every watcher that has or had this name. Raises `NoSuchWatcher`. Ids increase, but two
-        supervisors on one PostgreSQL may commit out of the order of ids, so a reader that follows the log by
-        ``after_id`` must overlap its reads a little.
+        ``watcher`` means every watcher that has or had this name. Raises `NoSuchWatcher`. Ids of different triggers
+        may be committed out of their order on PostgreSQL, so this is no way to follow the log;
+        `headgate.store.consuming.reading` is.
         """
         if watcher is not None and not self._is_or_was_watcher(watcher):
             raise NoSuchWatcher(watcher)

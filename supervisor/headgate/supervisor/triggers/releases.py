@@ -49,9 +49,13 @@ class Releases:
         if for_good:
             self._ended.add(trigger_id)
 
-    def release(self, epoch: Epoch, now: float) -> None:
-        """Release the rows of those that have ended. Raises `LeaseLost`."""
-        if not self._ended or not self._retry.ready(now):
+    def release(self, epoch: Epoch, now: float, waits: bool) -> None:
+        """Release the rows of those that have ended. Raises `LeaseLost`.
+
+        It ``waits`` while rounds of a runner that is gone are not stored. Readers leave a removed trigger as soon as it
+        has no owner (`headgate.store.consuming.reading`), so no event of it may come after that.
+        """
+        if waits or not self._ended or not self._retry.ready(now):
             return
         with self._retry.attempt(now):  # if it fails, they stay in the set, and a later step tries again
             self._store.release_triggers(epoch, sorted(self._ended))

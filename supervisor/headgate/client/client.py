@@ -1,0 +1,85 @@
+"""`Client`: the events of watchers, as a program of a user reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headgate.client.consumer import Consumer
+from headgate.store.consuming import reading
+from headgate.store.consuming.consumers import ConsumerVerbs
+from headgate.store.consuming.reading import BATCH_EVENTS, START, Cursor, Event
+from headgate.store.db import schema
+from headgate.store.db.engine import database_name, is_in_memory, open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.db.transaction import Database
+from headgate.store.errors import DatabaseFault
+
+
+@contextmanager
+def open_client(url: str) -> Generator[Client]:
+    """Open the database of headgate, for one thread; ``url`` is ``sqlite:///FILE`` or ``postgresql://...``.
+
+    Open it after a fork, not before. Every method may raise `DatabaseAway`; call it again later. Raises
+    `UnsupportedDatabase`, `DatabaseAway`, `DatabaseFault` if there is no such file, and `SchemaOutOfDate` if the
+    database has to be upgraded by ``headgate db upgrade`` first.
+    """
+    engine = open_engine(url)
+    if engine.dialect.name == "sqlite" and not is_in_memory(engine) and not Path(engine.url.database or "").exists():
+        # Opening it would create it, and leave an empty file if a name was misspelt.
+        raise DatabaseFault(database_name(engine), "there is no such file; `headgate db upgrade` makes it")
+    schema.require_current(engine)
+    database = Database(engine, Secrets.none(), None)
+    try:
+        yield Client(database)
+    finally:
+        database.close()
+        engine.dispose()
+
+
+class Client:
+    """An open database of headgate. It is used by one thread, and has one connection."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._consumers = ConsumerVerbs(database)
+
+    def events(self, watcher: str, *, after: Cursor = START, limit: int = BATCH_EVENTS) -> list[Event]:
+        """Return up to ``limit`` stored events of a watcher, in commit order, from the place after a cursor on.
+
+        Begin with `START`, and go on with the `Event.cursor` of the last event; an empty list means that there are no
+        more now. ``watcher`` is a name: if a watcher was removed and added again, those of both are read, the older
+        first. ``limit`` is at most `BATCH_EVENTS_MAX`; each event may have a payload of 1 MiB.
+
+        Raises `NoSuchWatcher`, `ValueRefused` for a ``limit`` out of range, and `CursorRefused` for a cursor that is
+        negative, beyond the end, or of another watcher or database.
+        """
+        reading.check_limit(limit)
+        with self._database.reading() as tx:
+            reading.check_cursor(tx, watcher, after)
+            return list(reading.read_page(tx, watcher, after, limit).events)
+
+    def newest(self, watcher: str) -> Cursor:
+        """Return the place after all events of a watcher that are stored now. Raises `NoSuchWatcher`."""
+        with self._database.reading() as tx:
+            return reading.newest_cursor(tx, watcher)
+
+    def add_consumer(self, name: str, watcher: str, *, after: Cursor = START) -> Consumer:
+        """Return the consumer of this name, which is added if there is none yet.
+
+        A new one gets the events after the cursor, by default all that are stored; one that is there already stays
+        where it is. Raises `ConsumerExists` if it reads another watcher, `NoSuchWatcher`, `CursorRefused`, and
+        `BadName` for a name that cannot be stored and shown safely.
+        """
+        self._consumers.add(name, watcher, after)
+        return Consumer(self._database, name)
+
+    def consumer(self, name: str) -> Consumer:
+        """Return the consumer of this name. Raises `NoSuchRow` if there is none: it would begin anew otherwise."""
+        self._consumers.consumer(name)
+        return Consumer(self._database, name)
+
+    def remove_consumer(self, name: str) -> None:
+        """Remove a consumer and its place. Raises `NoSuchRow`."""
+        self._consumers.remove(name)

@@ -1,0 +1,56 @@
+"""A watcher whose events a supervisor stores, and a client that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.store.harness import QUEUES, add, register
+
+from headgate.client import Client, open_client
+from headgate.protocol.messages.runner import FiredEvent
+from headgate.protocol.values import encode_value
+from headgate.store.store import Store
+
+
+class Watched:
+    """A store with a supervisor that owns one watcher, and stores its events."""
+
+    def __init__(self, store: Store, name: str = "orders") -> None:
+        self.store = store
+        self.epoch = register(store)
+        self._name = name
+        (self.trigger_id,) = add(store, name)
+        self._stored = 0
+        self.claim()
+
+    def claim(self) -> None:
+        self.store.claim_triggers(self.epoch, limit=10, queues=QUEUES)
+
+    def add_again(self) -> int:
+        """Remove the watcher, and add it again under the same name; return the id of its new trigger."""
+        self.store.remove_watcher(self._name)
+        (self.trigger_id,) = add(self.store, self._name)
+        self.claim()
+        return self.trigger_id
+
+    def store_events(self, *payloads: Any, trigger_id: int | None = None) -> None:
+        events = []
+        for payload in payloads:
+            of = self.trigger_id if trigger_id is None else trigger_id
+            data = encode_value(payload, where="payload")
+            events.append(FiredEvent(of, "run", self._stored, 1, data, key=f"key {self._stored}"))
+            self._stored += 1
+        assert self.store.store_slice(self.epoch, events=events).stored == len(payloads)
+
+
+@contextmanager
+def client_of(store: Store) -> Generator[Client]:
+    """Open a client on the database of a store."""
+    with open_client(store.database.engine.url.render_as_string(hide_password=False)) as client:
+        yield client
+
+
+def payloads(events: Any) -> list[Any]:
+    return [event.payload for event in events]

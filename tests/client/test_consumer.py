@@ -1,0 +1,278 @@
+"""Consumers: the user's rows and the consumer's place are committed together, or neither is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, Text, insert, select, text
+from sqlalchemy.exc import IntegrityError
+from tests.client.harness import Watched, client_of, payloads
+from tests.store.harness import WAITED_MAX_S, Query, add, wait_until_blocked
+
+from headgate.client import (
+    BatchEnded,
+    Client,
+    Consumer,
+    ConsumerBusy,
+    ConsumerExists,
+    Cursor,
+    CursorRefused,
+    NoSuchRow,
+    NoSuchWatcher,
+)
+from headgate.store import cleaning
+from headgate.store.consuming import consumers
+from headgate.store.consuming.consumers import ConsumerRow
+from headgate.store.db.engine import open_engine
+from headgate.store.errors import BadName, DatabaseAway
+from headgate.store.store import Store
+
+BILLS = Table("users_bill", MetaData(), Column("event_id", Integer, primary_key=True), Column("payload", Text))
+
+
+@pytest.fixture
+def watched(store: Store) -> Iterator[Watched]:
+    BILLS.metadata.create_all(store.database.engine)
+    yield Watched(store)
+    BILLS.metadata.drop_all(store.database.engine)
+
+
+@pytest.fixture
+def client(watched: Watched) -> Iterator[Client]:
+    with client_of(watched.store) as client:
+        yield client
+
+
+@pytest.fixture
+def consumer(client: Client) -> Consumer:
+    return client.add_consumer("billing", "orders")
+
+
+def bill(consumer: Consumer, limit: int = 100) -> list[Any]:
+    """Write a bill for each event of a batch; return the payloads."""
+    with consumer.batch(limit) as batch:
+        for event in batch:
+            batch.connection.execute(insert(BILLS).values(event_id=event.id, payload=event.payload))
+        return payloads(batch)
+
+
+def bills(watched: Watched) -> list[str | None]:
+    with watched.store.database.reading() as tx:
+        return list(tx.connection.execute(select(BILLS.c.payload).order_by(BILLS.c.event_id)).scalars())
+
+
+def row(watched: Watched) -> ConsumerRow:
+    return watched.store.consumers.consumer("billing")
+
+
+def test_each_event_is_handed_over_once_in_batches(watched: Watched, consumer: Consumer) -> None:
+    watched.store_events(*"abcde")
+    assert [bill(consumer, 2) for _ in range(4)] == [["a", "b"], ["c", "d"], ["e"], []]
+    assert bills(watched) == list("abcde")
+    assert (row(watched).handed_over, row(watched).behind) == (5, 0)
+    watched.store_events("f")
+    assert row(watched).behind == 1
+    assert bill(consumer) == ["f"]
+
+
+def test_an_exception_rolls_back_the_rows_and_the_place_and_is_passed_on(watched: Watched, consumer: Consumer) -> None:
+    watched.store_events("a")
+    unlike_ours = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "the user's own")  # the store has a meaning for it
+
+    def fail() -> None:
+        with consumer.batch() as batch:
+            batch.connection.execute(insert(BILLS).values(event_id=1, payload="lost"))
+            raise unlike_ours
+
+    with pytest.raises(UnicodeDecodeError) as raised:
+        fail()
+    assert raised.value is unlike_ours
+    assert bills(watched) == []
+    assert row(watched).handed_over == 0
+    assert bill(consumer) == ["a"]
+
+
+def test_an_error_of_the_users_own_statement_stays_what_it_is(watched: Watched, consumer: Consumer) -> None:
+    watched.store_events("a")
+
+    def twice() -> None:
+        with consumer.batch() as batch:
+            for _ in range(2):
+                batch.connection.execute(insert(BILLS).values(event_id=1, payload="a"))
+
+    with pytest.raises(IntegrityError):
+        twice()
+    assert bill(consumer) == ["a"]
+
+
+def test_a_part_that_fails_may_be_rolled_back_by_itself(watched: Watched, consumer: Consumer) -> None:
+    watched.store_events("good", "bad", "fine")
+    with consumer.batch() as batch:
+        for event in batch:
+            try:
+                with batch.connection.begin_nested():
+                    batch.connection.execute(insert(BILLS).values(event_id=event.id, payload=event.payload))
+                    if event.payload == "bad":
+                        raise ValueError
+            except ValueError:
+                continue
+    assert bills(watched) == ["good", "fine"]
+    assert row(watched).behind == 0
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_block_that_ends_the_transaction_itself_is_told_and_nothing_is_committed(
+    watched: Watched, consumer: Consumer, verb: str, is_hidden: bool
+) -> None:
+    watched.store_events("a")
+
+    def end() -> None:
+        with consumer.batch() as batch:
+            batch.connection.execute(insert(BILLS).values(event_id=1, payload="a"))
+            try:
+                getattr(batch.connection, verb)()
+            except BatchEnded:
+                if not is_hidden:
+                    raise
+
+    with pytest.raises(BatchEnded, match="must not call commit or rollback"):
+        end()
+    assert bills(watched) == []
+    assert bill(consumer) == ["a"]
+
+
+def test_an_empty_batch_commits_the_rows_of_the_user_too(watched: Watched, consumer: Consumer) -> None:
+    with consumer.batch() as batch:
+        assert len(batch) == 0
+        batch.connection.execute(insert(BILLS).values(event_id=1, payload="heartbeat"))
+    assert bills(watched) == ["heartbeat"]
+
+
+def test_a_consumer_begins_where_it_is_told_and_stays_there_when_it_is_added_again(
+    watched: Watched, client: Client
+) -> None:
+    watched.store_events("old")
+    consumer = client.add_consumer("billing", "orders", after=client.newest("orders"))
+    watched.store_events("new")
+    assert bill(client.add_consumer("billing", "orders")) == ["new"]
+    assert bill(consumer) == []
+    assert bill(client.consumer("billing")) == []
+
+
+def test_a_consumer_that_is_unknown_or_of_another_watcher_is_refused(watched: Watched, client: Client) -> None:
+    add(watched.store, "others")
+    client.add_consumer("billing", "orders")
+    with pytest.raises(NoSuchRow, match="no consumer named 'biling'; did you mean billing"):
+        client.consumer("biling")
+    with pytest.raises(ConsumerExists, match="named 'billing' already, of the watcher 'orders'"):
+        client.add_consumer("billing", "others")
+    with pytest.raises(NoSuchWatcher):
+        client.add_consumer("more", "ordres")
+    with pytest.raises(CursorRefused, match="beyond the end"):
+        client.add_consumer("more", "orders", after=Cursor(watched.trigger_id, 10**6))
+    with pytest.raises(BadName):
+        client.add_consumer("", "orders")
+    assert [one.name for one in watched.store.consumers.all()] == ["billing"]
+
+
+def test_a_consumer_that_was_removed_gets_nothing(client: Client, consumer: Consumer) -> None:
+    client.remove_consumer("billing")
+    with pytest.raises(NoSuchRow, match="no consumer named 'billing'"), consumer.batch():
+        pytest.fail("there is no batch")
+    with pytest.raises(NoSuchRow):
+        client.remove_consumer("billing")
+
+
+def test_events_that_a_consumer_has_yet_to_get_are_not_cleaned_away(watched: Watched, consumer: Consumer) -> None:
+    watched.store_events("a", "b", "c")
+    bill(consumer, 1)
+
+    def clean() -> int:
+        with watched.store.database.writing() as tx:
+            later = tx.now + timedelta(days=1)
+            done = cleaning.clean_batch(tx, "keyed_events", later, after_id=0, rows_max=100)
+        return done.rows.get("trigger_event", 0)
+
+    assert clean() == 1  # the one that it has got
+    assert bill(consumer) == ["b", "c"]
+    assert clean() == 1  # the newest is kept
+
+
+# --- PostgreSQL: two workers ---------------------------------------------------------------------
+
+
+def test_a_second_worker_waits_for_the_first_and_gets_the_next_events(postgres_url: str, secrets: Any) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        watched = Watched(store)
+        watched.store_events("a", "b")
+        with client_of(store) as one, client_of(store) as two, ThreadPoolExecutor(1) as pool:
+            first, second = (client.add_consumer("billing", "orders") for client in (one, two))
+            with first.batch(1) as batch:
+                assert payloads(batch) == ["a"]
+                waiting = pool.submit(lambda: _handed(second))
+                wait_until_blocked(open_engine(postgres_url))
+            assert waiting.result(WAITED_MAX_S) == ["b"]
+
+
+def _handed(consumer: Consumer) -> list[Any]:
+    with consumer.batch() as batch:
+        return payloads(batch)
+
+
+def test_a_worker_that_waits_for_too_long_is_told_that_another_is_busy(postgres_url: str, secrets: Any) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        Watched(store)
+        with client_of(store) as one, client_of(store) as two:
+            first, second = (client.add_consumer("billing", "orders") for client in (one, two))
+            with two._database.writing() as tx:
+                tx.connection.execute(text("SET lock_timeout = '10ms'"))
+            with (
+                first.batch(),
+                pytest.raises(ConsumerBusy, match="another worker of the consumer 'billing'"),
+                second.batch(),
+            ):
+                pytest.fail("the other one has it")
+            assert _handed(second) == []
+
+
+def test_a_connection_that_is_cut_in_a_batch_is_the_users_error_and_the_next_batch_works(
+    postgres_url: str, secrets: Any
+) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        watched = Watched(store)
+        watched.store_events("a")
+        with client_of(store) as client:
+            consumer = client.add_consumer("billing", "orders")
+
+            def cut() -> None:
+                with consumer.batch() as batch:
+                    batch.connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+            with pytest.raises(Exception, match="terminating connection"):
+                cut()
+            assert _handed(consumer) == ["a"]
+
+
+def test_a_commit_whose_answer_is_lost_hands_over_nothing_twice(
+    watched: Watched, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, query: Query
+) -> None:
+    """The process loses the answer to its COMMIT: whether it arrived shows in the next batch."""
+    watched.store_events("a", "b")
+    real = consumers.move
+
+    def lose_answer(tx: Any, place: Any, page: Any) -> None:
+        real(tx, place, page)
+        tx.connection.commit()
+        raise DatabaseAway("here", "the answer was lost")
+
+    monkeypatch.setattr(consumers, "move", lose_answer)
+    with pytest.raises(DatabaseAway):
+        bill(consumer, 1)
+    monkeypatch.undo()
+    assert bill(consumer) == ["b"]
+    assert bills(watched) == ["a", "b"]

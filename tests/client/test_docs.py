@@ -1,0 +1,54 @@
+"""The examples of docs/consuming.md, run as they are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.client.harness import Watched
+
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.store import Store
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "consuming.md"
+BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+WITHIN_S = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, migrated_sqlite_file: Path, secrets: Secrets) -> Path:
+    """A folder with the files of the document, and the database that they use."""
+    (tmp_path / "home").mkdir()
+    shutil.copy(migrated_sqlite_file, tmp_path / "home" / "headgate.db")
+    with Store(open_engine(f"sqlite:///{tmp_path}/home/headgate.db"), secrets=secrets) as store:
+        watched = Watched(store, "big-orders")
+        watched.store_events({"order": 2, "amount": 1800}, {"order": 3, "amount": 5000})
+    for name, source in BLOCK.findall(DOCUMENT.read_text()):
+        (tmp_path / name).write_text(source)
+    return tmp_path
+
+
+def run(folder: Path, name: str) -> list[str]:
+    ran = subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, timeout=WITHIN_S)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_every_python_block_of_the_document_is_a_file_and_run_here() -> None:
+    text = DOCUMENT.read_text()
+    assert {name for name, _ in BLOCK.findall(text)} == {"read.py", "bill.py"}
+    assert len(BLOCK.findall(text)) == text.count("```python\n")
+
+
+def test_the_events_are_read_by_a_cursor(folder: Path) -> None:
+    assert run(folder, "read.py") == ["2 1800", "3 5000", "go on after 1:2"]
+
+
+def test_each_event_is_billed_once(folder: Path) -> None:
+    assert run(folder, "bill.py") == ["billed 2 orders, and is at 1:2"]
+    assert run(folder, "bill.py") == ["billed 0 orders, and is at 1:2"]
