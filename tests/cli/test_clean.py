@@ -133,4 +133,5 @@ def test_dead_letters_are_cleaned_only_when_asked_to(call_database: Any, etl: Ta
     query("UPDATE dead_letter SET stored_at = :then", then="2026-01-01 00:00:00.000000")
 
     assert "dead_letter" not in call_database("db", "clean", "--older-than", "1d").out
-    assert "dead_letter" in call_database("db", "clean", "--older-than", "1d", "--dead-letters").out
+    assert "dead_letter" not in call_database("db", "clean", "--older-than", "1d", "--dead-letters").out
+    assert "dead_letter" in call_database("db", "clean", "--older-than", "1d", "--open-dead-letters").out

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headgate.cli.commands.dead_letters import FAILURES_IN_A_ROW_MAX
 from headgate.protocol.messages.runner import PASSED_OVER_POSITION, FinishedTrigger, RefusedEvent
 from headgate.protocol.values import encode_value
 from headgate.store.ids import Epoch
@@ -166,7 +168,135 @@ def test_of_a_payload_that_was_not_kept_whole_the_head_is_shown(call_database: A
     assert f"dead letter {number} has only the first 5 of 9,000,000 bytes of its payload" in raw.err
 
 
-def test_a_dead_letter_that_does_not_exist_is_named(call_database: Any) -> None:
-    called = call_database("dlq", "show", "4711")
-    assert (called.code, called.out) == (1, "")
+@pytest.mark.parametrize("command", [("show",), ("redrive",), ("discard",), ("edit", "--payload", "1")])
+def test_a_dead_letter_that_does_not_exist_is_named(call_database: Any, command: tuple[str, ...]) -> None:
+    called = call_database("dlq", *command, "4711")
+    assert called.code == 1
     assert "there is no dead letter named '4711'" in called.err
+
+
+# --- redriven, edited, discarded -----------------------------------------------------------------
+
+
+def bury_events(failing: Failing, number: int, **fields: Any) -> list[int]:
+    """Have events refused that are too large; return the ids of their letters, the oldest first."""
+    for index in range(number):
+        key = {"key": f"k{index}", "position": 0, "sequence_index": index, "content": "event", **fields}
+        failing.bury(encode_value({"order": index}, where="payload"), reason="too big", **key)
+    return sorted(row.id for row in failing.store.inspect.dead_letters(number))
+
+
+def test_letters_are_redriven_with_one_command_after_a_dry_run(call_database: Any, failing: Failing) -> None:
+    bury_events(failing, 3)
+    failing.fail(5)
+    failing.bury(encode_value(MESSAGE, where="message"))
+
+    (tried,) = call_database("dlq", "redrive", "--all", "--dry-run", "--json").rows()
+    assert (tried["watcher"], tried["content"], tried["letters"]) == ("orders", "event", 3)
+    assert call_database("events", "list", "--json").rows() == []
+
+    done = call_database("dlq", "redrive", "--all", "--note", "the limit is raised")
+    assert (done.code, done.out) == (0, "redriven: 3\n")
+    assert "1 dead letter stays: it holds a message that its trigger could not take, not an event" in done.err
+    rows = call_database("events", "list", "--json").rows()
+    assert [(row["key"], row["payload"]) for row in rows] == [(f"k{n}", {"order": n}) for n in range(3)]
+    assert [row["content"] for row in call_database("dlq", "list", "--json").rows()] == ["message"]
+    listed = call_database("dlq", "list", "--state", "redriven", "--json").rows()
+    assert [(row["event_id"], row["note"]) for row in listed] == [
+        (row["id"], "the limit is raised") for row in reversed(rows)
+    ]
+    assert call_database("dlq", "redrive", "--all").out == "there is no such dead letter\n"
+
+
+def test_a_filter_chooses_the_letters(call_database: Any, failing: Failing) -> None:
+    first, second = bury_events(failing, 2)
+    bury_events(failing, 1, trigger_run_id="another", key="other", trigger_id=4711)
+    rows = call_database("dlq", "redrive", "--watcher", "orders", "--reason", "TOO", "--json").rows()
+    assert [(row["id"], row["state"]) for row in rows] == [(first, "redriven"), (second, "redriven")]
+    assert "there is no watcher named 'nobody'" in call_database("dlq", "redrive", "--watcher", "nobody").err
+
+
+def test_what_is_meant_has_to_be_said(call_database: Any, failing: Failing) -> None:
+    (number,) = bury_events(failing, 1)
+    for command in ("redrive", "discard"):
+        for wrong in ((), (str(number), "--all"), ("--all", "--watcher", "orders"), (str(number), "--dry-run")):
+            called = call_database("dlq", command, *wrong)
+            assert (called.code, called.out) == (2, ""), wrong
+            assert "ids" in called.err
+    assert call_database("dlq", "redrive", "--content", "message").code == 1
+    assert len(call_database("dlq", "list", "--json").rows()) == 1
+
+
+def test_a_redrive_stops_after_ten_failures_in_a_row_and_goes_on_when_it_is_called_again(
+    call_database: Any, failing: Failing
+) -> None:
+    ids = bury_events(failing, FAILURES_IN_A_ROW_MAX + 2)
+    stuck, others = ids[:FAILURES_IN_A_ROW_MAX], ids[FAILURES_IN_A_ROW_MAX:]
+    for number in stuck:
+        failing.store.letters.edit(number, encode_value("x" * 2000, where="p"), by="mara")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADGATE_EVENT_BYTES_MAX", "1024")
+        stopped = call_database("dlq", "redrive", "--all", "--json")
+        assert stopped.code == 1
+        assert [row["id"] for row in stopped.rows()] == stuck
+        assert "its payload has 2,002 bytes, and event_bytes_max is 1,024: raise the setting, or edit" in stopped.err
+        assert "stopped after 10 failures in a row; the other letters are as before" in stopped.err
+        assert call_database("dlq", "redrive", *map(str, others)).out == "redriven: 2\n"
+    done = call_database("dlq", "redrive", "--all")
+    assert (done.code, done.out) == (0, f"redriven: {FAILURES_IN_A_ROW_MAX}\n")
+
+
+def test_an_edited_letter_is_shown_with_both_payloads_and_who_did_it(call_database: Any, failing: Failing) -> None:
+    (number,) = bury_events(failing, 1)
+    edited = call_database("dlq", "edit", str(number), "--payload", '{"order": 12}', "--note", "a typing error")
+    assert edited.out == f"edited dead letter {number}; `headgate dlq redrive {number}` stores it\n"
+    shown = call_database("dlq", "show", str(number)).out
+    assert '\nedited payload:\n  {"order":12}\n\npayload:\n  {"order":0}\n' in shown
+    assert re.search(r"what was done:\n.*\nedited .* a typing error\n", shown)
+    assert call_database("dlq", "redrive", str(number)).code == 0
+    (row,) = call_database("dlq", "show", str(number), "--json").rows()
+    assert (row["payload"], row["edited_payload"], row["state"]) == ({"order": 0}, {"order": 12}, "redriven")
+    assert [one["action"] for one in row["actions"]] == ["edited", "redriven"]
+    assert call_database("events", "list", "--json").rows()[0]["payload"] == {"order": 12}
+
+
+def test_an_edit_that_is_no_json_changes_nothing(call_database: Any, failing: Failing, tmp_path: Path) -> None:
+    (number,) = bury_events(failing, 1)
+    (tmp_path / "new.json").write_text('{"order": ')
+    for wrong in (("--payload", "{order}"), ("--payload-file", "new.json")):
+        called = call_database("dlq", "edit", str(number), *wrong)
+        assert (called.code, called.out) == (2, "")
+        assert f"{wrong[0]}: Expecting" in called.err
+    assert call_database("dlq", "edit", str(number)).code == 2
+    assert call_database("dlq", "edit", str(number), "--payload-file", "missing.json").code == 1
+    assert call_database("dlq", "show", str(number), "--json").rows()[0]["edited_payload"] is None
+
+
+def test_status_counts_the_letters_that_nobody_has_resolved(call_database: Any, failing: Failing) -> None:
+    def letters() -> list[str]:
+        rows = call_database("status", "--json").rows()
+        return [row["text"] for row in rows if row.get("reason") == "dead_letters"]
+
+    bury_events(failing, 2)
+    assert len(letters()) == 1
+    assert letters()[0].startswith("2 dead letters")
+    call_database("dlq", "redrive", "--all")
+    assert letters() == []
+
+
+def test_a_letter_is_discarded_once(call_database: Any, failing: Failing) -> None:
+    failing.fail(5)
+    number = str(failing.bury(encode_value(MESSAGE, where="message")))
+    assert call_database("dlq", "discard", number, "--note", "a test order").out == "discarded: 1\n"
+    again = call_database("dlq", "discard", number)
+    assert (again.code, again.out) == (1, "")
+    assert f"dead letter {number} cannot be discarded: it is discarded already, by " in again.err
+    assert call_database("dlq", "list").out == "none\n"
+
+
+def test_a_message_cannot_be_redriven_and_the_error_says_what_to_do(call_database: Any, failing: Failing) -> None:
+    failing.fail(5)
+    number = str(failing.bury(encode_value(MESSAGE, where="message")))
+    called = call_database("dlq", "redrive", number)
+    assert called.code == 1
+    assert "messages cannot be redriven: discard it, or have its broker deliver the message again" in called.err

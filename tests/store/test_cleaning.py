@@ -14,7 +14,7 @@ from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, r
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, instance_of
 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, RefusedEvent, StateChanges, StateSync
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, StateChanges, StateSync
 from headgate.protocol.values import encode_value
 from headgate.store import cleaning
 from headgate.store.cleaning import KINDS, Kind
@@ -30,6 +30,7 @@ DAY_S = 86_400.0
 TABLES = (
     *("dag", "dag_run", "task_instance", "xcom", "dag_run_event", "waiting_event", "asset_subscription", "trigger"),
     *("trigger_event", "redelivery", "asset_watcher", "triggerer", "dead_letter", "strike"),
+    "letter_action",
 )
 
 
@@ -239,15 +240,6 @@ def test_a_supervisor_that_left_goes_once_nothing_refers_to_it(old: Store, clock
     old.heartbeat(tasks.epoch)
     assert clean(old, 30) == {"asset_watcher": 1, "trigger": 1, "triggerer": 1}
     old.heartbeat(tasks.epoch)
-
-
-def test_dead_letters_go_only_when_they_are_named(old: Store, clock: Clock, query: Query) -> None:
-    epoch = Tasks(old, query).epoch
-    old.store_slice(epoch, refused=[RefusedEvent(1, "run", 0, 1, "too long", 5_000_000, b"head")])
-    clock.pass_days(40)
-
-    assert clean(old, 30, kinds=tuple(kind for kind in KINDS if kind != "dead_letters")) == {}
-    assert clean(old, 30) == {"dead_letter": 1}
 
 
 def test_strikes_go_when_they_are_old_and_all_of_them_with_their_trigger(

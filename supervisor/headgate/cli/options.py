@@ -63,19 +63,23 @@ def since(text: str | None, now: Callable[[], datetime]) -> datetime | None:
         raise CommandError(f"--since: {expected}; got {text!r}", exit_code=2) from None
 
 
-def json_object(text: str, option: str) -> dict[str, Any]:
-    """Return the values in a JSON object, with tagged values read. Raises `CommandError`."""
+def json_value(text: str, option: str) -> Any:
+    """Return the value in a text of JSON, with tagged values read. Raises `CommandError`."""
     try:
         # The standard library says where in the text a mistake is.
-        plain = json.loads(text)
-        json.dumps(plain, ensure_ascii=False).encode()
-        values = decode_value(text.encode())
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+        return decode_value(text.encode())
     except UnicodeEncodeError as exc:
         half = ascii(exc.object[exc.start])
         raise CommandError(f"{option}: {half} is half of a surrogate pair, which is not text", exit_code=2) from exc
     except (ValueError, ProtocolError) as exc:
         raise CommandError(f"{option}: {exc}", exit_code=2) from exc
-    if not isinstance(plain, dict) or not isinstance(values, dict):
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """Return the values in a JSON object, with tagged values read. Raises `CommandError`."""
+    values = json_value(text, option)
+    if not isinstance(values, dict):
         raise CommandError(f"{option}: expected a JSON object, got {text}", exit_code=2)
     for name in values:
         if not isinstance(name, str):

@@ -39,6 +39,7 @@ from headgate.store.tables import (
     dag_run,
     dag_run_event,
     dead_letter,
+    letter_action,
     redelivery,
     stream,
     strike,
@@ -62,11 +63,23 @@ CLEAN_AGE_MIN_S = 3600.0
 # more than the waits between its tries. It is fenced if its silence is longer than the age of deleted rows minus this.
 IN_DOUBT_MAX_S = 900.0
 
-Kind = Literal["runs", "events", "keyed_events", "strikes", "triggers", "streams", "dags", "triggerers", "dead_letters"]
+Kind = Literal[
+    "runs",
+    "events",
+    "keyed_events",
+    "strikes",
+    "triggers",
+    "streams",
+    "dags",
+    "triggerers",
+    "dead_letters",
+    "open_dead_letters",
+]
 # In this order, because rows of an earlier kind may refer to rows of a later one.
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# Only the user can know whether the other kinds are still needed.
-UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("keyed_events", "dead_letters"))
+# Only the user can know whether these are still needed. Dead letters are those that are resolved, open ones all others.
+ASKED: tuple[Kind, ...] = ("keyed_events", "dead_letters", "open_dead_letters")
+UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ASKED)
 
 
 class Cleaned(msgspec.Struct, frozen=True):
@@ -154,7 +167,11 @@ def _old_streams(before: datetime) -> ColumnElement[bool]:
 
 
 def _old_letters(before: datetime) -> ColumnElement[bool]:
-    return dead_letter.c.stored_at < before
+    return dead_letter.c.resolved_at < before
+
+
+def _old_open_letters(before: datetime) -> ColumnElement[bool]:
+    return and_(dead_letter.c.resolved_at.is_(None), dead_letter.c.stored_at < before)
 
 
 # --- deleting ------------------------------------------------------------------------------------
@@ -270,7 +287,11 @@ def _remove_triggerers(tx: Tx, ids: Sequence[int]) -> Cleaned:
 
 
 def _remove_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"dead_letter": _delete(tx, dead_letter, dead_letter.c.id, ids)}, ids[-1])
+    rows = {
+        "letter_action": _delete(tx, letter_action, letter_action.c.letter_id, ids),
+        "dead_letter": _delete(tx, dead_letter, dead_letter.c.id, ids),
+    }
+    return Cleaned(rows, ids[-1])
 
 
 class _Rows(NamedTuple):
@@ -291,6 +312,7 @@ _KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
     "dags": _Rows(dag, dag.c.created_date, _old_dags, _remove_dags),
     "triggerers": _Rows(triggerer, triggerer.c.started_at, _old_triggerers, _remove_triggerers),
     "dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_letters, _remove_letters),
+    "open_dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_open_letters, _remove_letters),
 }
 
 

@@ -154,6 +154,19 @@ class ConsumerBusy(StoreError):
         self.name = name
 
 
+class LetterRefused(StoreError):
+    """A dead letter cannot be redriven, edited or discarded; ``reason`` says why. It is left as it is."""
+
+    def __init__(self, letter_id: int, verb: str, reason: str) -> None:
+        super().__init__(f"dead letter {letter_id} cannot be {verb}: {reason}")
+        self.letter_id = letter_id
+        self.reason = reason
+
+
+class LetterResolved(LetterRefused):
+    """The dead letter was redriven or discarded before."""
+
+
 class SpecUnreadable(StoreError):
     """The stored spec of a DAG cannot be read by this version of headgate; parsing its file replaces it."""
 

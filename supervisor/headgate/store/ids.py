@@ -20,6 +20,12 @@ TaskInstanceId = NewType("TaskInstanceId", int)
 # harmed its runner. The stream of a paused one goes on without it; for the others it waits.
 Hold = Literal["paused", "brake", "quarantine"]
 
+# What has become of a dead letter. ``open``: it can be redriven or discarded. ``at_broker``: only its head is kept, so
+# there is nothing to redrive, but its broker has the message. ``redriven``: its event was stored from the letter;
+# ``stored_meanwhile``: there was one of the same names already. ``discarded``: a user does not want it.
+LetterState = Literal["open", "at_broker", "redriven", "stored_meanwhile", "discarded"]
+LetterAction = Literal["redriven", "stored_meanwhile", "edited", "discarded"]
+
 
 class TryName(msgspec.Struct, frozen=True, order=True, gc=False):
     """One try of one task of one run; the first try is 1. ``dag_id`` is the name that the author gave."""

@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from headgate.store.consuming.consumers import ConsumerVerbs
     from headgate.store.inspect.inspection import Inspection
     from headgate.store.keys import KeyVerbs
+    from headgate.store.letters import LetterVerbs
 
 
 class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs):
     """The verbs of the database, each one transaction (`headgate.store.db.verbs`): here those of triggers.
 
     Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, the deletion
-    of old rows in `cleaning`, and the encryption keys in `keys`. A store is used by one thread.
+    of old rows in `cleaning`, the encryption keys in `keys`, and the actions of users on dead letters in `letters`. A
+    store is used by one thread.
 
     Every verb may raise `DatabaseAway` (repeat it later), `DatabaseFault` and `SchemaOutOfDate`. Every verb that takes
     an epoch and writes raises `LeaseLost`, with nothing written, once the epoch is fenced or ended (I10). Every verb
@@ -83,6 +85,13 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         from headgate.store.keys import KeyVerbs
 
         return KeyVerbs(self.database)
+
+    @cached_property
+    def letters(self) -> LetterVerbs:
+        """The verbs by which users resolve dead letters."""
+        from headgate.store.letters import LetterVerbs
+
+        return LetterVerbs(self.database)
 
     def __enter__(self) -> Store:
         return self

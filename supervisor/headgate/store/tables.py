@@ -27,6 +27,7 @@ from sqlalchemy import (
     Text,
     TextClause,
     UniqueConstraint,
+    and_,
     column,
     false,
     text,
@@ -236,18 +237,36 @@ dead_letter = Table(
     Column("is_last", Boolean, nullable=False, server_default=false()),
     Column("traceback", Text, nullable=False, server_default=text("''")),
     Column("deliveries", BigInteger, nullable=False, server_default=text("1")),
+    Column("state", Text, nullable=False, server_default=text("'open'")),  # a `headgate.store.ids.LetterState`
+    Column("edited_payload", LargeBinary),  # what a user wants stored in place of ``payload``
+    Column("event_id", BigInteger),  # the event that stands for it; `headgate.store.cleaning` may delete that later
+    Column("resolved_at", UtcDateTime),  # null as long as something is to be done about it
+    Column("resolved_by", Text),
+    Column("note", Text),
     UniqueConstraint("trigger_run_id", "sequence_index"),
     sqlite_autoincrement=True,
 )
-_keyed_letter = dead_letter.c.key.is_not(None)
-Index(
-    "uq_dead_letter_key",
-    dead_letter.c.trigger_id,
-    dead_letter.c.key,
-    dead_letter.c.position,
-    unique=True,
-    postgresql_where=_keyed_letter,
-    sqlite_where=_keyed_letter,
+_message = (dead_letter.c.trigger_id, dead_letter.c.key, dead_letter.c.position)
+# One letter for each message, until it is resolved: if the message is refused again after that, it gets another.
+_keyed_open = and_(dead_letter.c.key.is_not(None), dead_letter.c.resolved_at.is_(None))
+Index("uq_dead_letter_key", *_message, unique=True, postgresql_where=_keyed_open, sqlite_where=_keyed_open)
+_keyed_resolved = and_(dead_letter.c.key.is_not(None), dead_letter.c.resolved_at.is_not(None))
+Index("ix_dead_letter_resolved", *_message, postgresql_where=_keyed_resolved, sqlite_where=_keyed_resolved)
+_open_letter = dead_letter.c.resolved_at.is_(None)
+Index("ix_dead_letter_open", dead_letter.c.id, postgresql_where=_open_letter, sqlite_where=_open_letter)
+
+# Who did something to a dead letter: each act a row, deleted only with its letter.
+letter_action = Table(
+    "letter_action",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("letter_id", BigId, ForeignKey("dead_letter.id"), nullable=False),
+    Column("action", Text, nullable=False),  # a `headgate.store.ids.LetterAction`
+    Column("done_by", Text, nullable=False),
+    Column("done_at", UtcDateTime, nullable=False),
+    Column("note", Text, nullable=False, server_default=text("''")),
+    Index("ix_letter_action_letter", "letter_id"),
+    sqlite_autoincrement=True,
 )
 
 # How far a consumer has got in the events of a watcher. The place is moved in the transaction that hands them over.

@@ -39,6 +39,18 @@ def upgrade(ctx: typer.Context) -> None:
 CLEAN_BATCH_MAX = 10_000  # rows of one transaction: a second or so, far less than a supervisor may be silent
 
 
+DeadLettersOption = Annotated[
+    bool, typer.Option("--dead-letters", help="Also dead letters that were redriven or discarded so long ago.")
+]
+OpenDeadLettersOption = Annotated[
+    bool,
+    typer.Option(
+        "--open-dead-letters",
+        help="Also dead letters that nobody has redriven or discarded: their events and messages are lost then.",
+    ),
+]
+
+
 @app.command()
 def clean(
     ctx: typer.Context,
@@ -47,7 +59,8 @@ def clean(
     batch: Annotated[
         int, typer.Option(min=1, max=CLEAN_BATCH_MAX, metavar="N", help="Rows looked at in one transaction.")
     ] = 1000,
-    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Also old dead letters.")] = False,
+    dead_letters: DeadLettersOption = False,
+    open_dead_letters: OpenDeadLettersOption = False,
     keyed_events: Annotated[
         bool,
         typer.Option(
@@ -76,7 +89,7 @@ def clean(
             f"--older-than: expected at least {least}, because younger rows may still be needed; got {older_than}",
             exit_code=2,
         )
-    asked_for = {"dead_letters": dead_letters, "keyed_events": keyed_events}
+    asked_for = {"dead_letters": dead_letters, "open_dead_letters": open_dead_letters, "keyed_events": keyed_events}
     kinds: list[Kind] = [kind for kind in KINDS if kind in UNASKED or asked_for[kind]]
     deleted: dict[str, int] = {}
     failures = 0

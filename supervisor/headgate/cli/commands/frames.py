@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,8 @@ import typer
 
 from headgate.cli.invocation import CommandError, Invocation, invocation
 from headgate.cli.lists import JsonOption, LimitOption
-from headgate.cli.output import console, json_line
+from headgate.cli.output import json_line
+from headgate.cli.progress import ProgressShown
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Captures of the link between supervisor and runner.", no_args_is_help=True)
 
 FILE_PATTERN = "*.hgframe"
-PROGRESS_INTERVAL_S = 0.2  # between two updates of the bar: a terminal shows no more, and a frame takes far less
-PROGRESS_LINE_INTERVAL_S = 5.0  # between two lines of progress if there is no terminal
 
 PathArgument = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A frame log, or a folder of them.")]
 
@@ -92,7 +90,7 @@ def replay(
     files = frame_logs(path)
     try:
         index = look_ahead(files)
-        progress = _ReplayProgress(min(index.frames, until or index.frames))
+        progress = ProgressShown("replayed", "frames", min(index.frames, until or index.frames))
         # A database from a file of settings or the environment may hold real data.
         url = db or given.flags.get("database_url")
         with open_replay_store(url, secrets_of=None if url is None else _secrets_of(given)) as store, progress:
@@ -177,54 +175,6 @@ def _log_nothing_but_trouble(given: Invocation) -> None:
     if given.flags.get("log_level") is None:
         settings = msgspec.structs.replace(settings, log_level="critical")
     process_log.configure(settings)
-
-
-class _ReplayProgress:
-    """A bar on a terminal, and a line now and then elsewhere; both on standard error."""
-
-    def __init__(self, frames: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._out = console(stderr=True)
-        self._frames = frames
-        self._bar = Progress(
-            TextColumn("replayed"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=self._out,
-            transient=True,
-            disable=not self._out.is_terminal,
-        )
-        self._task = self._bar.add_task("replayed", total=frames)
-        self._show_at = 0.0
-        self._started_at = 0.0
-        self.seconds = 0.0
-
-    def __enter__(self) -> _ReplayProgress:
-        self._started_at = time.monotonic()
-        self._show_at = self._started_at + self._interval_s
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-        self.seconds = round(time.monotonic() - self._started_at, 3)
-
-    @property
-    def _interval_s(self) -> float:
-        return PROGRESS_INTERVAL_S if self._out.is_terminal else PROGRESS_LINE_INTERVAL_S
-
-    def update(self, frame: int) -> None:
-        now = time.monotonic()
-        if now < self._show_at:
-            return
-        self._show_at = now + self._interval_s
-        if self._out.is_terminal:
-            self._bar.update(self._task, completed=frame)
-        else:
-            per_s = frame / (now - self._started_at)
-            self._out.print(f"replayed {frame:,} of {self._frames:,} frames, {per_s:,.0f} a second", markup=False)
 
 
 def _replayed_as_text(path: Path, replayed: Replayed, frames: int, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Read-only queries about stored events and dead letters, without the whole table in memory."""
+"""Read-only queries about stored events, without the whole table in memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from sqlalchemy import and_, func, select
 
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
-from headgate.store.errors import NoSuchRow, NoSuchWatcher
-from headgate.store.inspect.dags import NEWEST_SHOWN
-from headgate.store.tables import asset_watcher, dead_letter, redelivery, trigger_event
+from headgate.store.errors import NoSuchWatcher
+from headgate.store.tables import asset_watcher, redelivery, trigger_event
 
 EVENTS_PER_BATCH_MAX = 100  # each may have a payload of 1 MiB, so a reader needs about 100 MiB
 
@@ -34,48 +33,8 @@ class EventRow(msgspec.Struct, frozen=True):
     redelivered: int
 
 
-class DeadLetterRow(msgspec.Struct, frozen=True):
-    """One event that could not be stored, or message that its trigger could not take, and why.
-
-    ``payload_head`` is the beginning of the payload, which is kept whole if ``payload_kept``: that of the event, or if
-    ``content`` is "message", the message of the shared stream. ``deliveries``: how often it was seen.
-    """
-
-    id: int
-    watcher: str | None
-    trigger_id: int
-    trigger_run_id: str
-    sequence_index: int
-    key: str | None
-    position: int
-    payload_head: bytes
-    payload_bytes: int
-    payload_kept: bool
-    reason: str
-    stored_at: datetime
-    content: str
-    kind: str
-    is_last: bool
-    deliveries: int
-
-
-class DeadLetter(msgspec.Struct, frozen=True):
-    """All of a dead letter. ``payload`` is None if only its head was kept; ``traceback`` is "" if there is none."""
-
-    row: DeadLetterRow
-    payload: bytes | None
-    traceback: str
-
-
-_LETTERS = dead_letter.outerjoin(asset_watcher, asset_watcher.c.trigger_id == dead_letter.c.trigger_id)
-_LETTER_COLUMNS = [
-    asset_watcher.c.name.label("watcher") if name == "watcher" else dead_letter.c[name]
-    for name in DeadLetterRow.__struct_fields__
-]
-
-
 class EventInspection(Verbs):
-    """The queries about stored events and dead letters."""
+    """The queries about stored events."""
 
     def events(self, *, watcher: str | None = None, limit: int | None = None, after_id: int = 0) -> Iterator[EventRow]:
         """Iterate over stored events by id, up to ``limit`` of them, in batches, each in its own transaction.
@@ -124,20 +83,3 @@ class EventInspection(Verbs):
             .limit(limit)
         )
         return [EventRow(**row._mapping) for row in tx.connection.execute(statement)]
-
-    @reading
-    def dead_letters(self, tx: Tx, limit: int = NEWEST_SHOWN) -> list[DeadLetterRow]:
-        """Return the newest dead letters, newest first."""
-        statement = select(*_LETTER_COLUMNS).select_from(_LETTERS).order_by(dead_letter.c.id.desc()).limit(limit)
-        return [DeadLetterRow(**row._mapping) for row in tx.connection.execute(statement)]
-
-    @reading
-    def dead_letter(self, tx: Tx, letter_id: int) -> DeadLetter:
-        """Return all of a dead letter. Raises `NoSuchRow`."""
-        columns = (*_LETTER_COLUMNS, dead_letter.c.payload, dead_letter.c.traceback)
-        statement = select(*columns).select_from(_LETTERS).where(dead_letter.c.id == letter_id)
-        found = tx.connection.execute(statement).mappings().first()
-        if found is None:
-            raise NoSuchRow("dead letter", str(letter_id))
-        row = DeadLetterRow(**{name: found[name] for name in DeadLetterRow.__struct_fields__})
-        return DeadLetter(row, found["payload"], found["traceback"])

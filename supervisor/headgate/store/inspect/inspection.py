@@ -15,12 +15,13 @@ from headgate.store.db.verbs import reading
 from headgate.store.inspect import status_facts, why_facts
 from headgate.store.inspect.dags import DagInspection
 from headgate.store.inspect.event_log import EventInspection
+from headgate.store.inspect.letters import LetterInspection
 from headgate.store.inspect.runs import RunInspection, TaskRef
 from headgate.store.inspect.triggers import TriggerInspection
 from headgate.store.inspect.why_facts import BY_SILENCE, Liveness
 
 
-class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspection):
+class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspection, LetterInspection):
     """All read-only queries, `headgate why` and `headgate status`."""
 
     @reading

@@ -199,8 +199,8 @@ def _late(
 
 
 def _letters(tx: Tx) -> tuple[Letters, ...]:
-    newest = select(dead_letter.c.trigger_id, dead_letter.c.stored_at).order_by(dead_letter.c.id.desc())
-    some = newest.limit(COUNTED_MAX).subquery()
+    unresolved = select(dead_letter.c.trigger_id, dead_letter.c.stored_at).where(dead_letter.c.resolved_at.is_(None))
+    some = unresolved.order_by(dead_letter.c.id.desc()).limit(COUNTED_MAX).subquery()
     last_at = func.max(some.c.stored_at).label("last_at")
     rows = (
         select(some.c.trigger_id.label("id"), asset_watcher.c.name, func.count().label("letters"), last_at)

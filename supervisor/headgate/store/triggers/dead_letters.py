@@ -5,7 +5,12 @@ numbers are brought into range, and no column refers to another table. Changed c
 so that two events never get the same ones.
 
 The letter of a message that its trigger is passed over (`headgate.store.triggers.strikes`) has the error of the last
-strike. A letter that comes again changes nothing but the number of ``deliveries``.
+strike.
+
+**One letter for each message** until it is resolved (redriven or discarded): if the message is refused again meanwhile,
+only its ``deliveries`` grow. After that it gets another letter, because nobody has decided about this delivery yet,
+with one exception: an event that was redriven is in the event log, so the same event, refused again, is a redelivery.
+The same report, which is repeated if it is unknown whether its commit arrived, never makes a second letter.
 """
 
 from __future__ import annotations
@@ -47,13 +52,18 @@ _PAYLOAD = (
     "kind",
     "is_last",
     "traceback",
+    "state",
 )
-_LETTER = Kind(letters, (*_NAMES, *_PAYLOAD[:5], "stored_at", *_PAYLOAD[5:], "deliveries"))  # in the table's order
+_LETTER = Kind(
+    letters, (*_NAMES, *_PAYLOAD[:5], "stored_at", *_PAYLOAD[5:-1], "deliveries", "state")
+)  # in the table's order
 
 _OF: dict[str, BindParameter[Any]] = {name: bindparam(f"of_{name}") for name in _NAMES}
+_UNRESOLVED = letters.c.resolved_at.is_(None)
 _ADD_PAYLOAD = Prepared(
     update(letters)
     .where(
+        _UNRESOLVED,
         or_(
             *(
                 and_(*(letters.c[name] == _OF[name] for name in rule))
@@ -65,12 +75,29 @@ _ADD_PAYLOAD = Prepared(
     .values({name: bindparam(name) for name in _PAYLOAD})
 )
 
+# The same report, because it was unknown whether its commit arrived, is no other delivery.
+_IS_ANOTHER_REPORT = or_(
+    letters.c.trigger_run_id != _OF["trigger_run_id"], letters.c.sequence_index != _OF["sequence_index"]
+)
 _COUNT_DELIVERY = Prepared(
     update(letters)
     .where(
+        _UNRESOLVED,
         *(letters.c[name] == _OF[name] for name in ("trigger_id", "key", "position")),
-        # The same report, because it was unknown whether its commit arrived, is no other delivery.
-        or_(letters.c.trigger_run_id != _OF["trigger_run_id"], letters.c.sequence_index != _OF["sequence_index"]),
+        _IS_ANOTHER_REPORT,
+    )
+    .values(deliveries=letters.c.deliveries + literal_column("1"))
+)
+_COUNT_REDELIVERY = Prepared(
+    update(letters)
+    .where(
+        *(letters.c[name] == _OF[name] for name in ("trigger_id", "key", "position")),
+        letters.c.resolved_at.is_not(None),  # as the index says; a redriven letter has been
+        letters.c.state.in_([literal_column("'redriven'"), literal_column("'stored_meanwhile'")]),
+        letters.c.content == literal_column("'event'"),
+        letters.c.kind == bindparam("kind"),
+        letters.c.payload == bindparam("payload"),
+        _IS_ANOTHER_REPORT,
     )
     .values(deliveries=letters.c.deliveries + literal_column("1"))
 )
@@ -190,6 +217,7 @@ class _Payload(msgspec.Struct, frozen=True, kw_only=True):
             self.kind,
             self.is_last,
             storable_text(self.traceback, ERROR_CHARS_MAX),
+            "open" if self.is_kept else "at_broker",
         )
 
 
@@ -205,13 +233,27 @@ def _payload(event: FiredEvent, reason: str) -> _Payload:
 
 
 def _insert(tx: Tx, new: Sequence[tuple[Coordinates, _Payload]]) -> set[tuple[str, int]]:
-    """Insert the letters that are not there yet; return the run and the index of each of these."""
+    """Insert the letters that are not there yet; return the run and the index of each of these.
+
+    An event that has been redriven, and is refused again, is a redelivery: it is counted and left out.
+    """
+    new = [(names, payload) for names, payload in new if not _is_redelivery(tx, names, payload)]
     stored_at = bound(tx.connection, tx.now)
     rows = []
     for names, payload in new:
         columns = payload.columns()
-        rows.append((*msgspec.structs.astuple(names), *columns[:5], stored_at, *columns[5:], payload.deliveries))
+        rows.append(
+            (*msgspec.structs.astuple(names), *columns[:5], stored_at, *columns[5:-1], payload.deliveries, columns[-1])
+        )
     return set(insert_new(tx.connection, _LETTER, rows, returning=("trigger_run_id", "sequence_index")))
+
+
+def _is_redelivery(tx: Tx, names: Coordinates, payload: _Payload) -> bool:
+    """Count the delivery of an event that was redriven from a letter with the same names and payload, if it was."""
+    if names.key is None or not payload.is_kept or payload.content != "event":
+        return False
+    of = {f"of_{name}": getattr(names, name) for name in _NAMES}
+    return _COUNT_REDELIVERY.run(tx.connection, kind=payload.kind, payload=payload.data, **of).rowcount > 0
 
 
 def _add(tx: Tx, new: Sequence[tuple[Coordinates, _Payload]]) -> None:

@@ -32,7 +32,7 @@ Identity = tuple[str, int]  # trigger_run_id, sequence_index
 Message = tuple[int, str]  # a trigger, and the key of the message
 Struck = Mapping[Message, strikes.Strikes]
 
-_EVENT = Kind(
+EVENT = Kind(
     trigger_event,
     ("trigger_id", "trigger_run_id", "sequence_index", "key", "position", "kind", "payload", "is_last", "stored_at"),
 )
@@ -73,6 +73,24 @@ def _identity(event: FiredEvent) -> Identity:
     return event.trigger_run_id, event.sequence_index
 
 
+def rows_of(events: Sequence[FiredEvent], stored_at: Any) -> list[tuple[Any, ...]]:
+    """Return events as rows of the columns `EVENT`; ``stored_at`` is in the driver's form."""
+    return [
+        (
+            event.trigger_id,
+            event.trigger_run_id,
+            event.sequence_index,
+            event.key,
+            event.position,
+            event.kind,
+            event.payload,
+            event.is_last,
+            stored_at,
+        )
+        for event in events
+    ]
+
+
 def insert_events(
     tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, int]
 ) -> tuple[int, int, tuple[Difference, ...]]:
@@ -90,27 +108,13 @@ def insert_events(
         # PostgreSQL refuses NUL. SQLite stores it, but then measures and shows the text only up to it.
         if "\0" in event.trigger_run_id or (event.key is not None and "\0" in event.key):
             raise RowsRefused(f"the key or the run id of an event of trigger {event.trigger_id} contains NUL")
-    stored_at = bound(tx.connection, tx.now)
-    rows = [
-        (
-            event.trigger_id,
-            event.trigger_run_id,
-            event.sequence_index,
-            event.key,
-            event.position,
-            event.kind,
-            event.payload,
-            event.is_last,
-            stored_at,
-        )
-        for event in events
-    ]
+    rows = rows_of(events, bound(tx.connection, tx.now))
     if any(event.trigger_id in of_assets for event in events):
-        inserted = insert_new(tx.connection, _EVENT, rows, returning=(*_IDENTITY.columns, "id", "trigger_id", "kind"))
+        inserted = insert_new(tx.connection, EVENT, rows, returning=(*_IDENTITY.columns, "id", "trigger_id", "kind"))
         _have_wait(tx, of_assets, inserted)
         stored = {row[:2] for row in inserted}
     else:
-        stored = set(insert_new(tx.connection, _EVENT, rows, returning=_IDENTITY.columns))
+        stored = set(insert_new(tx.connection, EVENT, rows, returning=_IDENTITY.columns))
     if len(stored) == len(events):
         return len(stored), 0, ()
     left = {_identity(event): event for event in events if _identity(event) not in stored}

@@ -1,0 +1,64 @@
+"""One event that a user has stored: it does what an event of a trigger run does, for tasks and for DAGs on assets.
+
+`Store.store_slice` does the same for the events of a round, which are many. The caller has the transaction from
+`headgate.store.triggers.by_hand`, which keeps the ids of a trigger in commit order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import and_, or_, select
+
+from headgate.protocol.messages.runner import FiredEvent
+from headgate.store.db.bulk import insert_new
+from headgate.store.db.engine import database_name
+from headgate.store.db.times import bound
+from headgate.store.db.transaction import Tx
+from headgate.store.errors import DatabaseFault
+from headgate.store.tables import asset_watcher, trigger_event
+from headgate.store.tasks import deferral
+from headgate.store.triggers import assets
+from headgate.store.triggers.events import EVENT, rows_of
+
+
+class StoredByHand(NamedTuple):
+    """The event of these names in the log: whether it is there only now, and has the same kind and payload."""
+
+    event_id: int
+    is_new: bool
+    is_same: bool
+
+
+def store_by_hand(tx: Tx, event: FiredEvent) -> StoredByHand:
+    """Store an event unless there is one of the same names, which is left as it is.
+
+    A new one resumes the task that waits for its trigger, and waits for the runs of DAGs on its asset. Supervisors hear
+    of it. Raises `RowsRefused` if the database cannot store it.
+    """
+    rows = rows_of([event], bound(tx.connection, tx.now))
+    inserted = insert_new(tx.connection, EVENT, rows, returning=("id",))
+    if not inserted:
+        return _find(tx, event)
+    event_id = int(inserted[0][0])
+    deferral.take_events(tx, [event], {event.trigger_id})
+    if event.kind == "event":
+        of_trigger = select(asset_watcher.c.asset_id).where(asset_watcher.c.trigger_id == event.trigger_id)
+        asset_id = tx.connection.execute(of_trigger).scalar_one_or_none()
+        if asset_id is not None:
+            assets.wait(tx, {event_id: asset_id})
+    tx.notify()
+    return StoredByHand(event_id, is_new=True, is_same=True)
+
+
+def _find(tx: Tx, event: FiredEvent) -> StoredByHand:
+    """Return the event that has the identity of this one, or derives from the same message."""
+    c = trigger_event.c
+    same = and_(c.trigger_run_id == event.trigger_run_id, c.sequence_index == event.sequence_index)
+    if event.key is not None:
+        same = or_(same, and_(c.trigger_id == event.trigger_id, c.key == event.key, c.position == event.position))
+    row = tx.connection.execute(select(c.id, c.kind, c.payload).where(same).order_by(c.id).limit(1)).first()
+    if row is None:
+        # A row conflicted, but none is found: the event must not count as stored (I1).
+        raise DatabaseFault(database_name(tx.connection.engine), "an event is neither new nor stored")
+    return StoredByHand(row.id, is_new=False, is_same=(row.kind, row.payload) == (event.kind, event.payload))
