@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import structlog
@@ -47,6 +47,22 @@ class Nameless(_Kwargs):
         for number in range(0 if last is None else last.payload + 1, self.kwargs["count"]):
             yield TriggerEvent(number)
         await trio.sleep_forever()
+
+
+class Every(FileLogTrigger):
+    """Fires for every line whose number ``every`` divides."""
+
+    def __init__(self, path: str, group: str, every: int) -> None:
+        super().__init__(path, group)
+        self.every = every
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "users_triggers.Every", {"path": self.path, "group": self.group, "every": self.every}
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterable[Any]) -> AsyncIterator[TriggerEvent]:
+        async for line in shared_stream:
+            if line["id"] % self.every == 0:
+                yield TriggerEvent(line)
 
 
 class Surroundings(_Kwargs):
