@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 @pytest.fixture
 def watched(call_database: Any) -> Any:
     """The command line, with one watcher added."""
-    called = call_database("watchers", "add", "orders", "my.triggers.Orders", "--kwargs", '{"path": "/x"}')
+    called = call_database(
+        "watchers", "add", "--no-check", "orders", "my.triggers.Orders", "--kwargs", '{"path": "/x"}'
+    )
     assert (called.code, called.err) == (0, "")
     return call_database
 
@@ -108,7 +111,7 @@ def test_a_watcher_is_paused_and_resumed_and_its_hold_is_listed(watched: Any) ->
 
 
 def test_triggers_are_released_by_id_and_by_name(watched: Any) -> None:
-    watched("watchers", "add", "bills", "my.triggers.Bills")
+    watched("watchers", "add", "--no-check", "bills", "my.triggers.Bills")
     watched("watchers", "pause", "orders")
     bills = max(row["id"] for row in watched("triggers", "list", "--json").rows())
     released = watched("triggers", "release", "orders", str(bills))
@@ -118,7 +121,7 @@ def test_triggers_are_released_by_id_and_by_name(watched: Any) -> None:
 
 
 def test_a_name_is_taken_or_unknown_and_the_error_says_so(watched: Any) -> None:
-    taken = watched("watchers", "add", "orders", "a.B")
+    taken = watched("watchers", "add", "--no-check", "orders", "a.B")
     unknown = watched("watchers", "remove", "nobody")
 
     assert (taken.code, unknown.code) == (1, 1)
@@ -129,7 +132,7 @@ def test_a_name_is_taken_or_unknown_and_the_error_says_so(watched: Any) -> None:
 def test_kwargs_may_hold_values_that_json_lacks(call_database: Any, database_url: str, home: Path) -> None:
     kwargs = '{"delta": {"$": "timedelta", "v": [0, 5, 0]}, "raw": {"$": "bytes", "v": "aGk="}, "n": 1}'
 
-    assert call_database("watchers", "add", "a", "b.C", "--kwargs", kwargs, "--queue", "q").code == 0
+    assert call_database("watchers", "add", "--no-check", "a", "b.C", "--kwargs", kwargs, "--queue", "q").code == 0
 
     with Store(open_engine(database_url), secrets=Secrets.open(home, None, makes_file=True)) as store:
         epoch = store.register_triggerer(
@@ -164,13 +167,21 @@ def test_what_cannot_be_a_watcher_is_refused_before_the_database_is_asked(
     assert problem in called.err
 
 
-def test_a_class_of_a_user_is_not_imported_to_add_its_watcher(
-    call_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_class_of_a_user_is_not_imported_into_the_command_and_without_a_check_nowhere(
+    call_database: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "users_module_that_must_not_run.py").write_text("raise SystemExit(99)")
-    monkeypatch.syspath_prepend(tmp_path)
+    source = (
+        "import pathlib\npathlib.Path('imported').touch()\nfrom headgate.brokers.filelog import FileLogTrigger as T"
+    )
+    (tmp_path / "users_module_of_a_test.py").write_text(source)
+    added = ("watchers", "add", "w", "users_module_of_a_test.T", "--kwargs", '{"path": "log", "group": "g"}')
 
-    assert call_database("watchers", "add", "w", "users_module_that_must_not_run.Trigger").code == 0
+    assert call_database(*added, "--no-check").code == 0
+    assert not (tmp_path / "imported").exists()
+    call_database("watchers", "remove", "w")
+    assert call_database(*added).code == 0
+    assert (tmp_path / "imported").exists()
+    assert "users_module_of_a_test" not in sys.modules
 
 
 # --- events and dead letters ---------------------------------------------------------------------

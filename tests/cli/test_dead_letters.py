@@ -62,7 +62,7 @@ class Failing:
 
 @pytest.fixture
 def failing(call_database: Any, users_store: Store) -> Failing:
-    assert call_database("watchers", "add", "orders", "my.triggers.Orders").code == 0
+    assert call_database("watchers", "add", "--no-check", "orders", "my.triggers.Orders").code == 0
     return Failing(users_store)
 
 
@@ -70,9 +70,12 @@ def failing(call_database: Any, users_store: Store) -> Failing:
 
 
 def test_the_deliveries_of_a_watcher_are_limited_as_its_user_says(call_database: Any) -> None:
-    assert call_database("watchers", "add", "usual", "a.B").code == 0
-    assert call_database("watchers", "add", "never", "a.B", "--max-deliveries", "0").code == 0
-    assert call_database("watchers", "add", "often", "a.B", "--max-deliveries", str(MAX_DELIVERIES_MAX)).code == 0
+    assert call_database("watchers", "add", "--no-check", "usual", "a.B").code == 0
+    assert call_database("watchers", "add", "--no-check", "never", "a.B", "--max-deliveries", "0").code == 0
+    assert (
+        call_database("watchers", "add", "--no-check", "often", "a.B", "--max-deliveries", str(MAX_DELIVERIES_MAX)).code
+        == 0
+    )
     limits = {row["name"]: row["max_deliveries"] for row in call_database("watchers", "list", "--json").rows()}
     assert limits == {"usual": MAX_DELIVERIES, "never": 0, "often": MAX_DELIVERIES_MAX}
     help_text = " ".join(re.sub(r"[^\w:;,]", " ", call_database("watchers", "add", "--help").out).split())
@@ -81,7 +84,7 @@ def test_the_deliveries_of_a_watcher_are_limited_as_its_user_says(call_database:
 
 @pytest.mark.parametrize("number", ["-1", str(MAX_DELIVERIES_MAX + 1)])
 def test_a_limit_out_of_bounds_is_refused(call_database: Any, number: str) -> None:
-    called = call_database("watchers", "add", "w", "a.B", "--max-deliveries", number)
+    called = call_database("watchers", "add", "--no-check", "w", "a.B", "--max-deliveries", number)
     assert called.code != 0
     assert number in called.err
     assert call_database("watchers", "list", "--json").rows() == []

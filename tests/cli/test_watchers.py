@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 @pytest.fixture
 def watched(call_database: Any) -> Any:
     """The command line, with one watcher added."""
-    added = call_database("watchers", "add", "orders", "my.triggers.Orders", "--kwargs", '{"path": "/x"}')
+    added = call_database("watchers", "add", "--no-check", "orders", "my.triggers.Orders", "--kwargs", '{"path": "/x"}')
     assert (added.code, added.err) == (0, "")
     return call_database
 
@@ -22,13 +23,15 @@ def row_of(call: Any) -> Any:
 
 def test_a_watcher_is_changed_and_keeps_what_is_not_given(watched: Any) -> None:
     before = row_of(watched)
-    called = watched("watchers", "set", "orders", "--classpath", "my.other.Orders", "--max-deliveries", "9")
+    called = watched(
+        "watchers", "set", "--no-check", "orders", "--classpath", "my.other.Orders", "--max-deliveries", "9"
+    )
     assert (called.code, called.err) == (0, "")
     assert "changed watcher orders" in called.out
     after = row_of(watched)
     assert (after["classpath"], after["max_deliveries"]) == ("my.other.Orders", 9)
     assert (after["trigger_id"], after["queue"]) == (before["trigger_id"], "default")
-    assert watched("watchers", "set", "orders", "--queue", "fast", "--kwargs", '{"path": "/y"}').code == 0
+    assert watched("watchers", "set", "--no-check", "orders", "--queue", "fast", "--kwargs", '{"path": "/y"}').code == 0
     assert row_of(watched)["queue"] == "fast"
 
 
@@ -39,7 +42,7 @@ def test_a_restart_says_what_it_does(watched: Any) -> None:
     called = watched("watchers", "restart", "orders")
     assert called.code == 1
     assert "is held (paused): `headgate watchers resume orders`" in called.err
-    changed = watched("watchers", "set", "orders", "--kwargs", "{}")
+    changed = watched("watchers", "set", "--no-check", "orders", "--kwargs", "{}")
     assert "which is held (paused); `headgate watchers resume orders` starts it" in changed.out
 
 
@@ -63,6 +66,73 @@ def test_what_is_wrong_is_named(watched: Any, arguments: list[str], code: int, e
 
 
 def test_a_name_that_is_taken_leads_to_set(watched: Any) -> None:
-    called = watched("watchers", "add", "orders", "my.triggers.Orders")
+    called = watched("watchers", "add", "--no-check", "orders", "my.triggers.Orders")
     assert called.code == 1
     assert "`headgate watchers set orders` changes it" in called.err
+
+
+# --- the check of the class ----------------------------------------------------------------------
+
+SOURCE = """
+from headgate.brokers.filelog import FileLogTrigger
+
+
+class Orders(FileLogTrigger):
+    def __init__(self, path, group, least=0):
+        if least < 0:
+            raise ValueError("least is negative")
+        super().__init__(path, group)
+"""
+GOOD = '{"path": "log", "group": "g"}'
+
+
+@pytest.fixture
+def shop(call_database: Any, tmp_path: Path) -> Any:
+    """The command line in a folder with a module of triggers, and with modules that cannot be imported."""
+    (tmp_path / "shop.py").write_text(SOURCE)
+    (tmp_path / "broken.py").write_text("import os\nimport no_such_library\n")
+    (tmp_path / "dies.py").write_text("import os\nprint('good bye', flush=True)\nos._exit(3)\n")
+    return call_database
+
+
+def test_a_class_that_loads_and_takes_its_kwargs_is_added_and_changed(shop: Any) -> None:
+    assert shop("watchers", "add", "orders", "shop.Orders", "--kwargs", GOOD).code == 0
+    assert shop("watchers", "set", "orders", "--kwargs", '{"path": "log", "group": "g", "least": 5}').code == 0
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("classpath", "kwargs", "problems"),
+    [
+        ("shop.Order", GOOD, ["did you mean shop.Orders?"]),
+        ("shp.Orders", GOOD, ["there is no module 'shp'", "did you mean shop.Orders?"]),
+        ("broken.Orders", GOOD, ["ModuleNotFoundError: No module named 'no_such_library'", "broken.py, line 2"]),
+        ("dies.Orders", GOOD, ["exited with code 3; its last output was: good bye"]),
+        ("shop.GOOD", GOOD, ["shop has no GOOD"]),
+        ("shop.Orders", '{"path": "log", "groups": "g"}', ["has no argument 'groups'; did you mean 'group'?"]),
+        ("shop.Orders", '{"path": "log"}', ["needs the argument 'group' (it takes path, group, least)"]),
+        (
+            "shop.Orders",
+            '{"path": "log", "group": "g", "least": -1}',
+            ["ValueError: least is negative", "shop.py, line 8"],
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_started_is_refused_with_the_reason(
+    shop: Any, classpath: str, kwargs: str, problems: list[str]
+) -> None:
+    called = shop("watchers", "add", "orders", classpath, "--kwargs", kwargs)
+    assert called.code == 1
+    for problem in problems:
+        assert problem in " ".join(called.err.split())
+    assert "--no-check" in called.err
+    assert shop("watchers", "list", "--json").rows() == []
+
+
+def test_a_change_that_could_not_be_started_changes_nothing(shop: Any) -> None:
+    shop("watchers", "add", "orders", "shop.Orders", "--kwargs", GOOD)
+    for given in (("--classpath", "shop.Order"), ("--kwargs", "{}")):
+        called = shop("watchers", "set", "orders", *given)
+        assert (called.code, "nothing was changed" in called.err) == (1, True)
+    assert row_of(shop)["classpath"] == "shop.Orders"
+    assert shop("watchers", "set", "orders", "--kwargs", "{}", "--no-check").code == 0

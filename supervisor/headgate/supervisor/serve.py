@@ -27,7 +27,7 @@ from headgate.supervisor.arbiter import Arbiter
 from headgate.supervisor.backoff import DatabaseOutage
 from headgate.supervisor.children.isolation import RunAs, hide_memory, user_named
 from headgate.supervisor.children.link import RunnerLink
-from headgate.supervisor.children.process import scrub, start_runner
+from headgate.supervisor.children.process import environment_of_children, start_runner
 from headgate.supervisor.config import ConfigError, Settings
 from headgate.supervisor.core import CoreSettings, SupervisorCore
 from headgate.supervisor.logs import process_log
@@ -146,11 +146,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     answers = StoreQueries(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
     task_logs = TaskLogs(settings.log_folder, bytes_max=settings.task_log_bytes_max)
     recorder = None if capture is None else _open_recorder(settings, capture)
-    environment = scrub(
-        os.environ,
-        passed=settings.pass_env,
-        secrets=(settings.database_url, engine.url.password or "", *(settings.fernet_keys or "").split(",")),
-    )
+    environment = environment_of_children(settings, password=engine.url.password)
     hide = answers.secrets.hide_in_bytes
     selector = selectors.DefaultSelector()
     outage = DatabaseOutage()

@@ -109,7 +109,7 @@ class Pair:
         folder = folder_of(type(trigger))
         if folder not in self._import_paths:
             self._import_paths.append(folder)
-        self._command("watchers", "add", name, classpath, "--kwargs", encoded)
+        self._command("watchers", "add", name, classpath, "--kwargs", encoded, "--no-check")  # it may be a bad one
 
     def remove(self, name: str) -> None:
         """Remove a watcher."""

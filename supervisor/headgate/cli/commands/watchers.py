@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, WideOption, print_structs
 from headgate.cli.options import json_object
 from headgate.cli.tables import Column
+
+if TYPE_CHECKING:
+    from headgate.store.store import Store
 
 app = typer.Typer(help="Watchers: event triggers that run on their own, by name.", no_args_is_help=True)
 
@@ -28,6 +31,9 @@ MAX_DELIVERIES_HELP = (
     "After N failures on one message of a shared stream, the message becomes a dead letter, and the trigger goes on "
     "without it: 5 by default, at most 1,000; 0: never."
 )
+NoCheckOption = Annotated[
+    bool, typer.Option("--no-check", help="Do not try the class and its kwargs: this machine need not have it.")
+]
 
 
 @app.command()
@@ -39,11 +45,17 @@ def add(
     queue: Annotated[str, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = "default",
     asset: Annotated[str | None, typer.Option(metavar="A", help="The asset that its events are about.")] = None,
     max_deliveries: Annotated[int | None, typer.Option(metavar="N", help=MAX_DELIVERIES_HELP)] = None,
+    no_check: NoCheckOption = False,
 ) -> None:
-    """Add a watcher. The runner imports its class, looking in import_paths too; nothing is imported here."""
+    """Add a watcher, if its class can be imported and takes these kwargs: this is tried in a process of its own.
+
+    Like the runner, that looks for the class in import_paths, too.
+    """
     check_classpath(classpath)
     given = parse_kwargs(kwargs)
     with invocation(ctx).store() as store:
+        if not no_check:
+            check_loads(ctx, store, classpath, encode_kwargs(given))
         limit = {} if max_deliveries is None else {"max_deliveries": max_deliveries}
         store.add_watcher(name, classpath, given, queue=queue, asset=asset, **limit)
     print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
@@ -57,11 +69,12 @@ def set_watcher(
     classpath: Annotated[str | None, typer.Option(metavar="PATH", help="The class, as package.module.Class.")] = None,
     queue: Annotated[str | None, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = None,
     max_deliveries: Annotated[int | None, typer.Option(metavar="N", help=MAX_DELIVERIES_HELP)] = None,
+    no_check: NoCheckOption = False,
 ) -> None:
     """Change a watcher; what is not given stays as it is. Its events, its last event and its keys stay.
 
-    Its trigger is started again with the new values; its shared stream waits meanwhile. Another queue can be given only
-    to a watcher that is alone in its shared stream.
+    Its trigger is started again with the new values; its shared stream waits meanwhile. A new class or new kwargs are
+    tried before, as by `add`. Another queue can be given only to a watcher that is alone in its shared stream.
     """
     if (kwargs, classpath, queue, max_deliveries) == (None, None, None, None):
         raise CommandError(
@@ -73,6 +86,10 @@ def set_watcher(
         check_classpath(classpath)
     given = None if kwargs is None else parse_kwargs(kwargs)
     with invocation(ctx).store() as store:
+        if not no_check and (classpath is not None or given is not None):
+            trigger_id, class_now = store.watcher_class(name)
+            kwargs_then = store.inspect.trigger_kwargs(trigger_id) if given is None else encode_kwargs(given)
+            check_loads(ctx, store, classpath or class_now, kwargs_then)
         changed = store.change_watcher(
             name, classpath=classpath, kwargs=given, queue=queue, max_deliveries=max_deliveries
         )
@@ -134,6 +151,35 @@ def check_classpath(classpath: str) -> None:
     parts = classpath.split(".")
     if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise CommandError(f"{classpath!r} is not a classpath, which looks like package.module.Class", exit_code=2)
+
+
+def encode_kwargs(kwargs: dict[str, Any]) -> bytes:
+    """Return keyword arguments as they are stored, before they are encrypted. Raises as `Store.add_watcher` does."""
+    from headgate.store.triggers import watchers
+
+    return watchers.encode_kwargs(kwargs)
+
+
+def check_loads(ctx: typer.Context, store: Store, classpath: str, kwargs: bytes) -> None:
+    """Check in a process of its own that a trigger can be constructed. Raises `CommandError`, which says why not."""
+    from headgate.supervisor.children.checker import check_trigger
+    from headgate.supervisor.children.isolation import user_named
+    from headgate.supervisor.children.process import environment_of_children
+
+    settings = invocation(ctx).resolve().settings
+    environment = environment_of_children(settings, password=store.database.engine.url.password)
+    try:
+        run_as = None if settings.runner_user is None else user_named(settings.runner_user)
+        checked = check_trigger(
+            classpath, kwargs, import_paths=settings.import_paths, environment=environment, run_as=run_as
+        )
+    except (OSError, ValueError) as exc:
+        raise CommandError(f"the class cannot be tried: {exc}; --no-check goes on without it") from exc
+    if checked.problem:
+        raise CommandError(
+            f"{checked.problem}; nothing was changed (--no-check changes it all the same, for example if only other "
+            "machines have the class)"
+        )
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sqlalchemy import Select, select, update
 
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import reading
 from headgate.store.errors import ValueRefused, WatcherHeld
 from headgate.store.ids import Epoch, Hold
 from headgate.store.tables import asset_watcher, stream, trigger
@@ -96,6 +97,13 @@ class ChangeVerbs(TriggerVerbs):
             again = {"finished_at": None, "triggerer_id": None} if is_finished else {"changed_at": tx.now}
             tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(again))
         return is_finished
+
+    @reading
+    def watcher_class(self, tx: Tx, name: str) -> tuple[int, str]:
+        """Return the id of the trigger of a watcher, and its classpath. Raises `NoSuchWatcher`."""
+        trigger_id = trigger_of_watcher(tx, name)
+        classpath = tx.connection.execute(select(trigger.c.classpath).where(trigger.c.id == trigger_id)).scalar_one()
+        return trigger_id, classpath
 
     def take_changes(self, epoch: Epoch, trigger_ids: Sequence[int]) -> list[ClaimedTrigger]:
         """Return triggers of this epoch as their rows are now; from here on their changes count as read.

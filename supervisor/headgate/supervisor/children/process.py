@@ -24,6 +24,7 @@ import psutil
 
 from headgate.protocol.black_box import BOX_BYTES, Record, read_record
 from headgate.supervisor.children.isolation import RunAs
+from headgate.supervisor.config import Settings
 
 # Variables that a program needs to find files, speak the user's language and trust certificates.
 ENVIRONMENT_ALLOWED = (
@@ -78,6 +79,12 @@ def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterabl
         and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         and not any(secret in value for secret in hidden)
     }
+
+
+def environment_of_children(settings: Settings, *, password: str | None) -> dict[str, str]:
+    """Return the environment of this process, scrubbed for users' code; ``password`` is that of the database."""
+    secrets = (settings.database_url, password or "", *(settings.fernet_keys or "").split(","))
+    return scrub(os.environ, passed=settings.pass_env, secrets=secrets)
 
 
 class LineReader:

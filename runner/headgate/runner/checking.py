@@ -1,0 +1,131 @@
+"""One check whether a trigger can be constructed: ``python -P -m headgate.runner.checking``, started by commands only.
+
+It loads the trigger as the runner would (`headgate.runner.loading`), in a process of its own, because this runs users'
+code. A name that is wrong is answered with the nearest one, and an exception of the author's code with its line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import os
+import pkgutil
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from inspect import Parameter
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import msgspec
+
+import headgate.runner
+from headgate.child.error_text import describe_error
+from headgate.child.forks import cut_off_forks
+from headgate.child.parent_death import die_with
+from headgate.protocol.messages.checks import CheckTrigger, TriggerChecked
+from headgate.protocol.messages.runner import TriggerSpec
+from headgate.protocol.values import decode_value
+from headgate.runner.loading import TriggerNotLoaded, import_class, load_trigger
+from headgate.streams.identity import stream_of
+
+READ_BYTES_MAX = 64 * 1024  # of the question, in one read
+ARGUMENTS_NAMED_MAX = 20  # of a constructor, in an answer
+_BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_OWN_FOLDER = str(Path(headgate.runner.__path__[0]))
+
+
+def main() -> NoReturn:
+    """Answer one question, and end the process, whatever threads the author's code has left."""
+    parser = argparse.ArgumentParser(prog="python -m headgate.runner.checking", description=__doc__)
+    for name in ("--frames-fd", "--logs-fd", "--supervisor-pid"):
+        parser.add_argument(name, type=int, required=True)
+    arguments = parser.parse_args()
+    die_with(arguments.supervisor_pid)
+    for descriptor in (arguments.frames_fd, arguments.logs_fd):
+        os.set_inheritable(descriptor, False)
+    cut_off_forks(arguments.frames_fd, arguments.logs_fd)
+    with socket.socket(fileno=arguments.frames_fd) as link:
+        parts = []
+        while part := link.recv(READ_BYTES_MAX):
+            parts.append(part)
+        question = msgspec.msgpack.decode(b"".join(parts), type=CheckTrigger)
+        sys.path += [folder for folder in question.import_paths if folder not in sys.path]
+        answer = check(question)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        link.sendall(msgspec.msgpack.encode(answer))
+    os._exit(0)
+
+
+def check(question: CheckTrigger) -> TriggerChecked:
+    """Load the trigger, and say why it cannot be loaded, if it cannot."""
+    try:
+        cls = import_class(question.classpath)
+        problem = _wrong_kwargs(cls, question.classpath, decode_value(question.kwargs))
+        if not problem:
+            stream_of(load_trigger(TriggerSpec(0, "", question.classpath, question.classpath, question.kwargs)))
+    except TriggerNotLoaded as exc:
+        near = _nearest(question.classpath.split("."))
+        return TriggerChecked(f"{exc}; did you mean {near}?" if near else str(exc))
+    except BaseException as exc:  # users' code may raise anything, even SystemExit
+        text, trace = describe_error(exc)
+        place = _place(exc)
+        return TriggerChecked(f"{text} ({place})" if place else text, trace)
+    return TriggerChecked(problem)
+
+
+def _wrong_kwargs(cls: type[Any], classpath: str, kwargs: Mapping[str, Any]) -> str:
+    """Return which arguments the constructor does not take, or lacks; "" if it takes these, or does not tell."""
+    try:
+        parameters = inspect.signature(cls).parameters
+    except (TypeError, ValueError):
+        return ""
+    kinds = {parameter.kind for parameter in parameters.values()}
+    known = [name for name, parameter in parameters.items() if parameter.kind in _BY_KEYWORD]
+    takes = f"it takes {', '.join(known[:ARGUMENTS_NAMED_MAX])}" if known else "it takes none"
+    if Parameter.VAR_KEYWORD not in kinds:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                return f"{classpath} has no argument {name!r}{f'; did you mean {near[0]!r}?' if near else ''} ({takes})"
+    missing = [name for name in known if parameters[name].default is Parameter.empty and name not in kwargs]
+    return f"{classpath} needs the argument {missing[0]!r} ({takes})" if missing else ""
+
+
+def _nearest(names: list[str]) -> str | None:
+    """Return the classpath that exists and is nearest to this one, as far as its first wrong part; None if none is."""
+    found: object = None
+    for depth, name in enumerate(names):
+        known = _names_in(found)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            return ".".join((*names[:depth], near[0], *names[depth + 1 :])) if near else None
+        found = sys.modules.get(".".join(names[: depth + 1])) or getattr(found, name, None)
+    return None
+
+
+def _names_in(found: object) -> set[str]:
+    """Return the names of the modules that can be imported, or of all that a module or a class has."""
+    if found is None:
+        return {module.name for module in pkgutil.iter_modules()} | {name for name in sys.modules if "." not in name}
+    names = {name for name in vars(found) if not name.startswith("_")} if hasattr(found, "__dict__") else set()
+    if isinstance(found, ModuleType) and hasattr(found, "__path__"):
+        names |= {module.name for module in pkgutil.iter_modules(found.__path__)}
+    return names
+
+
+def _place(error: BaseException) -> str:
+    """Return the file and the line of the author's code that raised an error; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_OWN_FOLDER, "<frozen "))]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+
+
+if __name__ == "__main__":
+    main()

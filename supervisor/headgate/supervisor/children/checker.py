@@ -1,0 +1,81 @@
+"""A check, for commands, whether a trigger can be constructed: in a child process, because that runs users' code."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headgate.protocol.messages.checks import CHECK_ANSWER_BYTES_MAX, CheckTrigger, TriggerChecked
+from headgate.supervisor.children.isolation import RunAs
+from headgate.supervisor.children.process import READ_BYTES_MAX, ChildProcess
+
+CHECK_TIMEOUT_S = 30.0  # imports of large libraries from a slow disk take seconds
+
+
+def check_trigger(
+    classpath: str,
+    kwargs: bytes,
+    *,
+    import_paths: Sequence[str],
+    environment: Mapping[str, str],
+    run_as: RunAs | None = None,
+    timeout_s: float = CHECK_TIMEOUT_S,
+) -> TriggerChecked:
+    """Say whether the trigger can be constructed, or why not, within ``timeout_s``. Raises `OSError`.
+
+    ``kwargs`` are encoded, ``environment`` is that of the child. A child that dies, or that takes too long, is a
+    problem of the class.
+    """
+    question = msgspec.msgpack.encode(CheckTrigger(classpath, kwargs, tuple(import_paths)))
+    child = ChildProcess("headgate.runner.checking", (), environment, run_as=run_as)
+    deadline = time.monotonic() + timeout_s
+    try:
+        answer = _ask(child, question, deadline)
+    finally:
+        is_late = not child.has_died() and time.monotonic() >= deadline
+        child.kill(f"it took longer than {timeout_s:g} s" if is_late else "")
+        how = child.reap()
+        child.close()
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.msgpack.decode(answer, type=TriggerChecked)
+    if is_late:
+        return TriggerChecked(f"loading {classpath} takes longer than {timeout_s:g} s")
+    return TriggerChecked(f"the process that loads {classpath} ended: {how}")
+
+
+def _ask(child: ChildProcess, question: bytes, deadline: float) -> bytes:
+    """Send the question; return all of the answer that arrives in time. What the author's code prints is read, too."""
+    answer, left = b"", memoryview(question)
+    child.frames.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.frames, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        selector.register(child.output, selectors.EVENT_READ)
+        while (wait_s := deadline - time.monotonic()) > 0 and len(answer) <= CHECK_ANSWER_BYTES_MAX:
+            for key, events in selector.select(wait_s):
+                if key.fileobj is child.output:
+                    for line in child.output.read():
+                        child.note_output(line)
+                    if child.output.is_ended:
+                        selector.unregister(child.output)
+                    continue
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        left = left[child.frames.send(left) :]
+                        if not left:
+                            child.frames.shutdown(socket.SHUT_WR)  # the child reads to the end
+                            selector.modify(child.frames, selectors.EVENT_READ)
+                    if events & selectors.EVENT_READ:
+                        part = child.frames.recv(READ_BYTES_MAX)
+                        if not part:
+                            return answer
+                        answer += part
+                except BlockingIOError:
+                    continue
+                except OSError:  # it has died
+                    return answer
+    return answer

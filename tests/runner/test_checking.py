@@ -1,0 +1,92 @@
+"""What is said of a trigger that cannot be constructed: the nearest name, the argument, the line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.protocol.messages.checks import CheckTrigger
+from headgate.protocol.values import encode_value
+from headgate.runner import checking
+
+SOURCE = """
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+
+class Good(BaseTrigger):
+    def __init__(self, *, count, start=0):
+        pass
+    def serialize(self):
+        return "users.Good", {}
+    async def run(self):
+        yield TriggerEvent(1)
+
+class Anything(Good):
+    def __init__(self, **kwargs):
+        pass
+
+class NoArguments(Good):
+    def __init__(self):
+        pass
+
+class BadKey(BaseEventTrigger):
+    def serialize(self):
+        return "users.BadKey", {}
+    def shared_stream_key(self):
+        return object()
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    (tmp_path / "checkable.py").write_text(SOURCE)
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "__init__.py").write_text("")
+    (tmp_path / "nested" / "inside.py").write_text(SOURCE)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def problem(classpath: str, **kwargs: Any) -> str:
+    return checking.check(CheckTrigger(classpath, encode_value(kwargs, where="kwargs"))).problem
+
+
+def test_what_can_be_constructed_has_no_problem() -> None:
+    assert problem("checkable.Good", count=1) == ""
+    assert problem("checkable.Anything", whatever=1) == ""
+    assert problem("nested.inside.NoArguments") == ""
+
+
+@pytest.mark.parametrize(
+    ("classpath", "near"),
+    [
+        ("checkabel.Good", "checkable.Good"),
+        ("checkable.Goood", "checkable.Good"),
+        ("nested.insidee.Good", "nested.inside.Good"),
+        ("nested.inside.Goood", "nested.inside.Good"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest(classpath: str, near: str) -> None:
+    assert problem(classpath, count=1).endswith(f"; did you mean {near}?")
+
+
+def test_a_name_that_is_near_to_nothing_is_answered_without_a_guess() -> None:
+    assert "did you mean" not in problem("checkable.Qqqqqqqqq")
+
+
+def test_arguments_that_are_not_taken_or_lacking_are_named() -> None:
+    assert problem("checkable.Good", cuont=1) == (
+        "checkable.Good has no argument 'cuont'; did you mean 'count'? (it takes count, start)"
+    )
+    assert problem("checkable.Good") == "checkable.Good needs the argument 'count' (it takes count, start)"
+    assert problem("checkable.NoArguments", count=1) == "checkable.NoArguments has no argument 'count' (it takes none)"
+
+
+def test_a_key_of_a_stream_that_no_process_can_share_is_a_problem() -> None:
+    assert "the address of an object" in problem("checkable.BadKey")
