@@ -41,12 +41,16 @@ def run(folder: Path, name: str) -> list[str]:
 
 def test_every_python_block_of_the_document_is_a_file_and_run_here() -> None:
     text = DOCUMENT.read_text()
-    assert {name for name, _ in BLOCK.findall(text)} == {"read.py", "bill.py"}
+    assert {name for name, _ in BLOCK.findall(text)} == {"read.py", "follow.py", "bill.py"}
     assert len(BLOCK.findall(text)) == text.count("```python\n")
 
 
 def test_the_events_are_read_by_a_cursor(folder: Path) -> None:
     assert run(folder, "read.py") == ["2 1800", "3 5000", "go on after 1:2"]
+
+
+def test_a_follower_ends_when_nothing_comes_and_a_consumer_waits(folder: Path) -> None:
+    assert run(folder, "follow.py") == ["shipped 2"]
 
 
 def test_each_event_is_billed_once(folder: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from headgate.client.consumer import Consumer
+from headgate.client.waiting import wait_for_page
 from headgate.store.consuming import reading
 from headgate.store.consuming.consumers import ConsumerVerbs
-from headgate.store.consuming.reading import BATCH_EVENTS, START, Cursor, Event
+from headgate.store.consuming.reading import BATCH_EVENTS, START, Cursor, Event, Page
 from headgate.store.db import schema
 from headgate.store.db.engine import database_name, is_in_memory, open_engine
 from headgate.store.db.secrets import Secrets
@@ -59,6 +60,29 @@ class Client:
         with self._database.reading() as tx:
             reading.check_cursor(tx, watcher, after)
             return list(reading.read_page(tx, watcher, after, limit).events)
+
+    def follow(self, watcher: str, *, after: Cursor = START, idle_s: float | None = None) -> Iterator[Event]:
+        """Iterate over the events of a watcher after a cursor, in commit order, and wait for those to come.
+
+        It ends after ``idle_s`` seconds without a new event, and never by itself if that is None. While it waits, it
+        runs no statement on PostgreSQL except a look every few minutes: it is woken by the supervisor. On SQLite it
+        looks every 15 ms whether anything was committed. Raises the errors of `events`.
+        """
+        with self._database.reading() as tx:
+            reading.check_cursor(tx, watcher, after)
+        return self._follow(watcher, after, idle_s)
+
+    def _follow(self, watcher: str, after: Cursor, idle_s: float | None) -> Iterator[Event]:
+        cursor = after
+
+        def look() -> Page:
+            with self._database.reading() as tx:
+                return reading.read_page(tx, watcher, cursor, BATCH_EVENTS)
+
+        while (page := wait_for_page(self._database, look, idle_s)).events:
+            for event in page.events:
+                cursor = event.cursor
+                yield event
 
     def newest(self, watcher: str) -> Cursor:
         """Return the place after all events of a watcher that are stored now. Raises `NoSuchWatcher`."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import msgspec
 from sqlalchemy import Connection, event
 
+from headgate.client.waiting import wait_for_page
 from headgate.store.consuming import consumers, reading
-from headgate.store.consuming.reading import BATCH_EVENTS, Cursor, Event
+from headgate.store.consuming.reading import BATCH_EVENTS, Cursor, Event, Page
 from headgate.store.db.engine import LOCK_TIMEOUT_S
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.errors import ConsumerBusy, StoreError
@@ -92,6 +93,19 @@ class Consumer:
                 raise
         if failed is not None:
             raise failed
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until there are events to hand over; return False if there are none within ``timeout_s`` seconds.
+
+        It waits as `headgate.client.Client.follow` does. Another worker may be faster: the next batch may be empty.
+        """
+
+        def look() -> Page:
+            with self._database.reading() as tx:
+                place = consumers.look(tx, self.name)
+                return reading.read_page(tx, place.watcher, place.cursor, 1)
+
+        return bool(wait_for_page(self._database, look, timeout_s).events)
 
     def _lock(self, tx: Tx) -> consumers.Place:
         try:

@@ -128,6 +128,16 @@ class OwnerUnsettled(StoreError):
         self.tries = tries
 
 
+class EventExists(StoreError):
+    """There is an event of this key already, and a second one would be taken for a redelivery of it."""
+
+    def __init__(self, watcher: str, key: str, event_id: int) -> None:
+        super().__init__(f"the watcher {watcher!r} has an event with the key {key!r} already: event {event_id}")
+        self.watcher = watcher
+        self.key = key
+        self.event_id = event_id
+
+
 class CursorRefused(StoreError, ValueError):
     """A cursor is not a place in the events that it was given for; the message says why."""
 

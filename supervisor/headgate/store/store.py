@@ -6,20 +6,29 @@ from collections.abc import Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from sqlalchemy import Engine
 
 from headgate.protocol import marks
-from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent
+from headgate.protocol.messages.runner import (
+    KEY_CHARS_MAX,
+    DescribedTrigger,
+    FinishedTrigger,
+    FiredEvent,
+    RefusedEvent,
+)
+from headgate.store.db.changes import Followers
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.transaction import Clock, Database, LeasedTx
 from headgate.store.db.verbs import leased
+from headgate.store.errors import EventExists, ValueRefused
 from headgate.store.ids import Epoch, Hold
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import deferral, task_rows
 from headgate.store.tasks.graphs import Graphs
-from headgate.store.triggers import dead_letters, holds, streams
+from headgate.store.triggers import by_hand, dead_letters, holds, streams, watchers
 from headgate.store.triggers import events as event_log
 from headgate.store.triggers.changes import ChangeVerbs
 from headgate.store.triggers.events import EventVerbs
@@ -55,6 +64,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         graphs = Graphs()
         self.tasks = TaskVerbs(self.database, graphs)
         self.scheduling = SchedulingVerbs(self.database, graphs)
+        self._followers = Followers()
 
     # Modules that only the command line uses are imported on first use, because a supervisor has to start quickly.
 
@@ -135,6 +145,8 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         with self.database.leased(epoch) as tx:
             marks.reach("store.begun")
             stored, redelivered, differing = event_log.insert_events(tx, events, assets)
+            if stored:
+                self._followers.tell(tx.connection, {event.trigger_id for event in events})
             marks.reach("store.rows_inserted")
             dead_letters.dead_letter_refused(tx, refused)
             over: frozenset[int] = frozenset()
@@ -161,6 +173,26 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         self.streamed.difference_update([*placed.here, *[run.trigger_id for run in placed.refused]])
         self.streamed.update(trigger_id for trigger_id, digest in placed.here.items() if digest)
         return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed)
+
+    def put_event(self, watcher: str, payload: bytes, *, key: str | None = None) -> int:
+        """Store an event by hand, as if the watcher had fired it now; return its id.
+
+        ``payload`` is encoded by `headgate.protocol.values`. Runs of DAGs begin for it, and tasks that wait for it are
+        resumed, as for any event. Raises `NoSuchWatcher`, `EventExists` if there is one with this ``key`` already,
+        `ValueRefused` for a key that is too long, and the errors of `headgate.store.triggers.by_hand.writing_by_hand`.
+        """
+        if key is not None and not 0 < len(key) <= KEY_CHARS_MAX:
+            raise ValueRefused(f"the key of an event has from 1 to {KEY_CHARS_MAX} characters; this one has {len(key)}")
+        with self.database.reading() as tx:
+            trigger_id, asset_id = watchers.present(tx, watcher)
+        event = FiredEvent(trigger_id, f"by hand {uuid4().hex}", 0, 0, payload, key=key)
+        with by_hand.writing_by_hand(self.database, trigger_id) as tx:
+            if key is not None and (found := event_log.with_key(tx, trigger_id, key)) is not None:
+                raise EventExists(watcher, key, found)
+            event_log.insert_events(tx, [event], {} if asset_id is None else {trigger_id: asset_id})
+            deferral.take_events(tx, [event], {trigger_id})
+            tx.notify()
+            return event_log.id_of(tx, event)
 
     def _place(self, tx: LeasedTx, described: Sequence[DescribedTrigger]) -> streams.Placed:
         # Most triggers read no stream, and their rows say so already.

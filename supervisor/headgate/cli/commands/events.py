@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.invocation import invocation
+from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, LimitOption, WideOption, print_json_lines, print_structs
+from headgate.cli.options import since
 from headgate.cli.output import payload
 from headgate.cli.tables import ROWS_SHOWN_MAX, Column, fields, print_table
+
+if TYPE_CHECKING:
+    from headgate.store.inspect.event_log import EventRow
 
 triggerers_app = typer.Typer(help="Supervisors that run triggers, now or in the past.", no_args_is_help=True)
 events_app = typer.Typer(help="The event log.", no_args_is_help=True)
@@ -43,15 +48,29 @@ _TRIGGERERS_SHOWN: tuple[Column, ...] = (
 def list_events(
     ctx: typer.Context,
     watcher: Annotated[str | None, typer.Option(metavar="NAME", help="Only events of this watcher.")] = None,
+    newest: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=ROWS_SHOWN_MAX, help="The newest N events.")
+    ] = None,
+    after: Annotated[int | None, typer.Option(metavar="ID", min=0, help="Only events with greater ids.")] = None,
+    since_text: Annotated[
+        str | None, typer.Option("--since", metavar="WHEN", help="Only events stored since: 2h, 3d, or a time.")
+    ] = None,
     limit: LimitOption = None,
     wide: WideOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """List stored events, the oldest first."""
+    if newest is not None and (after, since_text, limit) != (None, None, None):
+        raise CommandError("--newest goes with none of --after, --since and --limit", exit_code=2)
     # A table asks for one row more than it shows, so that it can say that there are more.
     rows_max = limit if as_json else min(limit or ROWS_SHOWN_MAX + 1, ROWS_SHOWN_MAX + 1)
     with invocation(ctx).store() as store:
-        events = store.inspect.events(watcher=watcher, limit=rows_max)
+        events: Iterable[EventRow]
+        if newest is not None:
+            events = store.inspect.newest_events(watcher=watcher, limit=newest)
+        else:
+            moment = since(since_text, store.inspect.now)
+            events = store.inspect.events(watcher=watcher, limit=rows_max, after_id=after or 0, since=moment)
         rows = (fields(event, EVENT_COLUMNS) | {"payload": payload(event.payload)} for event in events)
         if as_json:
             print_json_lines(rows)

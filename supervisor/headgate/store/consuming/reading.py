@@ -103,6 +103,10 @@ class Page(msgspec.Struct, frozen=True):
     triggers: frozenset[int] = frozenset()
     newest_trigger: int = 0
 
+    def concerns(self, trigger_id: int) -> bool:
+        """Whether new events of this trigger may belong to the next page."""
+        return trigger_id in self.triggers or trigger_id > self.newest_trigger
+
 
 class _Trigger(NamedTuple):
     """A trigger that has or had the name. ``is_over``: it was removed, and nobody adds to its events any more."""

@@ -169,6 +169,7 @@ class Database:
         self.engine = engine
         self._connection: Connection | None = None
         self._changes: changes.ChangeListener | None = None
+        self._events: changes.EventListener | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
         self._file = DatabaseFile.of(engine)
 
@@ -180,7 +181,7 @@ class Database:
         """Close the connection. A transaction that begins later opens another."""
         if self._connection is not None:
             self._connection.close()
-            self._connection = self._changes = None
+            self._connection = self._changes = self._events = None
 
     @contextmanager
     def leased(self, epoch: Epoch) -> Generator[LeasedTx]:
@@ -233,6 +234,25 @@ class Database:
                     self._changes = changes.listen(self.engine, connection)
             return self._changes.has_changes()
 
+    def listen_for_events(self) -> bool:
+        """Listen for new events from now on; return False if it has done so since it connected."""
+        if self._connection is not None and self._events is not None:
+            return False
+        with self._translating():
+            connection = self._connected()
+            with self._within_deadline(connection):
+                self._events = changes.listen_for_events(self.engine, connection)
+        return True
+
+    def wait_for_events(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
+        """Wait, outside of transactions, until there may be new events of a trigger that ``concerns`` the caller.
+
+        Return False if there were none within ``timeout_s`` seconds. `listen_for_events` must have been called.
+        """
+        assert self._events is not None
+        with self._translating():
+            return self._events.wait(timeout_s, concerns)
+
     @contextmanager
     def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
         with self._translating():
@@ -258,7 +278,7 @@ class Database:
         if self._connection is None:
             if self._file is not None:
                 self._file.before_connecting()
-            self._connection, self._changes = self.engine.connect(), None
+            self._connection, self._changes, self._events = self.engine.connect(), None, None
             if self._file is not None:
                 self._file.connected()
         return self._connection
@@ -281,7 +301,7 @@ class Database:
 
     def _drop_connection(self) -> None:
         """Throw the connection away, because its state is unknown. One in memory is the database, and is kept."""
-        connection, self._connection, self._changes = self._connection, None, None
+        connection, self._connection, self._changes, self._events = self._connection, None, None, None
         if connection is None:
             return
         if not is_in_memory(self.engine):

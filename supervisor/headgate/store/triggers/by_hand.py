@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from sqlalchemy import select
 
+from headgate.store.db import changes
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.errors import NoSuchRow, OwnerUnsettled, TriggerRemoved
 from headgate.store.ids import Epoch
@@ -60,6 +61,7 @@ def writing_by_hand(database: Database, trigger_id: int) -> Generator[Tx]:
         with database.writing() as tx:
             if _lock(tx, trigger_id):
                 yield tx
+                changes.notify_events(tx.connection, [trigger_id])
                 return
     raise OwnerUnsettled(trigger_id, OWNER_TRIES_MAX)
 

@@ -132,6 +132,20 @@ def _have_wait(tx: Tx, of_assets: Mapping[int, int], inserted: Sequence[tuple[An
         tx.notify()
 
 
+def with_key(tx: Tx, trigger_id: int, key: str) -> int | None:
+    """Return the first event of a trigger that has this key, by its id; None if there is none."""
+    keyed = trigger_event.c.trigger_id == trigger_id, trigger_event.c.key == key
+    found: int | None = tx.connection.execute(select(func.min(trigger_event.c.id)).where(*keyed)).scalar_one()
+    return found
+
+
+def id_of(tx: Tx, event: FiredEvent) -> int:
+    """Return the id of an event that is stored under its own names."""
+    named = zip(_IDENTITY.columns, _identity(event), strict=True)
+    found = select(trigger_event.c.id).where(*(trigger_event.c[name] == value for name, value in named))
+    return int(tx.connection.execute(found).scalar_one())
+
+
 class EventVerbs(Verbs):
     """The verbs of the event log, except those of `headgate.store.store.Store`, which concern tasks as well."""
 

@@ -138,3 +138,12 @@ def _asset_id(tx: Tx, name: str) -> int:
     new_asset = insert_into(tx.connection, asset).values(name=name, created_date=tx.now)
     tx.connection.execute(new_asset.on_conflict_do_nothing())
     return int(tx.connection.execute(select(asset.c.id).where(asset.c.name == name)).scalar_one())
+
+
+def present(tx: Tx, name: str) -> tuple[int, int | None]:
+    """Return the trigger and the asset of the watcher that has this name now. Raises `NoSuchWatcher`."""
+    named = (asset_watcher.c.name == name, asset_watcher.c.removed_at.is_(None))
+    row = tx.connection.execute(select(asset_watcher.c.trigger_id, asset_watcher.c.asset_id).where(*named)).first()
+    if row is None:
+        raise NoSuchWatcher(name)
+    return int(row.trigger_id), row.asset_id

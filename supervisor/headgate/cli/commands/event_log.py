@@ -1,0 +1,107 @@
+"""``headgate events tail|put`` and ``consumers``: the events of a watcher as they come, by hand, and who reads them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headgate.cli.commands.events import events_app
+from headgate.cli.invocation import invocation
+from headgate.cli.lists import JsonOption, WideOption, print_structs
+from headgate.cli.options import json_value
+from headgate.cli.output import json_line, readable
+from headgate.cli.tables import Column, cell, exact
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.messages.runner import EVENT_BYTES_MAX
+from headgate.protocol.values import encode_value
+
+if TYPE_CHECKING:
+    from headgate.client import Event
+
+consumers_app = typer.Typer(help="Programs that get the events of watchers, by name.", no_args_is_help=True)
+
+TAIL_EVENTS = 10  # before those to come, if the user does not say
+
+
+def _behind(consumer: Any) -> str:
+    from headgate.store.consuming.consumers import BEHIND_COUNTED_MAX
+
+    behind: int = consumer.behind
+    return f"{behind:,}" if behind <= BEHIND_COUNTED_MAX else f"more than {BEHIND_COUNTED_MAX:,}"
+
+
+_CONSUMERS_SHOWN: tuple[Column, ...] = (
+    *("name", "watcher"),
+    ("place", lambda consumer: str(consumer.cursor)),
+    ("behind", _behind),
+    *("handed_over", "moved_at", "created_date"),
+)
+
+
+@events_app.command("tail")
+def tail(
+    ctx: typer.Context,
+    watcher: Annotated[str, typer.Argument(metavar="WATCHER", help="The watcher's name.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with those to come, until Ctrl-C.")] = False,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Print all after this place, as --json prints it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the newest events of a watcher, or those after a cursor, in the order in which they were committed."""
+    from headgate.client import START, Client, Cursor
+
+    with invocation(ctx).store() as store:
+        client = Client(store.database)
+        if after is None:
+            newest = store.inspect.newest_events(watcher=watcher, limit=TAIL_EVENTS)
+            cursor = Cursor(newest[0].trigger_id, newest[0].id - 1) if newest else START
+        else:
+            cursor = Cursor.parse(after)
+        _print_events(client.follow(watcher, after=cursor, idle_s=None if follow else 0.0), as_json=as_json)
+
+
+def _print_events(events: Iterable[Event], *, as_json: bool) -> None:
+    for event in events:
+        try:
+            payload = readable(event.payload)
+        except ProtocolError:  # of a type that only the user's program knows
+            payload = event.data.decode(errors="replace")
+        if as_json:
+            row = {name: getattr(event, name) for name in event.__struct_fields__ if name != "data"}
+            line = json_line(row | {"payload": payload, "cursor": str(event.cursor)})
+        else:
+            line = "  ".join([exact(event.stored_at), str(event.id), event.key or "-", cell(payload)])
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()  # each line when it comes, also into a pipe
+
+
+@events_app.command("put")
+def put(
+    ctx: typer.Context,
+    watcher: Annotated[str, typer.Argument(metavar="WATCHER", help="The watcher's name.")],
+    payload: Annotated[str, typer.Argument(metavar="JSON", help="The payload.")],
+    key: Annotated[str | None, typer.Option(metavar="K", help="Its key, which the watcher must not have yet.")] = None,
+) -> None:
+    """Store an event of a watcher by hand, with all that follows from an event: runs of DAGs begin for it."""
+    data = encode_value(json_value(payload, "JSON"), where="payload", bytes_max=EVENT_BYTES_MAX)
+    with invocation(ctx).store() as store:
+        print(f"stored event {store.put_event(watcher, data, key=key)} of {watcher}")
+
+
+@consumers_app.command("list")
+def list_consumers(ctx: typer.Context, wide: WideOption = False, as_json: JsonOption = False) -> None:
+    """List the consumers: how far each has got, and how many events it has yet to get."""
+    with invocation(ctx).store() as store:
+        print_structs(store.consumers.all(), _CONSUMERS_SHOWN, as_json=as_json, wide=wide)
+
+
+@consumers_app.command("remove")
+def remove_consumer(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The consumer's name.")]) -> None:
+    """Remove a consumer and its place. Events that it has yet to get are not kept for it any more."""
+    with invocation(ctx).store() as store:
+        store.consumers.remove(name)
+    print(f"removed consumer {name}")
