@@ -34,6 +34,7 @@ NAMES = (
     "runaway",
     "backlog",
     "many",
+    "redrive",
     "slow_database",
     "defer",
     "chain",
