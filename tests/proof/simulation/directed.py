@@ -18,6 +18,7 @@ from tests.proof.simulation.scenario import (
     UNFIT,
     AddWatcher,
     AdvanceHangs,
+    ChangeWatcher,
     CutLink,
     DatabaseIsAway,
     EndsWithOldBox,
@@ -406,7 +407,29 @@ def a_search_goes_on_when_a_user_removes_what_it_waits_for() -> list[str]:
     return found
 
 
+def a_changed_trigger_is_started_again_and_misses_no_message() -> list[str]:
+    """One of two triggers is changed while messages flow, and whoever could forget it dies at that moment, or none."""
+    changed_at = 2.0
+    messages = tuple(Message(1.0 + number / 16, {"t1": Plan(nap_s=0.02)}) for number in range(64))
+    found = []
+    deaths = [(kill(at),) for at in (2.125, 2.5, 3.0, 3.5) for kill in (KillRunner, KillSupervisor)]
+    for faults in ((), *deaths):
+        plan = Scenario(
+            0,
+            Topology(triggers=2, latency_s=0.1),
+            ((*messages, Message(40.0)),),
+            (ChangeWatcher(changed_at, "t1"), *faults),
+        )
+        history = world.run(plan)
+        found += [str(finding) for finding in Checker(plan).check(history)]
+        began = [r.trigger for r in history if isinstance(r, records.Began) and changed_at < r.at < 10.0]
+        if "t1" not in began or (not faults and "t2" in began):
+            found.append(f"not started again, or not alone: {began} with {faults}")
+    return found
+
+
 DIRECTED: dict[str, Callable[[], list[str]]] = {
+    "changed": a_changed_trigger_is_started_again_and_misses_no_message,
     "timeout": a_hung_filter_is_failed_at_its_ack_timeout,
     "reject": a_reject_is_advanced_before_what_was_fired_is_stored,
     "half a round": half_a_round_confirms_nothing,

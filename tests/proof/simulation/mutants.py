@@ -448,6 +448,10 @@ MUTANTS |= {
     "takes-over-half-a-stream": Mutant(
         "I19: a stream moves as a whole", "taken in part", owners.takes_over_half_a_stream, directed="takeover"
     ),
+    "change-is-not-awaited": Mutant("a change costs no event", "lost", owners.change_is_not_awaited, 0, "changed"),
+    "change-is-forgotten": Mutant(
+        "a change takes effect", "not started again", owners.change_is_read_and_forgotten, directed="changed"
+    ),
     "no-quarantine": Mutant(
         "I18: a trigger harms only so often", "ends its runner", runaways.no_quarantine, directed="killer"
     ),

@@ -77,3 +77,17 @@ def takes_over_half_a_stream() -> Sequence[Patch]:
         return kept
 
     return [(streams, "_take", take)]
+
+
+def change_is_not_awaited() -> Sequence[Patch]:
+    original = Assignments.change
+
+    def change(self: Assignments, *arguments: Any) -> Any:
+        parts = original(self, *arguments)
+        return None if parts is None else (parts[0], None)
+
+    return [(Assignments, "change", change)]
+
+
+def change_is_read_and_forgotten() -> Sequence[Patch]:
+    return [(Assignments, "change", lambda self, changed, now: None)]

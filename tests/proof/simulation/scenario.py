@@ -214,6 +214,12 @@ class Release(Timed, frozen=True):
     name: str
 
 
+class ChangeWatcher(Timed, frozen=True):
+    """A user changes a trigger, which is to be started again with its position."""
+
+    name: str
+
+
 class Scenario(Part, frozen=True):
     """All of it. ``lanes`` are the messages, in order, by lane."""
 

@@ -247,6 +247,8 @@ class World:
                 self.note(records.Added(now, fault.name))
             case scenario.RemoveWatcher():
                 self._remove(fault.name)
+            case scenario.ChangeWatcher():
+                self._store.change_watcher(fault.name, max_deliveries=scenario.MAX_DELIVERIES)
             case scenario.Release():
                 self._store.resume_watcher(fault.name)
                 self.note(records.Released(now, fault.name))
@@ -302,7 +304,8 @@ def core_settings(plan: Scenario) -> CoreSettings:
     """Return the settings of a supervisor: the ordinary ones, with the topology's limits and shorter times."""
     topology = plan.topology
     # Looking for what others changed is the most expensive of the duties: it is done where they do change something.
-    by_others = scenario.AddWatcher | scenario.RemoveWatcher | scenario.Release | scenario.StartBeside
+    by_users = scenario.AddWatcher | scenario.RemoveWatcher | scenario.ChangeWatcher | scenario.Release
+    by_others = by_users | scenario.StartBeside
     is_watched = any(isinstance(fault, by_others) for fault in plan.faults)
     looks_s = 1.5 if is_watched else 30.0
     return CoreSettings(
