@@ -20,6 +20,7 @@ from headgate.protocol.messages.dags import TaskState, TriggerRule
 
 HEADGATE_UP = "start `headgate up`"
 CLOCK_TOLERANCE_S = 1.0  # a heartbeat may be this much later than the transaction that looks at it
+OWNED_COUNTED_MAX = 10_000  # of a supervisor's triggers, unless it matters whether it is at its capacity
 NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the list commands show all
 ERROR_CHARS_SHOWN_MAX = 300  # of an error in one sentence; `show` prints all of it
 
@@ -289,4 +290,5 @@ def owner_facts(owner: Supervisor | None) -> list[tuple[str, str]]:
     beat = f"{owner.state}, last heartbeat {moment(-owner.heartbeat_age_s)}"
     if owner.heartbeat_age_s < -CLOCK_TOLERANCE_S:
         beat += ": that is in the future, because the database's clock was set back, so it may not be alive"
-    return [("owner", f"{owner}: {beat}"), ("owner's triggers", f"{owner.open_triggers:,} of {owner.capacity:,}")]
+    more = " or more" if owner.open_triggers == OWNED_COUNTED_MAX < owner.capacity else ""
+    return [("owner", f"{owner}: {beat}"), ("owner's triggers", f"{owner.open_triggers:,}{more} of {owner.capacity:,}")]

@@ -111,6 +111,12 @@ trigger = Table(
     Column("changed_at", UtcDateTime),  # a user has changed it, and its owner has not read that yet
     sqlite_autoincrement=True,
 )
+# As text: a partial index is only used for a statement with the same condition.
+_failing_trigger = text("failure_count > 0")
+Index("ix_trigger_failing", trigger.c.id, postgresql_where=_failing_trigger, sqlite_where=_failing_trigger)
+# Those that a user removed, or that returned, until their supervisor has let them go: few, whatever it owns.
+_left_trigger = trigger.c.removed_at.is_not(None) | trigger.c.finished_at.is_not(None)
+Index("ix_trigger_left", trigger.c.triggerer_id, postgresql_where=_left_trigger, sqlite_where=_left_trigger)
 _changed_trigger = trigger.c.changed_at.is_not(None)
 Index("ix_trigger_changed", trigger.c.triggerer_id, postgresql_where=_changed_trigger, sqlite_where=_changed_trigger)
 _held_trigger = trigger.c.hold.is_not(None)
@@ -348,6 +354,8 @@ dag_run = Table(
 )
 _active_run = dag_run.c.ended_at.is_(None)
 Index("ix_dag_run_active", dag_run.c.dag_id, postgresql_where=_active_run, sqlite_where=_active_run)
+_failed_run = text("state = 'failed'")
+Index("ix_dag_run_failed", dag_run.c.ended_at, postgresql_where=_failed_run, sqlite_where=_failed_run)
 _look = text("needs_look")
 Index("ix_dag_run_look", dag_run.c.id, postgresql_where=_look, sqlite_where=_look)
 

@@ -33,13 +33,15 @@ class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspectio
     def why_task(self, tx: Tx, task: TaskRef, *, liveness: Liveness = BY_SILENCE) -> Answer:
         """Explain why a task is in its state, and what happens next."""
         facts = why_facts.task_facts(tx, task, liveness=liveness)
-        return why_tasks.explain_task(facts, why_facts.supervisors(tx, liveness=liveness))
+        is_unowned = facts.trigger is not None and facts.trigger.owner is None
+        return why_tasks.explain_task(facts, why_facts.supervisors(tx, liveness=liveness, exactly=is_unowned))
 
     @reading
     def why_trigger(self, tx: Tx, trigger_id: int, *, liveness: Liveness = BY_SILENCE) -> Answer:
         """Explain the state of a trigger, and what happens next. Raises `NoSuchRow`."""
         facts = why_facts.trigger_facts(tx, trigger_id, liveness=liveness)
-        return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, liveness=liveness))
+        is_unowned = facts.owner is None
+        return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, liveness=liveness, exactly=is_unowned))
 
     @reading
     def status(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[status.Problem]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column, or_, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.status import COUNTED_MAX, Letters, Overdue, StatusFacts, TroubledTrigger, Unclaimed
@@ -46,12 +46,13 @@ _RUNS = task_instance.join(dag_run).join(dag)
 def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
     """Return everything that `headgate.scheduling.status.problems` looks at."""
     queues = _trigger_queues(tx)
+    unclaimed = _unclaimed(tx, queues)
     return StatusFacts(
-        supervisors=tuple(supervisors(tx, liveness=liveness)),
+        supervisors=tuple(supervisors(tx, liveness=liveness, exactly=bool(unclaimed))),
         trigger_queues=queues,
         task_queues=_task_queues(tx),
         has_active_runs=_has_active_runs(tx),
-        unclaimed=_unclaimed(tx, queues),
+        unclaimed=unclaimed,
         troubled=_troubled(tx),
         overdue=_overdue(tx),
         letters=_letters(tx),
@@ -114,17 +115,16 @@ def _unclaimed(tx: Tx, queues: tuple[str, ...]) -> tuple[Unclaimed, ...]:
 
 
 def _troubled(tx: Tx) -> tuple[TroubledTrigger, ...]:
-    columns = (*ABSENCE_COLUMNS, trigger.c.last_failed_run_id, stream.c.name.label("stream"))
+    # Not joined to the streams: for some hundred triggers PostgreSQL would read all of them.
+    of_stream = select(stream.c.name).where(stream.c.id == trigger.c.stream_id).correlate(trigger).scalar_subquery()
+    columns = (*ABSENCE_COLUMNS, trigger.c.last_failed_run_id, of_stream.label("stream"))
+    is_failing = trigger.c.failure_count > literal_column("0")
     found: dict[int, TroubledTrigger] = {}
     # Two statements, so that each is answered from a partial index of its own.
-    for is_troubled in (trigger.c.hold.is_not(None), trigger.c.failure_count > 0):
-        rows = (
-            select(*columns, has_stored_since().label("is_back"))
-            .select_from(_WATCHED.outerjoin(stream, stream.c.id == trigger.c.stream_id))
-            .where(_OPEN, is_troubled)
-            .order_by(trigger.c.id)
-            .limit(COUNTED_MAX)
-        )
+    for is_troubled, is_back in ((is_failing, has_stored_since()), (trigger.c.hold.is_not(None), false())):
+        some = select(trigger.c.id).where(_OPEN, is_troubled).limit(COUNTED_MAX)
+        ids = list(tx.connection.execute(some).scalars())
+        rows = select(*columns, is_back.label("is_back")).select_from(_WATCHED).where(trigger.c.id.in_(ids))
         for row in tx.connection.execute(rows):
             found[row.id] = TroubledTrigger(
                 name=_name(row),
@@ -223,7 +223,7 @@ def _failed_runs(tx: Tx) -> tuple[tuple[str, str], ...]:
     rows: Select[str, str] = (
         select(dag.c.name, dag_run.c.run_id)
         .select_from(dag_run.join(dag))
-        .where(dag_run.c.state == "failed", dag_run.c.ended_at > since)
+        .where(dag_run.c.state == literal_column("'failed'"), dag_run.c.ended_at > since)
         .order_by(dag_run.c.ended_at.desc())
         .limit(COUNTED_MAX)
     )

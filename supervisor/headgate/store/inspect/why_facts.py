@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, func, not_, or_, select
+from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.why import (
+    OWNED_COUNTED_MAX,
     Pool,
     RunState,
     StoredEvent,
@@ -68,12 +69,15 @@ BY_SILENCE = Liveness()
 # --- supervisors ---------------------------------------------------------------------------------
 
 
-def supervisors(tx: Tx, *, liveness: Liveness) -> list[Supervisor]:
-    """Return those that neither ended nor were fenced, newest first."""
+def supervisors(tx: Tx, *, liveness: Liveness, exactly: bool = False) -> list[Supervisor]:
+    """Return those that neither ended nor were fenced, newest first.
+
+    ``exactly``: their triggers are counted up to their capacities, and not only to `OWNED_COUNTED_MAX`.
+    """
     rows = tx.connection.execute(
         select(triggerer).where(is_alive()).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX)
     )
-    return [_supervisor(tx, row, liveness) for row in rows.all()]
+    return [_supervisor(tx, row, liveness, exactly=exactly) for row in rows.all()]
 
 
 def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor | None:
@@ -84,7 +88,7 @@ def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor |
     return None if row is None else _supervisor(tx, row, liveness)
 
 
-def _supervisor(tx: Tx, row: Any, liveness: Liveness) -> Supervisor:
+def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False) -> Supervisor:
     lease = triggerer_row(row._mapping, tx.now)
     age_s = lease.heartbeat_age_s
     state: SupervisorState = "alive" if age_s <= liveness.silence_max_s else "silent"
@@ -96,7 +100,9 @@ def _supervisor(tx: Tx, row: Any, liveness: Liveness) -> Supervisor:
         state = "gone"
     # By its queues, so that the index of claims has all that is looked at.
     served = trigger.c.queue.in_(lease.queues)
-    triggers = select(func.count()).where(served, trigger.c.triggerer_id == row.id, _OPEN)
+    counted = select(trigger.c.id).where(served, trigger.c.triggerer_id == row.id, _OPEN)
+    counted = counted.limit(row.capacity if exactly else OWNED_COUNTED_MAX)
+    triggers = select(func.count()).select_from(counted.subquery())
     tasks = select(func.count()).where(_C.triggerer_id == row.id)
     return Supervisor(
         epoch=row.id,
@@ -192,7 +198,7 @@ def has_stored_since() -> ColumnElement[bool]:
     """Return the condition that a trigger has stored an event since its last failure."""
     newest = select(trigger_event.c.stored_at).where(trigger_event.c.trigger_id == trigger.c.id)
     newest_at = newest.order_by(trigger_event.c.id.desc()).limit(1).correlate(trigger).scalar_subquery()
-    return and_(newest_at.is_not(None), newest_at > trigger.c.last_failed_at)
+    return func.coalesce(newest_at > trigger.c.last_failed_at, false())
 
 
 def is_absent() -> ColumnElement[bool]:
