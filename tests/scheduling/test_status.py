@@ -112,7 +112,7 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
         "attention",
         "dead_letters",
         StatusFacts(UP, letters=(Letters("a", 3, 90.0), Letters("b", 1, 5.0))),
-        "4 dead letters, the newest stored 5.0 s ago: a (3), b (1)",
+        "4 open dead letters, the newest stored 5.0 s ago: a (3), b (1)",
         "dlq list",
     ),
     ("attention", "import_errors", StatusFacts(UP, import_errors=(("a.py", "no"),)), "parsed: a.py: no", "dags list"),

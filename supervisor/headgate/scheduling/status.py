@@ -58,7 +58,7 @@ class Overdue(msgspec.Struct, frozen=True):
 
 
 class Letters(msgspec.Struct, frozen=True):
-    """The dead letters of one watcher or trigger, among the newest `COUNTED_MAX`."""
+    """The open dead letters of one watcher or trigger, among the newest `COUNTED_MAX`."""
 
     name: str
     count: int
@@ -286,7 +286,7 @@ def _letters(letters: Sequence[Letters]) -> list[Problem]:
     more = " or more" if total >= COUNTED_MAX else ""
     each = [f"{one.name} ({one.count:,})" for one in letters]
     newest_s = min(one.newest_age_s for one in letters)
-    text = f"{total:,} dead letter{several}{more}, the newest stored {span(newest_s)} ago: {some(each)}"
+    text = f"{total:,} open dead letter{several}{more}, the newest stored {span(newest_s)} ago: {some(each)}"
     return [Problem("attention", "dead_letters", text, "headgate dlq list", tuple(each))]
 
 

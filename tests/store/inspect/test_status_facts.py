@@ -118,7 +118,10 @@ def test_dead_letters_are_counted_by_watcher(at: Watched) -> None:
     at.store.store_slice(epoch, refused=letters)
     at.clock.advance(3)
     (problem,) = at.status()
-    assert problem.text == "3 dead letters, the newest stored 3.0 s ago: one (2), trigger-4711 (1)"
+    assert problem.text == "3 open dead letters, the newest stored 3.0 s ago: one (2), trigger-4711 (1)"
+    for letter in at.store.inspect.dead_letters():
+        at.store.letters.discard(letter.id, by="ann")
+    assert at.status() == []
 
 
 # --- tasks ---------------------------------------------------------------------------------------
