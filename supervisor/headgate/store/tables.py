@@ -124,14 +124,8 @@ Index("ix_trigger_held", trigger.c.triggerer_id, postgresql_where=_held_trigger,
 _streamed_trigger = trigger.c.stream_id.is_not(None)
 Index("ix_trigger_stream", trigger.c.stream_id, postgresql_where=_streamed_trigger, sqlite_where=_streamed_trigger)
 _open_trigger = trigger.c.finished_at.is_(None) & trigger.c.removed_at.is_(None)
-Index(
-    "ix_trigger_claim",
-    trigger.c.queue,
-    trigger.c.triggerer_id,
-    trigger.c.id,
-    postgresql_where=_open_trigger,
-    sqlite_where=_open_trigger,
-)
+_claim = (trigger.c.queue, trigger.c.triggerer_id, trigger.c.id)
+Index("ix_trigger_claim", *_claim, postgresql_where=_open_trigger, sqlite_where=_open_trigger)
 _owned_trigger = trigger.c.triggerer_id.is_not(None)
 Index("ix_trigger_owner", trigger.c.triggerer_id, postgresql_where=_owned_trigger, sqlite_where=_owned_trigger)
 
