@@ -149,3 +149,34 @@ def test_upgrades_at_the_same_time_all_succeed(empty_database_url: str) -> None:
         revisions = [future.result() for future in [pool.submit(upgrade) for _ in range(processes)]]
     assert revisions == [schema.head_revision()] * processes
     schema.require_current(open_engine(empty_database_url))
+
+
+def test_letters_of_older_tables_have_a_state_and_go_back_as_one_a_message(empty_database_url: str) -> None:
+    engine = open_engine(empty_database_url)
+    schema.upgrade(engine)
+    schema.downgrade(engine, "0005")
+    insert = (
+        "INSERT INTO dead_letter (trigger_id, trigger_run_id, sequence_index, key, position, payload, payload_head, "
+        "payload_bytes, payload_kept, reason, stored_at) "
+        "VALUES (1, :run, 0, :key, 0, :payload, :head, 1, :kept, 'too big', '2026-01-01 00:00:00.000000')"
+    )
+    whole = {"run": "a", "key": "whole", "payload": b"1", "head": b"1", "kept": True}
+    head = {"run": "b", "key": "head", "payload": None, "head": b"1", "kept": False}
+    with engine.begin() as connection:
+        connection.execute(text(insert), [whole, head])
+    schema.upgrade(engine)
+    states = text("SELECT key, trigger_run_id, state FROM dead_letter ORDER BY id")
+    with engine.begin() as connection:
+        assert [tuple(row) for row in connection.execute(states)] == [
+            ("whole", "a", "open"),
+            ("head", "b", "at_broker"),
+        ]
+        # It is resolved, and refused again: the older tables have room for one letter of a message.
+        connection.execute(
+            text("UPDATE dead_letter SET state = 'discarded', resolved_at = stored_at WHERE key = 'whole'")
+        )
+        connection.execute(text(insert), [whole | {"run": "c"}])
+    schema.downgrade(engine, "0005")
+    with engine.begin() as connection:
+        left = connection.execute(text("SELECT key, trigger_run_id FROM dead_letter ORDER BY id"))
+        assert [tuple(row) for row in left] == [("head", "b"), ("whole", "c")]
