@@ -24,6 +24,7 @@ from benchmarks.pairs import ROOT
 
 NAMES = (
     "intake",
+    "consume",
     "pair",
     "filelog",
     "latency",

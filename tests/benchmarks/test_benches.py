@@ -15,7 +15,7 @@ from benchmarks.harness import Document, Options, measure, options_of, parser, r
 
 ROOT = Path(__file__).parents[2]
 # Where the two databases are driven differently: the drivers, the proxy. The others would only take longer.
-ON_BOTH = {"intake", "slow_database"}
+ON_BOTH = {"consume", "intake", "slow_database"}
 # Units of what a tiny run may not show: memory of a few triggers, statements and CPU seconds of 0.2 s of idleness.
 MAY_BE_ZERO = {"KB", ""}
 MAY_BE_ZERO_WHEN_IDLE = {*MAY_BE_ZERO, "s"}
