@@ -133,6 +133,6 @@ def test_a_change_that_could_not_be_started_changes_nothing(shop: Any) -> None:
     shop("watchers", "add", "orders", "shop.Orders", "--kwargs", GOOD)
     for given in (("--classpath", "shop.Order"), ("--kwargs", "{}")):
         called = shop("watchers", "set", "orders", *given)
-        assert (called.code, "nothing was changed" in called.err) == (1, True)
+        assert (called.code, "Nothing was changed" in called.err) == (1, True)
     assert row_of(shop)["classpath"] == "shop.Orders"
     assert shop("watchers", "set", "orders", "--kwargs", "{}", "--no-check").code == 0

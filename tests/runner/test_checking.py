@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,17 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def problem(classpath: str, **kwargs: Any) -> str:
-    return checking.check(CheckTrigger(classpath, encode_value(kwargs, where="kwargs"))).problem
+@pytest.fixture
+def problem(tmp_path: Path) -> Callable[..., str]:
+    """Return what is said of a classpath and kwargs."""
+
+    def ask(classpath: str, **kwargs: Any) -> str:
+        return checking.check(CheckTrigger(classpath, encode_value(kwargs, where="kwargs"), (str(tmp_path),))).problem
+
+    return ask
 
 
-def test_what_can_be_constructed_has_no_problem() -> None:
+def test_what_can_be_constructed_has_no_problem(problem: Callable[..., str]) -> None:
     assert problem("checkable.Good", count=1) == ""
     assert problem("checkable.Anything", whatever=1) == ""
     assert problem("nested.inside.NoArguments") == ""
@@ -72,15 +78,16 @@ def test_what_can_be_constructed_has_no_problem() -> None:
         ("nested.inside.Goood", "nested.inside.Good"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest(classpath: str, near: str) -> None:
+def test_a_wrong_name_is_answered_with_the_nearest(problem: Callable[..., str], classpath: str, near: str) -> None:
     assert problem(classpath, count=1).endswith(f"; did you mean {near}?")
 
 
-def test_a_name_that_is_near_to_nothing_is_answered_without_a_guess() -> None:
+def test_a_name_that_is_near_to_nothing_is_answered_without_a_guess(problem: Callable[..., str]) -> None:
     assert "did you mean" not in problem("checkable.Qqqqqqqqq")
+    assert problem("nope.Nope").startswith("nope.Nope: there is no module 'nope'; is its folder among import_paths")
 
 
-def test_arguments_that_are_not_taken_or_lacking_are_named() -> None:
+def test_arguments_that_are_not_taken_or_lacking_are_named(problem: Callable[..., str]) -> None:
     assert problem("checkable.Good", cuont=1) == (
         "checkable.Good has no argument 'cuont'; did you mean 'count'? (it takes count, start)"
     )
@@ -88,5 +95,5 @@ def test_arguments_that_are_not_taken_or_lacking_are_named() -> None:
     assert problem("checkable.NoArguments", count=1) == "checkable.NoArguments has no argument 'count' (it takes none)"
 
 
-def test_a_key_of_a_stream_that_no_process_can_share_is_a_problem() -> None:
+def test_a_key_of_a_stream_that_no_process_can_share_is_a_problem(problem: Callable[..., str]) -> None:
     assert "the address of an object" in problem("checkable.BadKey")

@@ -14,7 +14,7 @@ import pkgutil
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
 from types import ModuleType
@@ -69,8 +69,9 @@ def check(question: CheckTrigger) -> TriggerChecked:
         if not problem:
             stream_of(load_trigger(TriggerSpec(0, "", question.classpath, question.classpath, question.kwargs)))
     except TriggerNotLoaded as exc:
-        near = _nearest(question.classpath.split("."))
-        return TriggerChecked(f"{exc}; did you mean {near}?" if near else str(exc))
+        near = _nearest(question.classpath.split("."), question.import_paths)
+        # The name that is there, in place of the question about another folder.
+        return TriggerChecked(f"{str(exc).partition(';')[0]}; did you mean {near}?" if near else str(exc))
     except BaseException as exc:  # users' code may raise anything, even SystemExit
         text, trace = describe_error(exc)
         place = _place(exc)
@@ -96,12 +97,15 @@ def _wrong_kwargs(cls: type[Any], classpath: str, kwargs: Mapping[str, Any]) -> 
     return f"{classpath} needs the argument {missing[0]!r} ({takes})" if missing else ""
 
 
-def _nearest(names: list[str]) -> str | None:
-    """Return the classpath that exists and is nearest to this one, as far as its first wrong part; None if none is."""
+def _nearest(names: list[str], import_paths: Sequence[str]) -> str | None:
+    """Return the classpath that exists and is nearest to this one, as far as its first wrong part; None if none is.
+
+    Modules are looked for in the user's folders: one of the standard library is hardly meant.
+    """
     found: object = None
     for depth, name in enumerate(names):
-        known = _names_in(found)
-        if name not in known:
+        known = {module.name for module in pkgutil.iter_modules(import_paths)} if found is None else _names_in(found)
+        if name not in known and (found is not None or name not in sys.modules):
             near = difflib.get_close_matches(name, known, n=1)
             return ".".join((*names[:depth], near[0], *names[depth + 1 :])) if near else None
         found = sys.modules.get(".".join(names[: depth + 1])) or getattr(found, name, None)
@@ -109,9 +113,7 @@ def _nearest(names: list[str]) -> str | None:
 
 
 def _names_in(found: object) -> set[str]:
-    """Return the names of the modules that can be imported, or of all that a module or a class has."""
-    if found is None:
-        return {module.name for module in pkgutil.iter_modules()} | {name for name in sys.modules if "." not in name}
+    """Return the names that a module or a class has, with the modules in a package."""
     names = {name for name in vars(found) if not name.startswith("_")} if hasattr(found, "__dict__") else set()
     if isinstance(found, ModuleType) and hasattr(found, "__path__"):
         names |= {module.name for module in pkgutil.iter_modules(found.__path__)}

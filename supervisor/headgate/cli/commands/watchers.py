@@ -176,9 +176,10 @@ def check_loads(ctx: typer.Context, store: Store, classpath: str, kwargs: bytes)
     except (OSError, ValueError) as exc:
         raise CommandError(f"the class cannot be tried: {exc}; --no-check goes on without it") from exc
     if checked.problem:
+        problem = checked.problem if checked.problem.endswith("?") else f"{checked.problem}."
         raise CommandError(
-            f"{checked.problem}; nothing was changed (--no-check changes it all the same, for example if only other "
-            "machines have the class)"
+            f"{problem} Nothing was changed; --no-check leaves out this check, for example if only other machines have "
+            "the class"
         )
 
 
