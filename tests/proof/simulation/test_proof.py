@@ -62,4 +62,4 @@ def test_a_mutant_that_survives_is_named(tmp_path: Path) -> None:
     name = next(iter(MUTANTS))
     write(run_of(0, 9), FOUND | {name: None}, path)
     assert f"| {name} | {MUTANTS[name].promise} | **not found** |" in path.read_text()
-    assert proof.SECTIONS.keys() == {"crash", "task crash", "simulation", "simulation of tasks"}
+    assert proof.SECTIONS.keys() == {"crash", "harm crash", "task crash", "simulation", "simulation of tasks"}
