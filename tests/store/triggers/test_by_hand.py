@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import select, update
 from tests.store.harness import QUEUES, WAITED_MAX_S, OpenStore, add, register, wait_until_blocked
 
+from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.db.engine import open_engine
-from headgate.store.errors import NoSuchRow, OwnerUnsettled, StoreError, TriggerRemoved
+from headgate.store.errors import NoSuchRow, OwnerUnsettled, RowsRefused, StoreError, TriggerRemoved
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import trigger, trigger_event
@@ -251,3 +252,25 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
         stored = list(tx.connection.execute(select(trigger_event.c.id).order_by(trigger_event.c.id)).scalars())
     assert seen == stored
     assert len(stored) == EVENTS * len(writes)
+
+
+# --- an event put by hand ------------------------------------------------------------------------
+
+
+def test_an_event_put_by_hand_has_a_run_made_for_it_like_any_other(store: Store) -> None:
+    epoch = register(store)
+    store.add_watcher("orders", "a.B", {}, asset="orders")
+    spec = DagSpec("d", AssetSchedule(("orders",), "each"), tasks=(TaskSpec("a", "Op"),))
+    store.tasks.save_file(epoch, "d.py", [spec])
+    put_id = store.put_event("orders", b'{"order":1}', key="1")
+    (made,) = store.scheduling.create_asset_runs(epoch).made
+    assert made[0] == "d"
+    (row,) = store.inspect.events()
+    assert (row.id, row.watcher, row.key, row.payload) == (put_id, "orders", "1", b'{"order":1}')
+
+
+def test_a_key_with_a_character_that_no_database_takes_is_refused(store: Store) -> None:
+    add(store, "a")
+    with pytest.raises(RowsRefused, match="NUL"):
+        store.put_event("a", b"1", key="a\0b")
+    assert runs_in_order(store) == []
