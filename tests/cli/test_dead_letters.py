@@ -282,7 +282,7 @@ def test_status_counts_the_letters_that_nobody_has_resolved(call_database: Any, 
 
     bury_events(failing, 2)
     assert len(letters()) == 1
-    assert letters()[0].startswith("2 dead letters")
+    assert letters()[0].startswith("2 open dead letters")
     call_database("dlq", "redrive", "--all")
     assert letters() == []
 

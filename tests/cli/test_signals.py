@@ -11,6 +11,7 @@ BEFORE = """
 import os, signal, sys, types
 sys.argv = ["headgate", *sys.argv[2:]]
 number = int(sys.argv.pop(1))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 main = types.ModuleType("headgate.cli.main")  # the imports of the real one are the time in which the signal comes
 main.main = lambda: os.kill(os.getpid(), number)
 sys.modules["headgate.cli.main"] = main

@@ -214,7 +214,7 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
             store.release_triggerer(epoch)
         else:
             fencer = register(store)
-            assert store.fence_triggerers(fencer, dead=[epoch]) == [epoch]
+            assert epoch in store.fence_triggerers(fencer, dead=[epoch])  # and those that have been silent
             store.release_triggerer(fencer)
 
     def hand(name: str) -> int:

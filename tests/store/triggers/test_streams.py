@@ -176,7 +176,7 @@ def test_a_trigger_of_another_queue_than_its_stream_fails_with_an_error_that_nam
     line = store.inspect.trigger(two).line
     assert line.last_error is not None
     assert "name of d1 is served in the queue 'default', but its own queue is 'big'" in line.last_error
-    assert "add it again in 'default'" in line.last_error
+    assert "`headgate watchers set NAME --queue default` moves it there" in line.last_error
     assert line.triggerer_id == second
     assert owners(store) == {"d1": {first}}
 
@@ -423,4 +423,7 @@ def test_the_stream_of_a_trigger_is_shown_with_its_owner_and_those_it_may_wait_f
     answer = store.inspect.why_trigger(one)
     assert ("stream", "name of d1, 3 triggers") in answer.facts
     assert answer.reason == "stream_waits"
-    assert "its stream name of d1 waits for two while that one does not run: it has failed: KeyError" in answer.headline
+    assert answer.headline.startswith(
+        "its stream name of d1 waits for two while that one does not run: it has failed once"
+    )
+    assert "KeyError" in answer.headline
