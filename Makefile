@@ -4,7 +4,10 @@ VENV := .venv
 READY := $(VENV)/.ready
 PARALLEL := --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-quick proof crash simulate soak streams fuzz bench docs check lint lock clean
+# Without files of compiled code each of the many processes that tests start would compile all of headgate.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-quick proof crash simulate soak streams consumers fuzz bench docs check lint lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -31,6 +34,9 @@ soak: $(READY)  ## an hour of events with a kill of the runner a minute: make so
 
 streams: $(READY)  ## three supervisors on PostgreSQL, killed one after the other: make streams ARGS="--minutes 1"
 	$(VENV)/bin/python -m tests.proof.streams $(ARGS)
+
+consumers: $(READY)  ## a consumer killed 100 times over 50,000 events: make consumers ARGS="--kills 20 --events 5000"
+	$(VENV)/bin/python -m tests.proof.consumers $(ARGS)
 
 fuzz: $(READY)  ## longer than in the tests, guided by coverage with atheris: make fuzz ARGS="--minutes 10 --target core"
 	$(VENV)/bin/python -m tests.proof.fuzz $(ARGS)

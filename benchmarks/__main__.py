@@ -25,6 +25,7 @@ from benchmarks.pairs import ROOT
 NAMES = (
     "intake",
     "consume",
+    "push",
     "pair",
     "filelog",
     "latency",
@@ -39,7 +40,11 @@ NAMES = (
     "slow_database",
     "defer",
     "chain",
+    "wake",
+    "wide",
     "deferrals",
+    "handled",
+    "look",
     "status",
 )
 LIMIT_S = {"full": 30 * 60.0, "quick": 4 * 60.0, "tiny": 4 * 60.0}  # all of them together

@@ -26,7 +26,7 @@ from sqlalchemy import Engine, insert, select, text
 from sqlalchemy.engine import make_url
 
 from headgate.protocol.values import encode_value
-from headgate.store.db import changes, schema
+from headgate.store.db import schema, transaction
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.tables import asset_watcher, trigger
@@ -144,13 +144,14 @@ def add_triggers(database: Database, classpath: str, all_kwargs: Sequence[dict[s
         rows.append({"classpath": classpath, "kwargs": encrypted[encoded], "created_date": now, "queue": "default"})
     unnamed = select(text("'w' || id"), trigger.c.id, trigger.c.created_date)
     unnamed = unnamed.where(trigger.c.id.not_in(select(asset_watcher.c.trigger_id)))
-    engine = database.engine()
-    with engine.begin() as connection:
-        connection.execute(insert(trigger), rows)
-        connection.execute(insert(asset_watcher).from_select(["name", "trigger_id", "created_date"], unnamed))
-        changes.notify(connection)
+    writer = transaction.Database(database.engine(), keys, None)
+    with writer.writing() as tx:
+        tx.connection.execute(insert(trigger), rows)
+        tx.connection.execute(insert(asset_watcher).from_select(["name", "trigger_id", "created_date"], unnamed))
+        tx.notify()
     committed_at = time.monotonic()
-    engine.dispose()
+    writer.close()
+    writer.engine.dispose()
     return committed_at
 
 

@@ -23,7 +23,7 @@ from headgate.supervisor.logs import task_log_files
 WORKERS = 4
 START_WAIT_MAX_S = 60.0
 LOOK_INTERVAL_S = 0.05  # between two looks at the database; what is measured is written there, so it may be coarse
-BEGUN, ENDS = "begun", ("deferred", "succeeded")  # what the supervisor says in a task's log of each step
+BEGUN, ENDS = "begun", ("deferred", "handled", "succeeded")  # what the supervisor says in a task's log of each step
 
 
 class RunTimes(NamedTuple):
@@ -136,7 +136,9 @@ class Station:
 
 
 @contextlib.contextmanager
-def running(kind: str, dag_file: str, *, moments: int = 0) -> Generator[Station]:
+def running(
+    kind: str, dag_file: str, *, moments: int = 0, command: tuple[str, ...] = pairs.PLAIN
+) -> Generator[Station]:
     """Give a station that has this DAG file, and a board with room for so many moments; it is drained afterwards."""
     with fresh(kind) as database:
         folder = database.folder / "dags"
@@ -144,7 +146,7 @@ def running(kind: str, dag_file: str, *, moments: int = 0) -> Generator[Station]
         (folder / "dag.py").write_text(dag_file)
         board = pairs.new_board(database, moments)
         with (
-            pairs.running(database, board, subcommand="up", workers=WORKERS) as pair,
+            pairs.running(database, board, command=command, subcommand="up", workers=WORKERS) as pair,
             Store(database.engine(), secrets=Secrets([KEYS], source="the benchmarks")) as store,
             contextlib.closing(Station(pair, store, database)) as station,
         ):

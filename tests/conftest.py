@@ -6,8 +6,10 @@ A test that takes `store` or `database_url` runs once on each. PostgreSQL is loo
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import count
@@ -20,9 +22,9 @@ from cryptography.fernet import Fernet
 from psycopg import sql
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
-from tests.store.harness import OpenStore, Query
+from tests.store.harness import WAITED_MAX_S, OpenStore, Query
 
-from headgate.store.db import schema
+from headgate.store.db import engine, schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
@@ -30,6 +32,27 @@ from headgate.store.tables import metadata
 
 POSTGRES_URL = os.environ.get("HEADGATE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
+
+# Modules that tests write are changed within a second, which a file of compiled code does not tell.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
+CAMPAIGN_S_MAX = 900.0  # of one test: the longest that a busy machine may take for what a quiet one does in a minute
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give campaigns the time that they take: they compute, and wait for nothing that could fail to come."""
+    for item in items:
+        if item.get_closest_marker("campaign") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(CAMPAIGN_S_MAX))
+
+
+def pytest_collection_finish() -> None:
+    """Tell Python that what is imported by now, most of the heap, stays as it is."""
+    sys.dont_write_bytecode = True
+    gc.collect()
+    gc.freeze()  # no collection walks it any more
+
 
 # --- PostgreSQL ----------------------------------------------------------------------------------
 
@@ -76,10 +99,12 @@ def migrated_postgres_url(make_postgres_url: Callable[[], str]) -> str:
 @pytest.fixture
 def postgres_url(migrated_postgres_url: str) -> str:
     """A PostgreSQL database with tables and without rows."""
+    # Deleting a few rows is much faster than truncating, which makes new files. Nobody has to wait for the disk.
+    statements: list[sql.Composable] = [sql.SQL("SET LOCAL synchronous_commit = off")]
+    for table in reversed(metadata.sorted_tables):
+        statements.append(sql.SQL("DELETE FROM {}").format(sql.Identifier(table.name)))
     with psycopg.connect(migrated_postgres_url) as connection:
-        # Deleting a few rows is much faster than truncating, which makes new files.
-        for table in reversed(metadata.sorted_tables):
-            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table.name)))
+        connection.execute(sql.SQL("; ").join(statements))
     return migrated_postgres_url
 
 
@@ -100,6 +125,12 @@ def sqlite_url(migrated_sqlite_file: Path, tmp_path: Path) -> str:
     path = tmp_path / "headgate.db"
     shutil.copy(migrated_sqlite_file, path)
     return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def patient_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writers wait for SQLite's lock as long as it takes: it is given in no order, so one of many may starve."""
+    monkeypatch.setattr(engine, "SQLITE_BUSY_TIMEOUT_S", WAITED_MAX_S)
 
 
 # --- both ----------------------------------------------------------------------------------------
@@ -150,10 +181,10 @@ def store(open_store: OpenStore) -> Store:
 @pytest.fixture
 def query(database_url: str) -> Query:
     """Runs SQL on the database of the test, in a transaction of its own; returns the rows as dicts."""
-    engine = open_engine(database_url)
+    opened = open_engine(database_url)
 
     def run(statement: str, **parameters: Any) -> list[dict[str, Any]]:
-        with engine.begin() as connection:
+        with opened.begin() as connection:
             result = connection.execute(text(statement), parameters)
             return [dict(row._mapping) for row in result] if result.returns_rows else []
 

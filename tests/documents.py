@@ -44,6 +44,13 @@ LIMITS = (
     ("asset events that one run is made for", "headgate.protocol.messages.dags.EVENTS_PER_RUN_MAX"),
     ("the payloads of these events together", "headgate.scheduling.contracts.PAYLOAD_BYTES_PER_RUN_MAX"),
     ("asset events that wait for the runs of one DAG", "headgate.store.triggers.assets.WAITING_EVENTS_MAX"),
+    ("events of a stream handed to one step", "headgate.protocol.messages.task_streams.EVENTS_PER_STEP_MAX"),
+    ("the payloads of these events together", "headgate.protocol.messages.task_streams.EVENT_BYTES_PER_STEP_MAX"),
+    (
+        "events of a stream that wait, if `ahead` is not given",
+        "headgate.protocol.messages.task_streams.AHEAD",
+    ),
+    ("events of a stream that wait, as many as `ahead` may say", "headgate.protocol.messages.task_streams.AHEAD_MAX"),
     ("a DAG file", "headgate.tasks.parsing.FILE_BYTES_MAX"),
     ("DAGs in a file", "headgate.tasks.parsing.DAGS_PER_FILE_MAX"),
     ("DAG files of a folder", "headgate.supervisor.tasks.dag_files.FILES_MAX"),

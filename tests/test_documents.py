@@ -13,6 +13,7 @@ from tests.documents import DEFERRAL, ROOT
 from headgate.cli.main import app
 
 TESTS = ROOT / "tests"
+STREAMING = ROOT / "docs" / "streaming.md"
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 
@@ -21,11 +22,11 @@ def names_in(path: Path) -> frozenset[str]:
     return frozenset(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
 
 
-def checklist() -> list[list[str]]:
-    """The cells of the rows of the checklist, without the heads of its tables."""
-    text = DEFERRAL.read_text().partition("## Checklist")[2]
+def checklist(page: Path, title: str, first_head: str) -> list[list[str]]:
+    """The cells of the rows of the checklist of a page, without the heads of its tables."""
+    text = page.read_text().partition(f"## {title}")[2]
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
-    return [cells for cells in rows if cells[0].strip() != "heading"]
+    return [cells for cells in rows if cells[0].strip() != first_head]
 
 
 def test_the_tables_are_what_the_code_says() -> None:
@@ -34,15 +35,18 @@ def test_the_tables_are_what_the_code_says() -> None:
 
 
 def test_every_test_that_the_checklist_names_is_there() -> None:
-    named = [(name, TESTS / path) for path, name in NAMED.findall(DEFERRAL.read_text())]
-    assert len(named) > 50
+    named = [(name, TESTS / path) for page in (DEFERRAL, STREAMING) for path, name in NAMED.findall(page.read_text())]
+    assert len(named) > 80
     assert [f"{path}::{name}" for name, path in named if not path.is_file() or name not in names_in(path)] == []
 
 
 def test_every_row_of_the_checklist_names_a_test_or_says_why_not() -> None:
-    rows = checklist()
+    rows = checklist(DEFERRAL, "Checklist", "heading")
     assert {len(cells) for cells in rows} == {4}
-    assert [cells for cells in rows if not NAMED.search(cells[3]) and not re.match(r" - \(.+\) $", cells[3])] == []
+    proposed = checklist(STREAMING, "Beside Airflow's proposal", "the proposal says")
+    assert {len(cells) for cells in proposed} == {3}
+    tests = [cells[-1] for cells in rows + proposed]
+    assert [cell for cell in tests if not NAMED.search(cell) and not re.match(r" - \(.+\) $", cell)] == []
 
 
 def commands() -> set[str]:

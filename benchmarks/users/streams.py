@@ -58,6 +58,26 @@ class MemoryProducer(SharedStreamProducer):
         return str(broker_payload)
 
 
+class SteppedProducer(MemoryProducer):
+    """Numbers, each of them handed out when the last one has been advanced."""
+
+    def __init__(self, board: Board, events: int) -> None:
+        super().__init__(board, events)
+        self.is_advanced = trio.Event()
+
+    async def open_stream(self) -> AsyncGenerator[tuple[int, int], None]:
+        await _gate(self.board).wait()
+        for number in range(self.events):
+            self.is_advanced = trio.Event()
+            yield number, number
+            await self.is_advanced.wait()
+        await trio.sleep_forever()
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        await super().advance(batch)
+        self.is_advanced.set()
+
+
 class PacedProducer(MemoryProducer):
     """Numbers at one rate after the other; records when each was handed out and advanced."""
 
@@ -114,6 +134,14 @@ class MemoryTrigger(_Kwargs, BaseEventTrigger):
         note_subscribed(self.board, self.kwargs["subscribers"])
         async for number in shared_stream:
             yield TriggerEvent(number)
+
+
+class SteppedTrigger(MemoryTrigger):
+    """Fires every number of a stream that waits for each of them."""
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        return SteppedProducer(open_board(kwargs["board"]), kwargs["events"])
 
 
 class PacedTrigger(MemoryTrigger):

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.board import Board, open_board
 from headgate.tasks.context import Context
 from headgate.tasks.operator import BaseOperator
+from headgate.tasks.schedule import Batch, Each
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 
@@ -75,3 +76,60 @@ class Second(BaseOperator):
         now = time.monotonic()
         board, number = board_of(context)
         board.advanced_at[number] = now
+
+
+class Counting(BaseTrigger):
+    """Fires the numbers up to ``upto``, after its newest one."""
+
+    def __init__(self, upto: int) -> None:
+        self.upto = upto
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return this class and the last number."""
+        return f"{__name__}.Counting", {"upto": self.upto}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield the numbers."""
+        last = await self.last_event()
+        for number in range(1 if last is None else last.payload + 1, self.upto + 1):
+            yield TriggerEvent(number)
+
+
+class Streaming(BaseOperator):
+    """Adds up the numbers of a stream, so many in a step."""
+
+    def __init__(self, *, events: int, batch: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.events, self.batch = events, batch
+
+    def execute(self, context: Context) -> None:
+        """Defer once."""
+        stream = Each() if self.batch == 1 else Batch(count=self.batch)
+        self.defer(trigger=Counting(self.events), stream=stream, ahead=4 * self.batch, kwargs={"total": 0})
+
+    def handle_trigger_events(self, events: Any, context: Context, total: int) -> dict[str, int]:
+        """Add them up."""
+        return {"total": total + sum(event.payload for event in events)}
+
+    def stream_ended(self, context: Context, total: int) -> int:
+        """Return the sum."""
+        return total
+
+
+class Repeating(BaseOperator):
+    """Adds up as many numbers as `Streaming`, and defers anew for each."""
+
+    def __init__(self, *, events: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.events = events
+
+    def execute(self, context: Context) -> None:
+        """Defer for the first one."""
+        self.defer(trigger=Counting(1), method_name="add", kwargs={"number": 1, "total": 0})
+
+    def add(self, context: Context, event: Any, number: int, total: int) -> int:
+        """Add one, and defer for the next one."""
+        total += number
+        if number == self.events:
+            return total
+        self.defer(trigger=Counting(1), method_name="add", kwargs={"number": number + 1, "total": total})

@@ -15,7 +15,7 @@ from benchmarks.harness import Document, Options, measure, options_of, parser, r
 
 ROOT = Path(__file__).parents[2]
 # Where the two databases are driven differently: the drivers, the proxy. The others would only take longer.
-ON_BOTH = {"consume", "intake", "slow_database"}
+ON_BOTH = {"consume", "intake", "push", "slow_database"}
 # Units of what a tiny run may not show: memory of a few triggers, statements and CPU seconds of 0.2 s of idleness.
 MAY_BE_ZERO = {"KB", ""}
 MAY_BE_ZERO_WHEN_IDLE = {*MAY_BE_ZERO, "s"}
@@ -56,6 +56,20 @@ def test_the_command_prints_one_document_a_benchmark() -> None:
     (line,) = done.stdout.splitlines()
     document = msgspec.json.decode(line, type=Document)
     assert (document.bench, document.size, document.repeats) == ("intake", "tiny", 2)
+
+
+def test_without_valgrind_the_count_of_instructions_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.instructions"],
+        cwd=ROOT,
+        env={"PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "the command valgrind is not there" in done.stderr
 
 
 def test_every_benchmark_is_run_by_the_command() -> None:

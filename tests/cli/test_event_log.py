@@ -119,3 +119,36 @@ def test_consumers_are_listed_with_what_they_have_yet_to_get_and_removed(watched
     assert "removed consumer billing" in call_database("consumers", "remove", "billing").out
     gone = call_database("consumers", "remove", "billing")
     assert (gone.code, "there is no consumer named 'billing'" in gone.err) == (1, True)
+
+
+def test_events_that_a_consumer_sets_aside_are_listed_handed_over_again_or_discarded(
+    watched: Watched, call_database: Any
+) -> None:
+    watched.store_events("a", "b")
+    consumer = Client(watched.store.database).add_consumer("billing", "orders")
+    assert "changed consumer billing" in call_database("consumers", "set", "billing", "--max-deliveries", "1").out
+
+    def refuse() -> None:
+        with consumer.batch(1):
+            raise ValueError("no such customer")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="customer"):
+            refuse()
+    first, second = call_database("consumers", "letters", "billing", "--json").rows()
+    assert (first["error"], first["deliveries"], first["state"]) == ("ValueError: no such customer", 1, "open")
+    assert "no such customer" in call_database("consumers", "letters", "billing").out
+    assert "in refuse" in call_database("consumers", "letters", "billing", "--traceback").out
+    assert (call_database("consumers", "list", "--json").rows()[0])["set_aside"] == 2
+    assert call_database("consumers", "redeliver", "billing").code == 2
+    again = call_database("consumers", "redeliver", "billing", str(first["event_id"]))
+    assert again.out == "billing gets 1 event again, before those that it has not got yet\n"
+    assert call_database("consumers", "discard", "billing", str(second["event_id"])).out == (
+        "discarded 1 event of billing\n"
+    )
+    with consumer.batch() as batch:
+        assert payloads(batch) == ["a"]
+    assert call_database("consumers", "letters", "billing").out == "none\n"
+    assert len(call_database("consumers", "letters", "billing", "--all", "--json").rows()) == 2
+    gone = call_database("consumers", "discard", "billing", str(first["event_id"]))
+    assert (gone.code, "it was handed over before" in gone.err) == (1, True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.cli import tables
-from headgate.cli.tables import age, cell, duration, error_line, print_fields, print_table, without_own_frames
+from headgate.cli.tables import age, cell, duration, print_fields, print_table, without_own_frames
 
 ERROR = "ValueError: " + "x" * 99
 ID = "manual__2026-11-22T06:39:35.181000+00:00"
@@ -127,12 +127,6 @@ def test_a_duration_is_in_its_two_largest_units(seconds: float, text: str) -> No
     then = datetime(2026, 1, 1, tzinfo=UTC)
     assert duration(then, then + timedelta(seconds=seconds)) == text
     assert duration(then, None) == duration(None, then) == ""
-
-
-def test_the_line_of_an_error_that_says_most_is_shown() -> None:
-    assert error_line("URLError: no host\nTraceback (most recent call last):\n  File x") == "URLError: no host"
-    assert error_line("Traceback (most recent call last):\n  File x\n    f()\nValueError: no") == "ValueError: no"
-    assert error_line("") == ""
 
 
 def test_frames_of_headgate_before_those_of_the_user_are_left_out() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import states
 from tests.store.harness import Query, register
+from tests.store.tasks.streams_harness import stream_wait
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
 from headgate.protocol.values import encode_value
@@ -41,6 +42,16 @@ def test_tasks_are_cleared_with_what_comes_after_them(call_database: Any, etl: T
     assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "cleared 1 task of run r1 of etl: a\n"
     assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "nothing to clear in run r1 of etl\n"
     assert "cleared 3 tasks" in call_database("tasks", "clear", "etl", "r1", "--all").out
+
+
+def test_a_clear_says_where_streams_of_tasks_begin(call_database: Any, etl: Tasks, query: Query) -> None:
+    wait = stream_wait()
+    etl.defer_it(wait)
+    for option, streams in (("--go-on", 1), ("--from-start", 0)):
+        assert "cleared 1 task" in call_database("tasks", "clear", "etl", "r1", "a", option).out
+        assert query("SELECT count(*) AS n FROM task_stream") == [{"n": streams}]
+    called = call_database("tasks", "clear", "etl", "r1", "a", "--go-on", "--from-start")
+    assert (called.code, "not both" in called.err) == (2, True)
 
 
 @pytest.mark.parametrize("options", [[], ["--downstream"], ["a", "--all"]])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from tests.store.harness import QUEUES, add, register
 
 from headgate.client import Client, open_client
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import encode_value
+from headgate.store.db.prepared import driver_of
 from headgate.store.store import Store
 
 
@@ -54,3 +57,32 @@ def client_of(store: Store) -> Generator[Client]:
 
 def payloads(events: Any) -> list[Any]:
     return [event.payload for event in events]
+
+
+class Statements:
+    """What a client sends to its database in the block: each statement, BEGIN and COMMIT, too."""
+
+    def __init__(self, client: Client, folder: Path) -> None:
+        with client._database.reading() as tx:
+            self._driver: Any = driver_of(tx.connection)
+        self._path = folder / "sent"
+        self.sent: list[str] = []
+
+    def __enter__(self) -> Self:
+        if isinstance(self._driver, sqlite3.Connection):
+            self._driver.set_trace_callback(self.sent.append)
+        else:  # the client library writes what goes over the connection, whoever sends it
+            self._file = self._path.open("w")
+            self._driver.pgconn.trace(self._file.fileno())
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if isinstance(self._driver, sqlite3.Connection):
+            self._driver.set_trace_callback(None)
+            return
+        self._driver.pgconn.untrace()
+        self._file.close()
+        for line in self._path.read_text().splitlines():
+            _, sender, _, kind, *_ = [*line.split("\t"), "", "", ""]
+            if sender == "F" and kind in ("Query", "Execute"):
+                self.sent.append(line)

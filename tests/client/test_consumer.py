@@ -25,7 +25,7 @@ from headgate.client import (
     NoSuchWatcher,
 )
 from headgate.store import cleaning
-from headgate.store.consuming import consumers
+from headgate.store.consuming import places
 from headgate.store.consuming.consumers import ConsumerRow
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import BadName, DatabaseAway
@@ -164,6 +164,18 @@ def test_a_consumer_begins_where_it_is_told_and_stays_there_when_it_is_added_aga
     assert bill(client.consumer("billing")) == []
 
 
+def test_a_consumer_may_be_added_again_when_its_watcher_is_cleaned_away(
+    watched: Watched, client: Client, query: Query
+) -> None:
+    """Every start of its program adds it, and must not fail because of what became of the watcher."""
+    client.add_consumer("billing", "orders")
+    watched.store.remove_watcher("orders")
+    query("DELETE FROM asset_watcher")
+    assert client.add_consumer("billing", "orders").name == "billing"
+    with pytest.raises(NoSuchWatcher):
+        client.add_consumer("more", "orders")
+
+
 def test_a_consumer_that_is_unknown_or_of_another_watcher_is_refused(watched: Watched, client: Client) -> None:
     add(watched.store, "others")
     client.add_consumer("billing", "orders")
@@ -263,14 +275,14 @@ def test_a_commit_whose_answer_is_lost_hands_over_nothing_twice(
 ) -> None:
     """The process loses the answer to its COMMIT: whether it arrived shows in the next batch."""
     watched.store_events("a", "b")
-    real = consumers.move
+    real = places.move
 
     def lose_answer(tx: Any, place: Any, page: Any) -> None:
         real(tx, place, page)
         tx.connection.commit()
         raise DatabaseAway("here", "the answer was lost")
 
-    monkeypatch.setattr(consumers, "move", lose_answer)
+    monkeypatch.setattr(places, "move", lose_answer)
     with pytest.raises(DatabaseAway):
         bill(consumer, 1)
     monkeypatch.undo()

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.conftest import StartStation
 from tests.integration.pair import wait_until
 from tests.integration.station import Run, Station
+from tests.tasks.test_load_pages import PAGES, loaded, serving
 
 PORT = "8765"  # the server's, in the example
 REPORT = b'{"orders": 12}\n'
@@ -85,6 +86,22 @@ def test_poll_endpoint(copied: Path, endpoint: Endpoint, start_station: StartSta
     assert run.wait_end() == {"wait": "success", "use": "success"}
     assert run.xcom("wait")["status"] == HTTPStatus.OK
     assert run.xcom("use") == '{"orders": 12}'
+
+
+def test_load_pages(copied: Path, start_station: StartStation, tmp_path: Path) -> None:
+    """Twelve pages of one trigger: they come within two seconds, so that one or two steps handle all of them."""
+    with serving(tmp_path / "served") as example:
+        (copied / "load_pages.py").write_text(example.read_text())
+        station = start_station()
+        run = station.run("load_pages")
+        assert run.wait_end() == {"load": "success", "report": "success"}
+    assert loaded(tmp_path, run.run_id) == {number: 3 for number in range(PAGES - 1)} | {PAGES - 1: 1}
+    assert run.xcom("load") == 3 * (PAGES - 1) + 1
+    assert run.logged("report", f"{3 * (PAGES - 1) + 1} users on {PAGES} pages")
+    assert len(station.query("SELECT id FROM trigger WHERE classpath LIKE '%.HttpPagesTrigger'")) == 1
+    steps = [record["method"] for record in run.log("load") if record["event"] == "begun"]
+    assert steps[0] == "execute"
+    assert 1 <= steps.count("handle_trigger_events") == len(steps) - 1 < PAGES / 2
 
 
 def test_daily_chain(copied: Path, start_station: StartStation, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def defer_tasks(store: Store, kwargs: dict[str, dict[str, Any]]) -> None:
             "resume",
             encode_value({}, where="next_kwargs"),
         )
-        assert store.tasks.defer(epoch, task.id, task.token, wait) is not None
+        assert store.tasks.defer(epoch, task.id, task.token, wait)
     store.release_triggerer(epoch)
 
 

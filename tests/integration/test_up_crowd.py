@@ -77,7 +77,7 @@ def test_of_a_clear_and_an_event_exactly_one_wins_each_time(open_store: OpenStor
         clearing.tasks.create_run("race", f"r{number}")
     assert tasks.plan().scheduled == RACES
     for task in tasks.dispatch(limit=RACES):
-        assert clearing.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
+        assert clearing.tasks.defer(tasks.epoch, task.id, task.token, WAIT)
     firing.claim_triggers(tasks.epoch, limit=RACES, queues=("default",))
     waiting = {
         row["id"]: row["trigger_id"]

@@ -17,15 +17,19 @@ PATH = ROOT / "docs" / "proof.md"
 SECTIONS = {
     "crash": "## Crash tests\n\nNot run yet: `make crash`.",
     "harm crash": "## Crash tests of harm\n\nNot run yet: `make crash`.",
+    "program crash": "## Crash tests of programs\n\nNot run yet: `make crash`.",
     "task crash": "## Crash tests of tasks\n\nNot run yet: `make crash`.",
+    "stream crash": "## Crash tests of task streams\n\nNot run yet: `make crash`.",
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
     "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
+    "consumers": "## Consumers\n\nNot run yet: `make consumers ARGS=--proof`.",
 }
 HEAD = """\
 # Proof
 
-What was counted last, written by the commands themselves and by nobody's hand: `make crash` and
-`make simulate SEEDS=N ARGS=--proof`. Each section names its command, its commit and its date.
+What was counted last, written by the commands themselves and by nobody's hand: `make crash`,
+`make simulate SEEDS=N ARGS=--proof` and `make consumers ARGS=--proof`. Each section names its command, its commit and
+its date.
 """
 
 

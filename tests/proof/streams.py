@@ -23,16 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from cryptography.fernet import Fernet
 from tests.proof.crash.databases import Databases
-from tests.proof.crash.faults import environment_of
 from tests.proof.crash.pair import GROUP, PARTITIONS, Log, PairTruth
-from tests.proof.crash.processes import Supervisor, wait_until
+from tests.proof.crash.processes import wait_until
 from tests.proof.crash.reader import open_reader
+from tests.proof.supervisors import Supervisors
 
-from headgate.store.db.engine import open_engine
-from headgate.store.db.secrets import Secrets
-from headgate.store.store import Store
 from headgate.testing.crash.history import Report, Subscribed
 
 SUPERVISORS = 3
@@ -50,10 +46,6 @@ _OWNERS = """
 SELECT s.id, s.triggerer_id, o.id, count(*) FROM stream s JOIN trigger t ON t.stream_id = s.id
 JOIN triggerer o ON o.id = t.triggerer_id AND o.fenced_at IS NULL AND o.stopped_at IS NULL
 WHERE t.finished_at IS NULL AND t.removed_at IS NULL GROUP BY s.id, s.triggerer_id, o.id ORDER BY s.id, o.id
-"""
-_PIDS = """
-SELECT o.pid, count(*) FROM triggerer o JOIN trigger t ON t.triggerer_id = o.id
-WHERE o.fenced_at IS NULL AND o.stopped_at IS NULL GROUP BY o.pid ORDER BY 2 DESC, 1
 """
 
 
@@ -171,16 +163,14 @@ class Campaign:
     def __init__(self, folder: Path, url: str, *, seconds: float, every_s: float) -> None:
         self._folder, self._url = folder, url
         self._seconds, self._every_s = seconds, every_s
-        self._keys = Fernet.generate_key().decode()
-        self._supervisors: list[Supervisor] = []
-        self._reader = open_reader(url)
+        self._supervisors = Supervisors(folder, url)
         self._truths: list[StreamTruth] = []
         self._journals: list[Path] = []
         for number in range(STREAMS):
             self._journals.append(folder / f"journals-{number}")
             self._journals[-1].mkdir()
             self._truths.append(StreamTruth(Log(folder / f"log-{number}", PARTITIONS), self._journals[-1], url))
-        self._added = self._kills = 0
+        self._added = 0
         self._fed_at = self._looked_at = 0.0
 
     def __enter__(self) -> Self:
@@ -189,36 +179,34 @@ class Campaign:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for supervisor in self._supervisors:
-            supervisor.end()
+        self._supervisors.__exit__(kind, error, trace)
         for truth in self._truths:
             truth.close()
-        self._reader.close()
 
     def run(self) -> Outcome:
         """Run it to its end. Raises `tests.proof.crash.processes.CellFailed`."""
         with Observer(self._url) as observer:
-            for _ in range(SUPERVISORS):
-                self._start()
-            wait_until(lambda: all(one.runner() for one in self._supervisors), "all supervisors at work")
+            self._supervisors.start(SUPERVISORS)
+            self._supervisors.wait_ready()
             begun_at = time.monotonic()
             while (passed_s := time.monotonic() - begun_at) < self._seconds:
                 if self._added < WATCHERS and passed_s >= self._added * self._seconds * WATCHERS_ADDED_BY / WATCHERS:
                     self._add()
-                if passed_s >= (self._kills + 1) * self._every_s:
-                    self._kill()
+                if passed_s >= (self._supervisors.kills + 1) * self._every_s:
+                    self._supervisors.replace_owner()
                 self._work()
                 time.sleep(OBSERVER_INTERVAL_S)
             wait_until(self._is_everybody_there, "every watcher has stored a line", SETTLE_S)
             wait_until(lambda: all(truth.is_complete() for truth in self._truths), "the last lines", SETTLE_S)
             for truth in self._truths:
                 truth.look("at rest", at_rest=True)
-            codes = Counter(supervisor.drain() for supervisor in self._supervisors)
+            codes = self._supervisors.drain()
         if observer.error is not None:
             raise observer.error
         reports = [truth.report() for truth in self._truths]
         letters = self._truths[0].dead_letters()
-        return Outcome(reports, self._kills, observer.looks, observer.takeovers, observer.split, letters, codes)
+        kills = self._supervisors.kills
+        return Outcome(reports, kills, observer.looks, observer.takeovers, observer.split, letters, codes)
 
     def keep(self) -> None:
         """Write the histories to the folder."""
@@ -240,33 +228,16 @@ class Campaign:
         if now >= self._looked_at + LOOK_INTERVAL_S:
             self._looked_at = now
             for truth in self._truths:
-                truth.look(f"after {self._kills} kills")
-
-    def _start(self) -> None:
-        environment = environment_of(self._folder, self._url, self._keys, {})
-        self._supervisors.append(Supervisor(environment, self._folder))
+                truth.look(f"after {self._supervisors.kills} kills")
 
     def _add(self) -> None:
         """Add the next watcher, as a user does."""
         number = self._added % STREAMS
         name = f"w{self._added}"
         kwargs = {"path": str(self._truths[number].log.folder), "group": GROUP, "journal": str(self._journals[number])}
-        engine = open_engine(self._url)
-        with Store(engine, secrets=Secrets([self._keys], source="the tests")) as store:
-            trigger_id = store.add_watcher(name, "crash_triggers.CrashTrigger", kwargs)
-        engine.dispose()
+        trigger_id = self._supervisors.add_watcher(name, "crash_triggers.CrashTrigger", kwargs)
         self._truths[number].watch(trigger_id, name)
         self._added += 1
-
-    def _kill(self) -> None:
-        """Kill the supervisor that owns most watchers, and start another one."""
-        pids = [pid for pid, _ in self._reader.ask(_PIDS)]
-        running = {supervisor.pid: supervisor for supervisor in self._supervisors}
-        victim = next((running[pid] for pid in pids if pid in running), self._supervisors[0])
-        self._supervisors.remove(victim)
-        victim.kill()
-        self._kills += 1
-        self._start()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

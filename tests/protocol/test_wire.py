@@ -30,11 +30,14 @@ from headgate.protocol.messages.queries import (
 from headgate.protocol.messages.runner import (
     AbsentSubscriber,
     CancelTrigger,
+    Credit,
     DescribedTrigger,
     Drain,
     FinishedTrigger,
     FiredEvent,
     Hello,
+    Redelivery,
+    RedeliveryEnd,
     Refusal,
     RefusedEvent,
     RunnerSettings,
@@ -98,6 +101,9 @@ EXAMPLES: dict[str, Message] = {
         stuck=(8, 300),
         more=True,
         described=(DescribedTrigger(trigger_id=10, trigger_run_id="run-10", stream="d1", stream_name="('log', 1)"),),
+        redriven=(
+            RedeliveryEnd(letter_id=21, trigger_id=5, trigger_run_id="run-5", outcome="failed", error="no form"),
+        ),
     ),
     "Request": Request(id=9, query=LastEvent(trigger_id=5)),
     "RequestVariable": Request(id=10, query=GetVariable("v")),
@@ -144,6 +150,7 @@ EXAMPLES: dict[str, Message] = {
                 stream="d2",
                 passed_over=("berlin:4711", "paris:12"),
                 takes_one_event=True,
+                credit=100,
             ),
         ),
         to_cancel=(CancelTrigger(trigger_id=5, reason="user"),),
@@ -151,6 +158,10 @@ EXAMPLES: dict[str, Message] = {
         lease_s=24.5,
         lease_lost=True,
         absent=(AbsentSubscriber(trigger_id=11, stream="d3"),),
+        redeliveries=(
+            Redelivery(letter_id=21, trigger_id=5, trigger_run_id="run-5", key="berlin:4711", message=b'{"b":2}'),
+        ),
+        credits=(Credit(trigger_id=9, trigger_run_id="run-9", events=150),),
     ),
     "Response": Response(
         id=9, result=StoredEvent(trigger_run_id="run-5", sequence_index=2, payload=b"1", key="k"), error="none"
@@ -258,5 +269,6 @@ def test_the_wire_is_what_it_was(name: str) -> None:
 def test_a_frame_of_before_a_field_was_appended_is_read_with_its_default() -> None:
     """The golden frame as a peer would send it that knows no field after ``more``."""
     parts = msgspec.msgpack.decode(read_golden("messages-v3.txt")["StateSync"])
-    sync = RUNNER_WIRE.decode(Role.SUPERVISOR, msgspec.msgpack.encode(parts[:-3]))
-    assert sync == msgspec.structs.replace(EXAMPLES["StateSync"], lease_s=None, lease_lost=False, absent=())
+    sync = RUNNER_WIRE.decode(Role.SUPERVISOR, msgspec.msgpack.encode(parts[:-5]))
+    changed = {"lease_s": None, "lease_lost": False, "absent": (), "redeliveries": (), "credits": ()}
+    assert sync == msgspec.structs.replace(EXAMPLES["StateSync"], **changed)

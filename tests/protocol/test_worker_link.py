@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.golden import fields_at_default, read_golden
 from tests.protocol.strategies import strategy_of
 
 from headgate.protocol.errors import (
@@ -30,26 +29,16 @@ from headgate.protocol.link.worker_dialect import (
     WorkerDialect,
 )
 from headgate.protocol.messages import worker as work
-from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
 from headgate.protocol.messages.queries import (
-    CreateRun,
-    EncodedValue,
-    GetConnection,
-    GetTaskStates,
     GetVariable,
-    GetXCom,
     LastEvent,
     Request,
     Response,
-    RunCreated,
     SecretText,
-    TaskState,
-    TaskStates,
 )
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.steps import StepSucceeded
 from headgate.protocol.messages.worker import (
-    AssetEvent,
     FileParsed,
     ParseFile,
     RunStep,
@@ -297,137 +286,6 @@ def test_a_bad_body_is_refused_with_what_is_wrong(body: bytes, reason: str) -> N
 def test_what_has_no_form_on_the_wire_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="FileParsed cannot be encoded"):
         encode_message(FileParsed("/x", error="\ud800"))
-
-
-# --- golden frames -------------------------------------------------------------------------------
-
-_XCOMS = (XCom("k", b"1"),)
-_DAG = DagSpec(
-    dag_id="d",
-    schedule=CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin"),
-    start_date_s=1.5,
-    catchup=True,
-    max_active_runs=2,
-    tasks=(
-        TaskSpec(
-            task_id="t",
-            operator="O",
-            upstream=("s",),
-            trigger_rule="all_done",
-            retries=3,
-            retry_delay_s=4.5,
-            retry_exponential_backoff=True,
-            max_retry_delay_s=5.5,
-            execution_timeout_s=6.5,
-            priority_weight=7,
-            queue="q",
-            pool="p",
-            pool_slots=8,
-            start_trigger=StartTrigger(
-                classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=9.5
-            ),
-        ),
-    ),
-    is_paused_upon_creation=True,
-    description="words",
-    tags=("x",),
-)
-# One of each, and of each part that a message can have, every field apart from its default.
-GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
-    "WorkerHello": WorkerHello(protocol_version=3, pid=4711, headgate_version="0.1.0"),
-    "StepLoaded": StepLoaded(token="a"),
-    "StepSucceeded": StepEnded(token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",))),
-    "StepSkipped": StepEnded(token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS)),
-    "StepFailed": StepEnded(
-        token="a", outcome=StepFailed(error="Error", traceback="Traceback", may_retry=False, xcoms=_XCOMS)
-    ),
-    "StepDeferred": StepEnded(
-        token="a",
-        outcome=StepDeferred(
-            classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=1.5, xcoms=_XCOMS
-        ),
-    ),
-    "FileParsed": FileParsed(
-        file="/dag.py",
-        dags=(_DAG,),
-        error="Error",
-        traceback="Traceback",
-        more=True,
-    ),
-    "FileParsedAssets": FileParsed(
-        file="/dag.py",
-        dags=(
-            msgspec.structs.replace(
-                _DAG,
-                schedule=AssetSchedule(assets=("s3://x",), contract="batch", batch_count=10, batch_seconds=11.5),
-                tasks=(),
-            ),
-        ),
-        error="Error",
-        traceback="Traceback",
-        more=True,
-    ),
-    "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k")),
-    "RequestVariable": Request(id=2, query=GetVariable(name="v")),
-    "RequestConnection": Request(id=3, query=GetConnection(name="c")),
-    "RequestStates": Request(id=4, query=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
-    "RequestRun": Request(id=5, query=CreateRun(dag_id="d", run_id="r", params=b"{}", logical_date_s=1.5)),
-    "WorkerWelcome": WorkerWelcome(
-        protocol_version=3, settings=WorkerSettings(frame_bytes_max=1, import_paths=("dags",), hook_timeout_s=2.5)
-    ),
-    "RunStep": RunStep(
-        step=Step(
-            token="a",
-            task_instance_id=70000,
-            file="/dag.py",
-            dag_id="d",
-            run_id="r",
-            task_id="t",
-            try_number=2,
-            next_method="m",
-            next_kwargs=b"{}",
-            event=b"1",
-            params=b'{"a":1}',
-            logical_date_s=1.5,
-            data_interval_s=(2.5, 3.5),
-            asset_events=(AssetEvent(asset="s3://x", payload=b"2", stored_at_s=4.5),),
-            ends_at_s=5.5,
-        )
-    ),
-    "ParseFile": ParseFile(file="/dag.py"),
-    "ResponseValue": Response(id=1, result=EncodedValue(value=b"1"), error="none"),
-    "ResponseSecret": Response(id=2, result=SecretText(value="s"), error="none"),
-    "ResponseStates": Response(
-        id=4,
-        result=TaskStates(
-            run_id="r", run_state="running", tasks=(("t", TaskState.DEFERRED),), missing=("u",), has_dag=False
-        ),
-        error="none",
-    ),
-    "ResponseRun": Response(id=5, result=RunCreated(is_new=True), error="none"),
-}
-
-
-def test_the_golden_frames_hold_every_message_and_no_field_of_them_is_at_its_default() -> None:
-    kinds = {*WORKER_WIRE.types[WORKER], *WORKER_WIRE.types[SUPERVISOR]}
-    assert {type(message) for message in GOLDEN.values()} == kinds
-    # A DAG that has a schedule by assets needs no tasks here: the other one has them.
-    assert fields_at_default(GOLDEN.values()) == [("DagSpec", "tasks")]
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_the_wire_is_what_it_was(name: str) -> None:
-    """Golden frames are added to, never changed; DAGs of this form are in databases as well."""
-    golden = read_golden("worker-messages-v3.txt")
-    sender = WORKER if type(GOLDEN[name]) in WORKER_WIRE.types[WORKER] else SUPERVISOR
-    assert encode_message(GOLDEN[name]) == golden[name]
-    assert WORKER_WIRE.decode(sender, golden[name]) == GOLDEN[name]
-    assert golden.keys() == GOLDEN.keys()
-
-
-def test_a_field_that_a_newer_peer_appended_is_skipped() -> None:
-    parts = msgspec.msgpack.decode(encode_message(GOLDEN["RunStep"]))
-    assert WORKER_WIRE.decode(SUPERVISOR, msgspec.msgpack.encode([*parts, "new"])) == GOLDEN["RunStep"]
 
 
 # --- connections ---------------------------------------------------------------------------------

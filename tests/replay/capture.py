@@ -10,12 +10,14 @@ frames) is refused, and the old one stays.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from headgate.brokers.filelog import FileLogTrigger
 from headgate.protocol.framelog.log import Record, read_frames, verify
@@ -45,11 +47,15 @@ class CapturedPair:
         for number in range(SUBSCRIBERS):
             self.pair.add(FileLogTrigger(str(folder / "log"), "captured"), f"subscriber-{number}")
 
-    def write(self, events: int, *, until: float = 1.0) -> None:
-        """Write events and wait until this share of their rows is stored; the writer goes on meanwhile."""
+    def write(self, events: int, *, until: float = 1.0, rows: int | None = None) -> None:
+        """Write events and wait until this share of their rows is stored; the writer goes on meanwhile.
+
+        With ``rows``, wait until so many more are stored than before: not all subscribers get all events.
+        """
+        before = self._rows()
         writer = Writer(self._folder / "log", events=events, partitions=PARTITIONS, rate=RATE)
         self._writers.enter_context(writer)
-        wanted = int((self._written + events * until) * SUBSCRIBERS)
+        wanted = int((self._written + events * until) * SUBSCRIBERS) if rows is None else before + rows
         self._written += events
         self.pair.wait_until(lambda: self._rows() >= wanted, f"{wanted} rows")
         writer.check()
@@ -58,6 +64,19 @@ class CapturedPair:
         """Wait until so many runners have been ready, over all supervisors."""
         log = self.pair.log_path
         self.pair.wait_until(lambda: log.read_text().count("the runner is ready") >= runners, f"{runners} runners")
+
+    def act(self, *words: str, logged: str = "") -> None:
+        """Do as a user does with ``headgate watchers``, and wait until the supervisor has logged it once more."""
+        log = self.pair.log_path
+        before = log.read_text().count(logged)
+        self.pair._command("watchers", *words)
+        if logged:
+            self.pair.wait_until(lambda: log.read_text().count(logged) > before, logged)
+
+    def set_kwargs(self, name: str, **kwargs: Any) -> None:
+        """Change the kwargs of a subscriber."""
+        given = {"path": str(self._folder / "log"), "group": "captured", **kwargs}
+        self.act("set", name, "--kwargs", json.dumps(given), logged="a trigger is changed by a user")
 
     def _rows(self) -> int:
         # A connection that stayed open would spare a killed supervisor's successor its recovery.
@@ -126,11 +145,38 @@ def both_and_drain(pair: CapturedPair) -> None:
     pair.write(30)
 
 
+def users_act(pair: CapturedPair) -> None:
+    """A user pauses, resumes, changes, restarts and removes watchers while events flow and a runner dies."""
+    pair.pair.start()
+    pair.wait_ready(1)
+    pair.write(60)
+    pair.act("pause", "subscriber-0", logged="a trigger is held")
+    pair.write(40, rows=40)
+    pair.act("resume", "subscriber-0", logged="a trigger is released")
+    pair.write(60, rows=80)
+    pair.set_kwargs("subscriber-1", line_bytes_max=100_000)
+    pair.write(60, rows=80)
+    pair.act("restart", "subscriber-0", logged="a trigger is changed by a user")
+    pair.write(60, rows=80)
+    pair.act("pause", "subscriber-0", logged="a trigger is held")
+    pair.pair.kill_runner()
+    pair.wait_ready(2)
+    pair.write(40, rows=40)
+    pair.restart_supervisor()
+    pair.wait_ready(3)
+    pair.set_kwargs("subscriber-0", lock_timeout_s=7)
+    pair.act("resume", "subscriber-0", logged="a trigger is released")
+    pair.write(40, rows=60)
+    pair.act("remove", "subscriber-1")
+    pair.write(40, rows=40)
+
+
 COURSES: dict[str, Callable[[CapturedPair], None]] = {
     "plain": plain,
     "runner-killed": runner_killed,
     "supervisor-killed": supervisor_killed,
     "both-and-drain": both_and_drain,
+    "users-act": users_act,
 }
 
 

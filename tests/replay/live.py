@@ -26,7 +26,8 @@ from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.commands import Exit, Send
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
@@ -50,6 +51,7 @@ class Live:
         self._writer: FrameLogWriter | None = None
         self.sent: list[FromSupervisor] = []
         self._round = 0
+        self.neighbours: set[int] = set()  # epochs of other supervisors that live
         self.start_supervisor()
 
     def start_supervisor(self) -> None:
@@ -59,7 +61,9 @@ class Live:
         self._writer = FrameLogWriter(self.folder, clock=lambda: self.now)
         identity = Identity("host", 1, "machine", 0.0)
         answers = StoreQueries(self.store, {"HEADGATE_VAR_REGION": "the-north"})
-        self.core = SupervisorCore(self.store, identity, SETTINGS, is_gone=lambda row: True, answers=answers)
+        self.core = SupervisorCore(
+            self.store, identity, SETTINGS, is_gone=lambda row: row.id not in self.neighbours, answers=answers
+        )
 
     def start_runner(self) -> None:
         """A runner starts, after the end of the one before."""

@@ -31,8 +31,15 @@ def test_a_clean_replay_is_one_line_and_leaves_with_0(capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     (line,) = out.splitlines()
     assert "replayed clean: 356 frames of 3 supervisors and 4 runners" in line
-    assert "480 rows, 0 redelivered, 0 dead letters" in line
+    assert line.endswith("480 rows, 0 redelivered, 0 dead letters")
     assert err == "", "what a core has to say was news when the log was made"
+
+
+def test_a_clean_replay_counts_the_acts_of_users(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frames", "replay", str(CAPTURED / "users-act")]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    kinds = "2 changed, 2 paused, 2 released, 1 removed, 1 restarted"
+    assert line.endswith(f"8 acts of users or other supervisors taken from the log: {kinds}")
 
 
 def test_a_difference_shows_both_frames_and_leaves_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,10 @@ GOLDEN = {
     "runner-killed": (1, 4),
     "supervisor-killed": (3, 3),
     "both-and-drain": (3, 4),
+    "users-act": (2, 3),
 }
+# What users did in the captures, as often as `capture.py` did it.
+ACTS = {"users-act": {"changed": 2, "paused": 2, "released": 2, "removed": 1, "restarted": 1}}
 
 
 def files_of(name: str) -> list[Path]:
@@ -40,6 +43,7 @@ def test_a_golden_capture_replays_clean(name: str) -> None:
         result = replay(files_of(name), store)
     assert result.is_clean, result.difference
     assert (result.supervisors, result.runners) == GOLDEN[name]
+    assert result.acts == ACTS.get(name, {})
     assert result.frames > 200
     assert result.rows >= 300
 

@@ -163,7 +163,8 @@ def test_a_class_whose_new_makes_something_else_is_refused() -> None:
 def test_a_module_that_has_changed_since_its_import_is_told_once_for_each_change(
     write: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_stamps", {})
+    monkeypatch.setattr(loading, "_imported", {})
+    monkeypatch.setattr(loading, "_told", {})
     spec = TriggerSpec(1, "run", "name", "loadable.Good", encode_value({}, where="kwargs"))
     with capture_logs() as told:
         load_trigger(spec)
@@ -178,3 +179,15 @@ def test_a_module_that_has_changed_since_its_import_is_told_once_for_each_change
     assert len(told) == 2
     assert warning["event"].startswith("the module of a trigger has changed since the runner imported it")
     assert (warning["log_level"], warning["module"]) == ("warning", "loadable")
+
+
+def test_a_class_that_was_added_to_a_module_after_its_import_is_found_by_a_new_runner(
+    write: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_imported", {})
+    load_trigger(TriggerSpec(1, "run", "name", "loadable.Good", encode_value({}, where="kwargs")))
+    write("loadable.py", TRIGGERS + "\n\nclass Added(Good):\n    pass\n")
+    with pytest.raises(TriggerNotLoaded) as caught:
+        import_class("loadable.Added")
+    assert "loadable has no Added; " in str(caught.value)
+    assert "loadable.py has changed since the runner imported it: start headgate again" in str(caught.value)

@@ -96,6 +96,33 @@ async def test_frames_of_several_senders_do_not_mix(autojump_clock: MockClock) -
         assert sorted(request.id for request in heard) == list(range(20))
 
 
+class Sink(trio.abc.Stream):
+    """Takes everything at once, without a turn of the scheduler."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent.append(bytes(data))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        raise AssertionError("not used")
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        raise AssertionError("not used")
+
+    async def aclose(self) -> None:
+        raise AssertionError("not used")
+
+
+async def test_a_frame_needs_no_turn_of_the_scheduler_if_nobody_else_sends() -> None:
+    sink = Sink()
+    link = AsyncLink(sink, Connection(RunnerDialect(1), Role.RUNNER))
+    with pytest.raises(StopIteration):  # `send` has returned, and awaited nothing
+        link.send(Hello(PROTOCOL_VERSION, 1, 4, "0")).send(None)
+    assert len(sink.sent) == 1
+
+
 async def test_waiting_until_all_is_told_ends_with_the_answer_and_does_not_spin(autojump_clock: MockClock) -> None:
     outbox = Outbox(events_max=10, round_events_max=1)
     told: list[float] = []

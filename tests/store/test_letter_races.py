@@ -28,6 +28,7 @@ def bury(on: Setting, number: int) -> None:
     on.store.store_slice(on.epoch, refused=[on.refused(number, key=f"k{number}", **whole)])
 
 
+@pytest.mark.usefixtures("patient_sqlite")
 def test_letters_redriven_by_many_while_the_broker_delivers_them_again_are_stored_once_each(
     open_store: OpenStore, query: Query
 ) -> None:

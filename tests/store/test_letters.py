@@ -137,18 +137,13 @@ def test_a_letter_of_a_trigger_that_never_was_stays(on: Setting) -> None:
     assert letter(on, number).state == "open"
 
 
-def test_a_message_and_a_head_cannot_be_redriven_and_the_error_says_what_to_do(on: Setting) -> None:
-    message = refuse(on, -1, key="m", position=PASSED_OVER_POSITION, content="message")
+def test_a_head_cannot_be_redriven_and_the_error_says_what_to_do(on: Setting) -> None:
     head = refuse(on, 1, key="h", is_whole=False, payload_bytes=9_000_000)
-    with pytest.raises(LetterRefused, match=r"not an event, and messages cannot be redriven: discard it, or have"):
-        on.store.letters.redrive(message, by=BY)
-    with pytest.raises(LetterRefused, match="messages cannot be redriven"):
-        on.store.letters.edit(message, b"1", by=BY)
     with pytest.raises(
         LetterRefused, match=rf"only the first {len(BIG)} of 9,000,000 bytes of it are kept: its broker"
     ):
         on.store.letters.redrive(head, by=BY)
-    assert [letter(on, number).state for number in (message, head)] == ["open", "at_broker"]
+    assert letter(on, head).state == "at_broker"
 
 
 def test_a_redriven_event_waits_for_a_run_of_the_dag_on_its_asset(store: Store, query: Query) -> None:
@@ -315,3 +310,19 @@ def test_dead_letters_go_only_when_they_are_named_and_open_ones_by_a_name_of_the
     assert clean(old, 30, kinds=("dead_letters",)) == {"letter_action": 1, "dead_letter": 1}
     assert [row.id for row in old.inspect.dead_letters()] == [left]
     assert clean(old, 30, kinds=("open_dead_letters",)) == {"dead_letter": 1}
+
+
+def test_a_message_that_is_on_its_way_to_its_trigger_is_not_deleted(open_store: OpenStore) -> None:
+    clock = Clock()
+    old = open_store(clock=clock)
+    epoch = register(old)
+    names = (claim_watcher(old, epoch), "run", -1, 1, "too often")
+    message = RefusedEvent(*names, 1, b"1", "k", PASSED_OVER_POSITION, is_whole=True, content="message")
+    old.store_slice(epoch, refused=[message])
+    (letter,) = old.inspect.dead_letters()
+    old.letters.redrive(letter.id, by="mara")
+    clock.pass_days(40)
+    assert clean(old, 30, kinds=("open_dead_letters",)) == {}
+    old.letters.discard(letter.id, by="mara")
+    clock.pass_days(40)
+    assert clean(old, 30, kinds=("dead_letters",)) == {"letter_action": 2, "dead_letter": 1}

@@ -19,6 +19,7 @@ from headgate.protocol.messages.runner import (
     FromRunner,
     FromSupervisor,
     Hello,
+    RedeliveryEnd,
     RunnerSettings,
     StateChanges,
     StateSync,
@@ -30,7 +31,8 @@ from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor.commands import Command, Exit, Send, Spawn
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.runner_lifecycle import RunnerState
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
@@ -122,9 +124,10 @@ class Supervised:
         *events: FiredEvent,
         finished: tuple[FinishedTrigger, ...] = (),
         described: tuple[DescribedTrigger, ...] = (),
+        redriven: tuple[RedeliveryEnd, ...] = (),
     ) -> None:
         self._round += 1
-        self.say(StateChanges(self._round, events, finished=finished, described=described))
+        self.say(StateChanges(self._round, events, finished=finished, described=described, redriven=redriven))
 
     def heartbeat(self) -> None:
         self.round()

@@ -116,12 +116,12 @@ class Tasks:
 
     def defer_it(self, wait: Deferral = WAIT) -> tuple[str, int]:
         """Bring the first task to ``deferred``, its trigger claimed; return the token and the trigger's id."""
-        token = self.store.tasks.defer(self.epoch, self.a, self.run_it(), wait)
-        assert token is not None
-        trigger_id = self.row()["trigger_id"]
+        assert self.store.tasks.defer(self.epoch, self.a, self.run_it(), wait)
+        row = self.row()
+        trigger_id = row["trigger_id"]
         claimed = self.store.claim_triggers(self.epoch, limit=10, queues=QUEUES)
         assert trigger_id in [trigger.id for trigger in claimed]
-        return token, trigger_id
+        return row["token"], trigger_id
 
     def bring_to(self, state: TaskState) -> str | None:
         """Bring the first task to any state by the store's own verbs; return its token if it has one.

@@ -177,7 +177,7 @@ def test_no_more_triggers_than_the_capacity_are_claimed(world: World) -> None:
     other.start_runner()
     assert len(other.core.assignments) == 2  # its share, as long as the first one might want some, too
     assert other.created() == [], "what the others leave may belong to these, and all of a stream begin together"
-    other.pass_time(FAIR_WAIT_S + SETTINGS.lease.notice_interval_s)
+    other.pass_time(FAIR_WAIT_S + SETTINGS.lease.look_interval_s)
     assert len(other.created()) == 3
 
 
@@ -187,9 +187,9 @@ def test_room_that_becomes_free_is_used_at_once_although_nobody_else_writes(worl
     supervisor.start_runner()
     specs = supervisor.created()
     supervisor.round(finished=tuple(FinishedTrigger(s.trigger_id, s.trigger_run_id, "returned", 1) for s in specs[:2]))
-    supervisor.pass_time(SETTINGS.lease.notice_interval_s)
+    supervisor.pass_time(SETTINGS.lease.listen_pause_max_s)
     assert len(supervisor.created()) == 2
-    assert SETTINGS.lease.notice_interval_s < SETTINGS.lease.poll_interval_s, "or this would show nothing"
+    assert SETTINGS.lease.listen_pause_max_s < SETTINGS.lease.poll_interval_s, "or this would show nothing"
 
 
 def test_the_heartbeat_does_not_wait_behind_a_long_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,5 +237,5 @@ def test_an_idle_supervisor_sleeps_and_asks_little(world: World, monkeypatch: py
         supervisor.core.step(world.now)
         steps += 1
         world.now = max(supervisor.core.wake_at(), world.now + 1e-6)
-    assert steps < 20 * 6, "a look for notices every 0.5 s, and the duties in between"
+    assert steps < 20 * 6, "a look every 0.5 s, as no bell rings for a database in memory, and the duties"
     assert 0 < len(asked) <= 20, "a query a second at most"

@@ -13,7 +13,7 @@ from headgate.protocol.messages.runner import (
     StateSync,
 )
 from headgate.store.errors import DatabaseReplaced
-from headgate.store.ids import Epoch, TryName
+from headgate.store.ids import Epoch, TriggerId, TryName
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit, Kill, Spawn
 from headgate.supervisor.core import SupervisorCore
@@ -109,6 +109,9 @@ class LongTask(TaskCore):
 
     def running(self) -> list[TryName]:
         return [TryName("slow", "r1", "s", 1)] if self.ends_at else []
+
+    def take_handled(self) -> dict[TriggerId, int]:
+        return {}
 
     def end_all(self, reason: str) -> None:
         self.ends_at = 0.0

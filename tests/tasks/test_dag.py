@@ -15,6 +15,7 @@ import pytest
 from headgate import tasks
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, decode_dag, encode_dag
+from headgate.protocol.messages.task_streams import HANDLER_METHOD, StreamOptions
 from headgate.protocol.values import decode_value
 from headgate.tasks import (
     DAG,
@@ -304,6 +305,22 @@ def test_the_trigger_a_task_starts_with_reaches_the_supervisor() -> None:
     assert start.timeout_s == 3600.0
 
 
+def test_a_task_that_starts_from_its_trigger_may_take_a_stream_of_it() -> None:
+    class Takes(BaseOperator):
+        def handle_trigger_events(self, events: Any, context: Any, rows: int) -> None:
+            """Take them."""
+
+    start = StartTriggerArgs("a.Pages", next_kwargs={"rows": 0}, stream=Batch(count=5, seconds=1), poison="skip")
+    with DAG("orders") as dag:
+        Takes(task_id="take", start_from_trigger=True, start_trigger_args=start)
+        Waiter(task_id="wait", start_trigger_args=StartTriggerArgs("a.Pages", "done", stream=Each()))
+    taking, waiting = (spec.start_trigger for spec in dag.to_spec().tasks)
+    assert taking is not None
+    assert waiting is not None
+    assert (taking.next_method, taking.stream) == (HANDLER_METHOD, StreamOptions("batch", 5, 1.0, poison="skip"))
+    assert (waiting.next_method, waiting.stream) == ("done", StreamOptions("each", 1))
+
+
 def test_a_task_may_have_start_arguments_and_not_start_from_them() -> None:
     with DAG("orders") as dag:
         Waiter(task_id="wait", start_from_trigger=False)
@@ -323,6 +340,14 @@ def test_a_task_may_have_start_arguments_and_not_start_from_them() -> None:
         ({"trigger_cls": "Trigger"}, "'Trigger' is not of the form package.module.Class"),
         ({"trigger_cls": "__main__.Trigger"}, "is defined in a DAG file, which no runner imports"),
         ({"timeout": timedelta(0)}, "the start trigger's timeout must be more than 0"),
+        ({"stream": "each"}, r"start_trigger_args: stream must be None, True, Each\(\), .*, not 'each'"),
+        ({"ahead": 5}, "start_trigger_args: ahead and poison are options of a stream, and stream is None"),
+        ({"next_method": HANDLER_METHOD}, "start_trigger_args needs next_method, or stream"),
+        ({"next_method": HANDLER_METHOD, "stream": True}, "Waiter has no method 'handle_trigger_events'"),
+        (
+            {"stream": True, "trigger_kwargs": {"pages": [len]}},
+            r"start_trigger_args.trigger_kwargs\['pages'\]\[0\] is a builtin_function",
+        ),
     ],
 )
 def test_a_trigger_that_cannot_be_started_is_refused_with_the_path(arguments: dict[str, Any], problem: str) -> None:

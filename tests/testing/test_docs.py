@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md and of docstrings, run as they are by a pytest of their own."""
+"""The examples of docs/testing.md, docs/streaming.md and of docstrings, run as they are by a pytest of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from headgate.testing import Broker, crash_test, run_task, run_trigger, shared_s
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger
 from headgate.triggers.shared_stream import SharedStreamProducer
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT, STREAMING = DOCS / "testing.md", DOCS / "streaming.md"
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 IN_DOCSTRING = re.compile(r"::\n\n    # (\S+\.py)\n((?:    .*\n|\n)+)")
 WITH_EXAMPLES = (
@@ -32,16 +33,17 @@ WITH_EXAMPLES = (
     shared_stream,
 )
 PLUGIN = "headgate.testing.plugin"
-WITHIN_S = 110.0  # a crash test and a pair take half of it on a busy machine
+WITHIN_S = 280.0  # crash tests and pairs take half a minute of two cores, which others may use as well
+
+pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def examples(tmp_path: Path) -> Path:
-    """A folder with the files of the document."""
-    folder = tmp_path / "examples"
-    folder.mkdir()
-    for name, source in BLOCK.findall(DOCUMENT.read_text()):
-        (folder / name).write_text(source)
+def write_examples(document: Path, folder: Path) -> Path:
+    """Write the files of a document to a new folder."""
+    for name, source in BLOCK.findall(document.read_text()):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
     return folder
 
 
@@ -52,12 +54,20 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S)
 
 
-def test_every_python_block_of_the_document_is_a_file() -> None:
-    text = DOCUMENT.read_text()
+@pytest.mark.parametrize("document", [DOCUMENT, STREAMING], ids=lambda document: document.name)
+def test_every_python_block_of_the_document_is_a_file(document: Path) -> None:
+    text = document.read_text()
     assert len(BLOCK.findall(text)) == text.count("```python\n") > 0
 
 
-def test_the_examples_do_what_the_document_says(examples: Path) -> None:
+def test_the_examples_of_streams_do_what_the_document_says(tmp_path: Path) -> None:
+    ran = run_pytest(write_examples(STREAMING, tmp_path / "examples"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("PASSED test_users.py::") == 2
+
+
+def test_the_examples_do_what_the_document_says(tmp_path: Path) -> None:
+    examples = write_examples(DOCUMENT, tmp_path / "examples")
     ran = run_pytest(examples, "--headgate-kills", "4")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,23 @@ from headgate.testing.poison import (
     DEATHS_MAX,
     SUBSCRIBERS,
     Lag,
+    Mended,
     PoisonPlan,
     PoisonResult,
     letters_of,
 )
 
 PLAN = PoisonPlan(events=50, partitions=2)
+
+
+MENDED = Mended(
+    redriven=5,
+    left={},
+    stored=dict.fromkeys(SUBSCRIBERS, 50),
+    checked=history.Checker([]).report(),
+    strange_rows=0,
+    exit_code=0,
+)
 
 
 def result(**changes: object) -> PoisonResult:
@@ -34,6 +46,7 @@ def result(**changes: object) -> PoisonResult:
         "left_behind": 0,
         "behind_s": 20.0,
         "exit_code": 0,
+        "mended": MENDED,
     }
     return PoisonResult(**{**good, **changes})  # type: ignore[arg-type]
 
@@ -72,6 +85,11 @@ def test_nothing_is_wrong_if_the_letters_are_those_of_the_bad_messages() -> None
         ({"written": 49}, "49 of 50 events were written"),
         ({"exit_code": 1}, "exit code 1"),
         ({"strange_rows": 2}, "2 stored events are not in the log"),
+        ({"mended": replace(MENDED, redriven=4)}, "after the mending, 4 of 5 dead letters came back"),
+        ({"mended": replace(MENDED, left={("raises", 20): True})}, "dead letters are left: message 20 of raises"),
+        ({"mended": replace(MENDED, stored={"kills": 50, "raises": 49, "takes-most": 50})}, "not everything is stored"),
+        ({"mended": replace(MENDED, strange_rows=1)}, "after the mending, 1 stored events are not in the log"),
+        ({"mended": replace(MENDED, exit_code=1)}, "after the mending, the supervisor left with exit code 1"),
     ],
 )
 def test_each_fault_is_named(changes: dict[str, object], fault: str) -> None:

@@ -462,7 +462,7 @@ def test_runs_that_a_task_begins_are_told() -> None:
 def test_a_sensor_that_starts_in_its_trigger_has_its_timeout(
     tmp_path: Any, timeout: timedelta | None, start_timeout: timedelta | None, waited: timedelta
 ) -> None:
-    kwargs = {"path": str(tmp_path / "none"), "poke_interval_s": 60.0}
+    kwargs = {"path": str(tmp_path / "none"), "poke_interval_s": 1800.0}
     start = StartTriggerArgs("headgate.triggers.file.FileTrigger", "execute_complete", kwargs, timeout=start_timeout)
     make = partial(FileSensor, task_id="s", filepath=tmp_path / "none", start_from_trigger=True)
     sensor = make(start_trigger_args=start) if timeout is None else make(start_trigger_args=start, timeout=timeout)

@@ -62,6 +62,12 @@ class Endless(_Kwargs):
             yield TriggerEvent()
 
 
+class TooLong(_Kwargs):
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent(1, is_last=True)
+        yield TriggerEvent(2)
+
+
 class Silent(_Kwargs):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await trio.sleep_forever()
@@ -374,6 +380,19 @@ def test_what_a_trigger_raises_is_the_cause_and_its_events_are_there() -> None:
 def test_returning_before_the_first_event_fails() -> None:
     with pytest.raises(TriggerFailed, match="returned before its first event"):
         run_trigger(Returning())
+
+
+def test_one_that_has_fired_earlier_may_return_without_an_event() -> None:
+    assert run_trigger(Returning(), last_event=TriggerEvent(1)) == []
+    with pytest.raises(TooFewEvents, match="fired 0 of 1"):
+        run_trigger(Returning(), last_event=TriggerEvent(1), events=1)
+    with pytest.raises(TooFewEvents, match="fired 0 of at least 1"):
+        run_trigger(Silent(), last_event=TriggerEvent(1), within=HOUR)
+
+
+def test_an_event_after_the_last_one_fails() -> None:
+    with pytest.raises(TriggerFailed, match=r"FiredAfterLast: .*TooLong fired an event after"):
+        run_trigger(TooLong())
 
 
 def test_silence_fails_when_the_time_is_over() -> None:

@@ -14,13 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.framing import encode_frame
 from headgate.protocol.link.wire import Role, encode_message
 from headgate.protocol.link.worker_dialect import WorkerDialect
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX, PROTOCOL_VERSION
-from headgate.protocol.messages.steps import StepFailed, StepSucceeded
+from headgate.protocol.messages.steps import (
+    StepDeferred,
+    StepFailed,
+    StepHandled,
+    StepOutcome,
+    StepSucceeded,
+    XCom,
+)
+from headgate.protocol.messages.task_streams import Handled, StreamEvent, StreamOptions, StreamPart
 from headgate.protocol.messages.worker import (
     ParseFile,
     RunStep,
@@ -113,6 +122,53 @@ def test_a_step_whose_time_was_over_when_its_file_was_loaded_does_not_begin(work
     worker.say(RunStep(Step("b", 1, file, "d", "r", "t", 1)))
     assert worker.hear() == StepEnded("b", StepSucceeded())
     assert (worker.loaded, (tmp_path / "begun").exists()) == (1, True)
+
+
+def test_a_step_handles_the_part_of_its_stream_that_it_gets(worker: Worker) -> None:
+    file = worker.folder / "pages.py"
+    file.write_text(
+        textwrap.dedent("""
+        from headgate.tasks import DAG, BaseOperator
+        from headgate.triggers.file import FileTrigger
+
+        class Counts(BaseOperator):
+            def execute(self, context):
+                assert context["stream"] is None
+                self.defer(trigger=FileTrigger("f"), stream=True, kwargs={"rows": 0})
+
+            def handle_trigger_events(self, events, context, rows):
+                assert context["stream"].handled == events[0].position
+                for event in events:
+                    rows += len(event.payload)
+                    self.handled(event, rows=rows)
+
+            def stream_ended(self, context, rows):
+                return rows
+
+        with DAG("d"):
+            Counts(task_id="t")
+    """)
+    )
+    worker.greet()
+    given = Step("a", 1, str(file), "d", "r", "t", 1)
+
+    def run(stream: StreamPart) -> StepOutcome:
+        worker.say(RunStep(replace(given, next_method=deferred.next_method, next_kwargs=b'{"rows":0}', stream=stream)))
+        ended: StepOutcome = worker.hear().outcome
+        return ended
+
+    worker.say(RunStep(given))
+    deferred = worker.hear().outcome
+    assert isinstance(deferred, StepDeferred)
+    assert (deferred.next_method, deferred.stream) == ("handle_trigger_events", StreamOptions())
+    pages = [StreamEvent(3 + number, "run", number, b"[1,2]", None, False, 1.0) for number in range(3)]
+    assert run(StreamPart(0, 2, None, tuple(pages[:2]))) == StepHandled(Handled(4, 2, b'{"rows":4}'))
+    broken = replace(pages[2], payload=b"5")
+    failed = run(StreamPart(2, 2, b'{"rows":4}', (pages[2], broken)))
+    assert isinstance(failed, StepFailed)
+    assert failed.handled == Handled(5, 1, b'{"rows":6}')
+    end = run(StreamPart(3, 0, b'{"rows":6}', is_over=True))
+    assert end == StepSucceeded(xcoms=(XCom("return_value", b"6"),))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
-Side = Literal["runner", "supervisor", "worker"]
+Side = Literal["runner", "supervisor", "worker", "command", "consumer"]
 
 # When a mark is reached: in every round of events or step of a task, when a runner is replaced, or when a supervisor
 # starts.
@@ -70,8 +70,9 @@ TASK_MARKS: Final[dict[str, Mark]] = {
     "worker.outcome_half_sent": Mark("worker", "flow", "half of the bytes of the outcome are sent"),
     "worker.outcome_sent": Mark("worker", "flow", "the whole outcome is with the kernel"),
     "executor.outcome_read": Mark("supervisor", "flow", "the outcome has been read, and not handled"),
-    "tasks.before_outcome": Mark("supervisor", "flow", "the outcome is about to be stored"),
-    "tasks.outcome_stored": Mark("supervisor", "flow", "the outcome is durable, and not acted on"),
+    "tasks.before_outcome": Mark("supervisor", "flow", "a group of outcomes is about to be stored"),
+    "outcomes.grouped": Mark("supervisor", "flow", "a group of outcomes is in the open transaction"),
+    "tasks.outcome_stored": Mark("supervisor", "flow", "a group of outcomes is durable, and not acted on"),
     # --- into a deferral, and out of it
     "host.fulfilled": Mark("runner", "flow", "the event of a deferral is in the outbox, and its trigger not closed"),
     "defer.written": Mark("supervisor", "flow", "trigger and task are written, and not committed"),
@@ -83,16 +84,58 @@ TASK_MARKS: Final[dict[str, Mark]] = {
     "plan.in_trigger": Mark("supervisor", "flow", "a task has begun in its trigger, in the open transaction"),
 }
 
+# The marks of tasks that take many events of one trigger.
+TASK_STREAM_MARKS: Final[dict[str, Mark]] = {
+    "stream.resumed": Mark("supervisor", "flow", "a task goes on with its stream in the open transaction"),
+    "stream.handled_written": Mark("supervisor", "flow", "the place of a stream is moved in the open transaction"),
+    "stream.handled_committed": Mark("supervisor", "flow", "handled events are durable, and nothing is acted on"),
+    "stream.end_written": Mark("supervisor", "flow", "the end of a stream's trigger is in the open transaction"),
+    "stream.reopened": Mark("supervisor", "flow", "the trigger of a stream is open again in the open transaction"),
+    "credit.given": Mark("supervisor", "flow", "the credit of a run is known, and its runner does not have it"),
+    "host.no_credit": Mark("runner", "flow", "a trigger that feeds a stream stands: it has no credit left"),
+}
+
 # The marks of messages that a trigger cannot take: reached only while one is passed over.
 POISON_MARKS: Final[dict[str, Mark]] = {
     "strikes.passed_over": Mark("supervisor", "flow", "the last strike of a message is in the open transaction"),
     "letters.passed_over": Mark("supervisor", "flow", "the letter of a message is in the open transaction"),
 }
 
+# The marks of messages that a user has redriven.
+REDELIVERY_MARKS: Final[dict[str, Mark]] = {
+    "redelivery.read": Mark("supervisor", "flow", "a redriven message has been read, and the runner does not have it"),
+    "redelivery.given": Mark("runner", "flow", "a redriven message waits for its trigger to pull it"),
+    "redelivery.settled": Mark("runner", "flow", "the end of a redriven message is in the outbox"),
+    "redelivery.stored": Mark("supervisor", "flow", "the end of a redriven message is in the open transaction"),
+}
+
 # The marks of triggers that end their runner: reached only when one is quarantined.
 RUNAWAY_MARKS: Final[dict[str, Mark]] = {
     "holds.written": Mark("supervisor", "flow", "the quarantine of a trigger is in the open transaction"),
     "holds.stored": Mark("supervisor", "flow", "the quarantine is durable, and the supervisor goes on"),
+}
+
+# The marks of a redrive, in the process of a user's command.
+LETTER_MARKS: Final[dict[str, Mark]] = {
+    "redrive.trigger_found": Mark(
+        "command", "flow", "the trigger for a letter's event is known, and nothing is locked"
+    ),
+    "redrive.event_stored": Mark("command", "flow", "the event is in the open transaction, and its letter unresolved"),
+    "redrive.written": Mark("command", "flow", "the event, the letter and the record of the act await the commit"),
+    "redrive.committed": Mark("command", "flow", "the redrive is durable, and the command has not said so"),
+}
+
+# The marks of a batch that a consumer hands over, in the process of a user's program.
+CONSUMER_MARKS: Final[dict[str, Mark]] = {
+    "consumer.batch_recorded": Mark(
+        "consumer", "flow", "that a batch is taken is durable, and its transaction not begun"
+    ),
+    "consumer.batch_read": Mark("consumer", "flow", "a batch is read, and the user's code has nothing of it"),
+    "consumer.block_done": Mark("consumer", "flow", "the user's rows are in the open transaction, not the place"),
+    "consumer.place_moved": Mark("consumer", "flow", "the user's rows and the new place await the commit"),
+    "consumer.committed": Mark("consumer", "flow", "rows and place are durable, and the program has not heard of it"),
+    "consumer.rolled_back": Mark("consumer", "flow", "the user's code has failed, and nothing has counted that"),
+    "consumer.failure_counted": Mark("consumer", "flow", "the failure of a batch is in the open transaction"),
 }
 
 Callback = Callable[[str], object]

@@ -1,1 +1,1 @@
-"""Three DAGs that run as they are; ``headgate examples DIR`` copies them to a folder of yours."""
+"""Four DAGs that run as they are; ``headgate examples DIR`` copies them to a folder of yours."""

@@ -5,13 +5,13 @@ own run, is reported with its traceback, and affects no other trigger. It leaves
 (I13): a filter that returned, or whose trigger a user removed, is done with the event that it is working on; one that
 raised, or was cancelled for any other reason, is cut short, and the broker delivers that event again.
 
-A trigger that a task waits for has fulfilled its purpose with its first event, and any trigger with an event that ends
-a task: its generator is closed, and its run has returned, whatever happens while it is closed (I8).
+A trigger of which a task takes one event has fulfilled its purpose with its first, and any trigger with an event that
+ends a task, or that it says is its last: its generator is ended, and its run has returned, whatever happens meanwhile
+(I8).
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -36,35 +36,46 @@ from headgate.protocol.messages.runner import (
     AbsentSubscriber,
     CancelReason,
     CancelTrigger,
+    Credit,
     DescribedTrigger,
     EventKind,
     FinishedTrigger,
     FiredEvent,
+    Redelivery,
+    RedeliveryEnd,
+    RedeliveryOutcome,
     RefusedEvent,
     RunnerSettings,
     TriggerSpec,
 )
-from headgate.protocol.values import encode_value
+from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.black_box import BlackBox
 from headgate.runner.letters import Content, PassedOver, fill, is_storable_key, letter_key, message_content
 from headgate.runner.loading import load_trigger
 from headgate.runner.outbox import Outbox
-from headgate.runner.trigger_run import Ending, NotATriggerEvent, ReturnedBeforeFirstEvent, Stage, TriggerRun, judge
-from headgate.streams.contract import PollTerminated
+from headgate.runner.pauses import EVENTS_A_STEP, Pauses
+from headgate.runner.trigger_run import (
+    Ending,
+    FiredAfterLast,
+    ReturnedBeforeFirstEvent,
+    Stage,
+    TriggerRun,
+    check_event,
+    judge,
+)
+from headgate.streams.contract import AdvanceOutcome, PollTerminated
 from headgate.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
 from headgate.streams.identity import StreamIdentity, stream_of
 from headgate.streams.manager import SharedStreamManager
+from headgate.streams.redelivery import RedeliveredMessage
 from headgate.streams.subscription import NOTHING_BOUND
-from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger
 
 log = structlog.get_logger(__name__)
 
 STARTS_A_STEP = 100  # triggers constructed between two checkpoints
-EVENTS_A_STEP = 100  # events of one trigger that awaits nothing, between two checkpoints
 # The longest time that a shared stream takes to close; its last subscriber waits for it.
 STREAM_END_S = DRAIN_TIMEOUT_S + STREAM_CLOSE_TIMEOUT_S + PRODUCER_CLOSE_TIMEOUT_S
-# The kinds of events. A value may be an instance of an author's subclass of str, which cannot be encoded.
-EVENT_KINDS: dict[str, EventKind] = {"event": "event", "success": "success", "failed": "failed", "skipped": "skipped"}
 
 
 class Host:
@@ -89,6 +100,7 @@ class Host:
         # Of a payload: up to the limit of a dead letter, which keeps an event that is too long.
         self._kept_bytes_max = max(settings.event_bytes_max, LETTER_BYTES_MAX)
         self._runs: dict[int, TriggerRun] = {}
+        self._pauses = Pauses(outbox)
         self._waiting_for_end = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -113,6 +125,54 @@ class Host:
         if subscriber.stream:
             key = StreamIdentity(subscriber.stream, "")
             self._streams.expect_rejoin(trigger_id=subscriber.trigger_id, key=key)
+
+    def redeliver(self, redelivery: Redelivery) -> None:
+        """Give a trigger a message of its shared stream that a user has redriven, and report what it does with it.
+
+        Nothing is reported if the run is over, or ends before that: the supervisor gives it to the next run.
+        """
+        run = self._runs.get(redelivery.trigger_id)
+        if run is None or run.spec.trigger_run_id != redelivery.trigger_run_id or run.stage is not Stage.DRIVING:
+            return
+        if run.description is not None or run.not_joined is not None:
+            return
+        names = SpecNames(run.spec)
+        with naming_trigger(names), self._box.executing(names):
+            try:
+                if run.subscription is None:
+                    raise ValueError(f"{run.spec.name} reads no shared stream")
+                self._streams.redeliver(
+                    decode_value(redelivery.message),
+                    trigger_id=run.spec.trigger_id,
+                    key=run.key,
+                    message_key=redelivery.key,
+                    message=RedeliveredMessage(partial(self._settle, redelivery)),
+                )
+            except BaseException as exc:  # the decoding of an author's own type may raise anything
+                log.error("a message cannot be redriven", letter_id=redelivery.letter_id, exc_info=exc, **names)
+                self._end_redelivery(redelivery, "failed", describe_error(exc)[0])
+            else:
+                marks.reach("redelivery.given")
+
+    def _settle(self, redelivery: Redelivery, outcome: AdvanceOutcome) -> None:
+        if outcome.rejected:
+            self._end_redelivery(redelivery, "rejected")
+        elif outcome.acked:
+            self._end_redelivery(redelivery, "handled")
+        # Failed with its subscriber: the end of the run, which is reported, says whether the message was at fault.
+
+    def _end_redelivery(self, redelivery: Redelivery, outcome: RedeliveryOutcome, error: str = "") -> None:
+        end = RedeliveryEnd(redelivery.letter_id, redelivery.trigger_id, redelivery.trigger_run_id, outcome, error)
+        self._outbox.enqueue(end)
+        marks.reach("redelivery.settled")
+
+    def extend(self, credit: Credit) -> None:
+        """Let a run go further that feeds the stream of a task, if it still goes on."""
+        run = self._runs.get(credit.trigger_id)
+        if run is None or run.spec.trigger_run_id != credit.trigger_run_id or credit.events <= (run.spec.credit or 0):
+            return
+        run.spec = msgspec.structs.replace(run.spec, credit=credit.events)
+        self._pauses.end(run)
 
     def cancel(self, cancel: CancelTrigger) -> None:
         """Cancel one trigger. It need not be running: a shared stream may be waiting for it."""
@@ -210,6 +270,7 @@ class Host:
         run.is_interrupted = True
         run.scope.cancel()
         self._outbox.wake()
+        self._pauses.end(run)
         self._nursery.start_soon(self._watch_end, run, Stage.DRIVEN, self._settings.cancel_grace_s)
 
     async def _watch_end(self, run: TriggerRun, end: Stage, within_s: float) -> None:
@@ -257,29 +318,30 @@ class Host:
             raise run.not_joined
         if run.description is not None:
             return
-        events: object
-        if run.subscription is not None:
-            assert isinstance(run.trigger, BaseEventTrigger)
-            events = run.trigger.filter_shared_stream(run.subscription)
-        else:
-            events = run.trigger.run()
-        if not inspect.isasyncgen(events):
-            if inspect.iscoroutine(events):
-                events.close()
-            raise NotATriggerEvent(
-                f"{run.spec.classpath} must be an async generator (async def with yield), but returned {events!r:.200}"
-            )
-        async with aclosing(events):
+        run.pause_after(EVENTS_A_STEP)
+        if run.has_no_credit:
+            await self._pauses.pause(run)
+            await trio.lowlevel.checkpoint_if_cancelled()
+        async with aclosing(run.open_generator()) as events:
             async for event in events:
-                kind = self._fire(run, event)
-                if kind != "event" or run.spec.takes_one_event:
+                if run.is_fulfilled:
+                    raise FiredAfterLast(f"{run.spec.classpath} fired an event after the one with is_last=True")
+                kind, is_last = self._fire(run, event)
+                if is_last or run.spec.takes_one_event:
                     self._fulfil(run)
-                elif self._outbox.is_full or run.events % EVENTS_A_STEP == 0:
-                    await self._pause(run)
-                if run.is_fulfilled or run.is_interrupted:
+                    # After an event with is_last=True the code behind its yield still runs, except a filter's, which
+                    # would pull the next message.
+                    if kind != "event" or run.spec.takes_one_event or run.subscription is not None:
+                        return
+                elif self._outbox.is_full or run.events >= run.pause_at:
+                    await self._pauses.pause(run)
+                if run.is_interrupted:
                     return
-        if run.events == 0:
-            raise ReturnedBeforeFirstEvent(f"{run.spec.classpath} returned before its first event")
+        if run.events == 0 and run.spec.credit is None:
+            # If an earlier run has fired, this one may have nothing to add.
+            may_add_nothing = not run.spec.takes_one_event and run.subscription is None
+            if not may_add_nothing or await self._ask_last_event(run.spec.trigger_id) is None:
+                raise ReturnedBeforeFirstEvent(f"{run.spec.classpath} returned before its first event")
 
     def _fulfil(self, run: TriggerRun) -> None:
         """End a run after its last event. Closing its generator has the time of a cancellation, and then it is one."""
@@ -289,26 +351,13 @@ class Host:
         self._nursery.start_soon(self._watch_end, run, Stage.DRIVEN, 2 * grace_s)
         marks.reach("host.fulfilled")
 
-    async def _pause(self, run: TriggerRun) -> None:
-        """Let other tasks run, and wait for room in the outbox unless the trigger is to end."""
-        # Shielded: the trigger may have yielded inside a cancel scope of its own, whose deadline must not be delivered
-        # to an await of ours.
-        with trio.CancelScope(shield=True):
-            await trio.lowlevel.checkpoint()
-            while self._outbox.is_full and not run.is_interrupted:
-                if run.subscription is not None:
-                    run.subscription.waits_for_store = True
-                await self._outbox.wait_room()
-            if run.subscription is not None:
-                run.subscription.waits_for_store = False
+    def _fire(self, run: TriggerRun, event: object) -> tuple[EventKind, bool]:
+        """Bind the event to the message it derives from, and append it to the outbox, with no await in between.
 
-    def _fire(self, run: TriggerRun, event: object) -> EventKind:
-        """Bind the event to the message it derives from, and append it to the outbox, with no await in between."""
-        if not isinstance(event, TriggerEvent):
-            raise NotATriggerEvent(f"{run.spec.classpath} yielded {type(event).__name__}, not a TriggerEvent")
-        kind = EVENT_KINDS.get(event.kind)
-        if kind is None:  # a subclass of the author's may have changed it
-            raise NotATriggerEvent(f"{run.spec.classpath} yielded an event of kind {event.kind!r}")
+        Return its kind, and whether it is the last of its run.
+        """
+        event, kind = check_event(run, event)
+        is_last = kind != "event" or event.is_last
         spec, limit = run.spec, self._settings.event_bytes_max
         payload, payload_bytes, problem = b"", 0, ""
         try:
@@ -339,7 +388,7 @@ class Host:
                 key=letter_key(key),
                 position=position,
                 kind=kind,
-                is_last=kind != "event",
+                is_last=is_last,
             )
             self._refuse(run, letter, Content("event", payload, payload_bytes))
         else:
@@ -354,11 +403,11 @@ class Host:
                     key=key,
                     position=position,
                     kind=kind,
-                    is_last=kind != "event",
+                    is_last=is_last,
                 )
             )
             marks.reach("host.event_queued")
-        return kind
+        return kind, is_last
 
     def _refuse(self, run: TriggerRun, letter: RefusedEvent, event: Content) -> None:
         """Report an event that cannot be stored as a dead letter, whole if that is possible."""

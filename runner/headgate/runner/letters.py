@@ -128,7 +128,7 @@ class PassedOver:
         content = message_content(raw_event)
         if isinstance(raw_event, Undecodable):
             reason = f"the message cannot be decoded: {raw_event.reason}"
-            content = message_content(raw_event.content)
+            content = message_content(raw_event.content)._replace(content="undecoded")
             if not raw_event.is_whole:
                 content = content._replace(data_bytes=content.data_bytes + 1)  # that of more than the data
         letter = RefusedEvent(

@@ -16,7 +16,10 @@ from headgate.triggers.base import BaseTrigger
 
 log = structlog.get_logger(__name__)
 
-_stamps: dict[str, tuple[int, int]] = {}  # time of change in ns and size of the files of triggers, when last looked at
+_Stamp = tuple[int, int]  # of a file: the time of its last change in ns, and its size
+
+_imported: dict[str, _Stamp] = {}  # the files of triggers, as they were at the import
+_told: dict[str, _Stamp] = {}  # those of them that have changed, as the log says
 
 
 class TriggerNotLoaded(Exception):
@@ -38,22 +41,28 @@ def load_trigger(spec: TriggerSpec) -> BaseTrigger:
 
 def _warn_if_changed(module: ModuleType | None) -> None:
     """Warn once for each change of a file that this process has imported a trigger from: it runs as it was imported."""
-    path = getattr(module, "__file__", None)
-    if module is None or not isinstance(path, str):
-        return
-    try:
-        status = os.stat(path)
-    except OSError:
-        return  # it may be in an archive
-    stamp = (status.st_mtime_ns, status.st_size)
-    if _stamps.setdefault(path, stamp) != stamp:
-        _stamps[path] = stamp
+    changed = None if module is None else _changed(module)
+    if module is not None and changed is not None and _told.get(changed[0]) != changed[1]:
+        _told[changed[0]] = changed[1]
         log.warning(
             "the module of a trigger has changed since the runner imported it; triggers run as it was then, until "
             "headgate is started again",
             module=module.__name__,
-            file=path,
+            file=changed[0],
         )
+
+
+def _changed(module: ModuleType) -> tuple[str, _Stamp] | None:
+    """Return the file of a module and its stamp, if it has changed since the first look, soon after the import."""
+    path = getattr(module, "__file__", None)
+    if not isinstance(path, str):
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None  # it may be in an archive
+    stamp = (status.st_mtime_ns, status.st_size)
+    return None if _imported.setdefault(path, stamp) == stamp else (path, stamp)
 
 
 def import_class(classpath: str) -> type[BaseTrigger]:
@@ -83,10 +92,10 @@ def _class_in(module: ModuleType, names: list[str], classpath: str) -> type[Base
         try:
             found = getattr(found, name)
         except AttributeError:
-            raise TriggerNotLoaded(
-                f"{classpath}: {module.__name__} has no {'.'.join(names)}; "
-                f"if another module was meant, is its folder among import_paths (headgate config show)?"
-            ) from None
+            way_out = "if another module was meant, is its folder among import_paths (headgate config show)?"
+            if (changed := _changed(module)) is not None:
+                way_out = f"{changed[0]} has changed since the runner imported it: start headgate again"
+            raise TriggerNotLoaded(f"{classpath}: {module.__name__} has no {'.'.join(names)}; {way_out}") from None
     if not (isinstance(found, type) and issubclass(found, BaseTrigger)):
         raise TriggerNotLoaded(f"{classpath} is not a class derived from headgate.triggers.base.BaseTrigger")
     return found

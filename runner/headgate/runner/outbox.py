@@ -15,6 +15,7 @@ from headgate.protocol.messages.runner import (
     DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
+    RedeliveryEnd,
     RefusedEvent,
     StateChanges,
 )
@@ -22,7 +23,7 @@ from headgate.protocol.messages.runner import (
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024  # of all waiting events: the memory that an unreachable database may cost
 ROUND_BYTES_MAX = 32 * 1024 * 1024  # of one round: two or three frames, as its last letter may exceed it
 
-Item = FiredEvent | RefusedEvent | FinishedTrigger | DescribedTrigger
+Item = FiredEvent | RefusedEvent | FinishedTrigger | DescribedTrigger | RedeliveryEnd
 
 
 class Outbox:
@@ -36,21 +37,20 @@ class Outbox:
         self._stuck: list[int] = []
         self._not_empty = trio.Event()
         self._room = trio.lowlevel.ParkingLot()
+        # Whether a trigger that fires should wait with `wait_room`. No property: it is read after every event.
+        self.is_full = False
 
     def __len__(self) -> int:
         return len(self._items)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a trigger that fires should wait with `wait_room`."""
-        return len(self._items) >= self._events_max or self._bytes >= OUTBOX_BYTES_MAX
 
     def enqueue(self, item: Item) -> None:
         """Append an item. Synchronous, so that nothing can happen between the binding of an event and this."""
         self._items.append(item)
         self._bytes += len(item.payload) if isinstance(item, FiredEvent) else _bytes_of(item)
-        if len(self._items) == 1:
+        items = len(self._items)
+        if items == 1:
             self._not_empty.set()
+        self.is_full = items >= self._events_max or self._bytes >= OUTBOX_BYTES_MAX
 
     def report_stuck(self, trigger_id: int) -> None:
         """Add a trigger to the next round's list of those that do not end when cancelled."""
@@ -79,6 +79,7 @@ class Outbox:
         refused: list[RefusedEvent] = []
         finished: list[FinishedTrigger] = []
         described: list[DescribedTrigger] = []
+        redriven: list[RedeliveryEnd] = []
         round_bytes = taken = 0
         events_max = 0 if is_heartbeat else self._round_events_max
         while self._items and taken < events_max and round_bytes < ROUND_BYTES_MAX:
@@ -93,21 +94,34 @@ class Outbox:
                 refused.append(item)
             elif isinstance(item, FinishedTrigger):
                 finished.append(item)
-            else:
+            elif isinstance(item, DescribedTrigger):
                 described.append(item)
+            else:
+                redriven.append(item)
         self._bytes -= round_bytes
         stuck, self._stuck = tuple(self._stuck), []
         if not self._items:
             self._not_empty = trio.Event()
+        self.is_full = len(self._items) >= self._events_max or self._bytes >= OUTBOX_BYTES_MAX
         if not self.is_full:
             self._room.unpark_all()
-        return StateChanges(number, tuple(events), tuple(refused), tuple(finished), stuck, described=tuple(described))
+        return StateChanges(
+            number,
+            tuple(events),
+            tuple(refused),
+            tuple(finished),
+            stuck,
+            described=tuple(described),
+            redriven=tuple(redriven),
+        )
 
 
-def _bytes_of(item: RefusedEvent | FinishedTrigger | DescribedTrigger) -> int:
+def _bytes_of(item: RefusedEvent | FinishedTrigger | DescribedTrigger | RedeliveryEnd) -> int:
     """The bytes of an item whose size users' code decides."""
     if isinstance(item, RefusedEvent):
         return len(item.payload_head) + len(item.reason)
     if isinstance(item, DescribedTrigger):
         return len(item.stream_name)
+    if isinstance(item, RedeliveryEnd):
+        return len(item.error)
     return len(item.error) + len(item.traceback)

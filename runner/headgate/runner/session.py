@@ -176,7 +176,7 @@ class RunnerSession:
                     assert_never(message)
 
     async def _sync(self, sync: StateSync) -> None:
-        """Confirm first, because a broker waits for it; then cancel; then start."""
+        """Confirm first, because a broker waits for it; then cancel; then start; then give what belongs to the runs."""
         marks.reach("session.answer_read")
         if sync.lease_lost:
             self._lease.give_up()
@@ -190,6 +190,10 @@ class RunnerSession:
             self._streams.pause_starts()
             self._is_assembling = True
         await self._host.start(sync.to_create)
+        for credit in sync.credits:
+            self._host.extend(credit)
+        for redelivery in sync.redeliveries:
+            self._host.redeliver(redelivery)
         if self._is_assembling and not sync.more:
             marks.reach("session.started")
             self._streams.resume_starts()
@@ -201,7 +205,8 @@ class RunnerSession:
         kept = [refusal.seq for refusal in sync.refused if refusal.payload_kept and refusal.seq]
         lost_here = [refusal.seq for refusal in sync.refused if not refusal.payload_kept and refusal.seq]
         # Confirmations of stored events arrive here, and only here: nothing else lets a broker be advanced (I1).
-        self._streams.confirm_persisted([*sync.persisted, *kept])
+        self._streams.confirm_persisted(sync.persisted)
+        self._streams.confirm_kept(kept)
         self._streams.confirm_refused(lost_here)
         marks.reach("session.confirmed")
         self._link.note_answer(sync)

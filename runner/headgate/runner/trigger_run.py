@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Hashable
+from typing import Any, Final, NamedTuple, cast
 
 import trio
 
-from headgate.protocol.messages.runner import CancelReason, DescribedTrigger, Outcome, TriggerSpec
+from headgate.protocol.messages.runner import CancelReason, DescribedTrigger, EventKind, Outcome, TriggerSpec
 from headgate.streams.subscription import Subscription
-from headgate.triggers.base import BaseTrigger
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
+
+# The kinds of events. A value may be an instance of an author's subclass of str, which cannot be encoded.
+EVENT_KINDS: Final[dict[str, EventKind]] = {
+    "event": "event",
+    "success": "success",
+    "failed": "failed",
+    "skipped": "skipped",
+}
 
 
 class ReturnedBeforeFirstEvent(Exception):
-    """A trigger returned without having fired an event: a task that waits for it would wait for ever."""
+    """A trigger returned without having fired an event, now or earlier: a task would wait for it for ever."""
+
+
+class FiredAfterLast(Exception):
+    """A trigger fired an event after the one that it said was its last; the event is not stored."""
 
 
 class NotATriggerEvent(TypeError):
@@ -67,6 +80,7 @@ class TriggerRun:
         "is_stuck",
         "key",
         "not_joined",
+        "pause_at",
         "scope",
         "spec",
         "stage",
@@ -88,9 +102,37 @@ class TriggerRun:
         self.key: Hashable = None
         self.subscription: Subscription | None = None
         self.events = 0
+        self.pause_at = 0  # the number of events after which it lets other tasks run, or waits for credit
         self.is_fulfilled = False  # its last event is fired
         self.is_interrupted = False  # its scope is cancelled; asking the scope would read the clock
         self.is_stuck = False
+
+    def open_generator(self) -> AsyncGenerator[Any, None]:
+        """Begin the trigger's run, or its filter if it reads a shared stream. Raises `NotATriggerEvent`."""
+        events: Any
+        if self.subscription is not None:
+            assert isinstance(self.trigger, BaseEventTrigger)
+            events = self.trigger.filter_shared_stream(self.subscription)
+        else:
+            events = self.trigger.run()
+        if inspect.isasyncgen(events):
+            return cast(AsyncGenerator[Any, None], events)
+        if inspect.iscoroutine(events):
+            events.close()
+        raise NotATriggerEvent(
+            f"{self.spec.classpath} must be an async generator (async def with yield), but returned {events!r:.200}"
+        )
+
+    @property
+    def has_no_credit(self) -> bool:
+        """Whether it may fire nothing now, because its task has not handled enough of the events before (I22)."""
+        credit = self.spec.credit
+        return credit is not None and self.events >= credit
+
+    def pause_after(self, events: int) -> None:
+        """Pause after this number of further events, or where the credit ends."""
+        credit = self.spec.credit
+        self.pause_at = self.events + events if credit is None else min(self.events + events, credit)
 
     def reach(self, stage: Stage) -> None:
         """Enter a stage."""
@@ -105,6 +147,16 @@ class TriggerRun:
             if self.stage_changed is None:
                 self.stage_changed = trio.Event()
             await self.stage_changed.wait()
+
+
+def check_event(run: TriggerRun, event: object) -> tuple[TriggerEvent, EventKind]:
+    """Return what the run's trigger yielded, as an event, and its kind. Raises `NotATriggerEvent`."""
+    if not isinstance(event, TriggerEvent):
+        raise NotATriggerEvent(f"{run.spec.classpath} yielded {type(event).__name__}, not a TriggerEvent")
+    kind = EVENT_KINDS.get(event.kind)
+    if kind is None:  # a subclass of the author's may have changed it
+        raise NotATriggerEvent(f"{run.spec.classpath} yielded an event of kind {event.kind!r}")
+    return event, kind
 
 
 def judge(run: TriggerRun, error: BaseException | None) -> Ending:

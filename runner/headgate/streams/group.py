@@ -29,6 +29,7 @@ from headgate.streams.contract import (
 from headgate.streams.group_settings import GroupSettings
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import Ledger, Share
+from headgate.streams.redelivery import RedeliveredMessage
 from headgate.streams.stalls import Stall, find_stall
 from headgate.streams.subscription import Subscription, account_of
 from headgate.triggers.base import BaseEventTrigger
@@ -177,7 +178,7 @@ class Group:
             if due_at is not None and due_at <= now:
                 oldest = next(iter(account_of(subscription).shares))
                 # It may be an earlier one that is not confirmed: then the store is slow, not the filter.
-                subscription.is_window_blameless = not subscription.is_working_on(oldest)
+                subscription.is_window_blameless = not subscription.is_kept_waiting_by_filter(oldest)
                 self._fail(subscription, AckTimeout(self.key, timeout_s))
             elif overflow_at is not None and overflow_at <= now:
                 # On the fast path no event has a deadline, but one dead subscriber must not stall the others for ever.
@@ -309,13 +310,10 @@ class Group:
                 item = await stream.__anext__()
             except StopAsyncIteration:
                 raise RuntimeError("the stream returned; it must yield for ever, or raise") from None
-            await self._wait_for_absent()
+            # Wait for absent subscribers. This follows the pull, which may have begun before they left.
+            while self._settings.absent.of(self.key):
+                await self._room.park()
             self._broadcast(item)
-
-    async def _wait_for_absent(self) -> None:
-        """Wait for absent subscribers. This follows the pull, which may have begun before they left."""
-        while self._settings.absent.of(self.key):
-            await self._room.park()
 
     async def _wait_for_room(self) -> None:
         self._broadcasts += 1
@@ -403,7 +401,7 @@ class Group:
         self._pump_work.unpark_all()
 
     async def _pump(self, ledger: Ledger) -> None:
-        with self._pump_scope:
+        with self._pump_scope, self._advance_scope:
             await self._advance_until_end(ledger)
         if self._pump_scope.cancelled_caught:
             self._log.warning("advancing the resolved events took too long", timeout_s=DRAIN_TIMEOUT_S)
@@ -413,11 +411,15 @@ class Group:
         """Return when the poll has ended and no resolved event is left, or when nothing more may be advanced."""
         lease = self._settings.lease
         while True:
-            if lease is not None and ledger.is_ready and not await self._wait_for(lease):
+            if lease is not None and ledger.is_ready and not lease.is_held and not await self._wait_for(lease):
                 return  # resolved events are redelivered, to this supervisor or to the one that has the lease now
             # No await from here to the advance, so that it begins while the lease is held (I10).
             batch = ledger.take_batch(ADVANCE_BATCH_EVENTS_MAX)
-            if batch:
+            if batch and type(batch[0].broker_payload) is RedeliveredMessage:  # alone in its lane
+                batch[0].broker_payload.settle(batch[0].outcome)
+                self._room.unpark_all()
+                self._on_progress()
+            elif batch:
                 self._advancing_since = self._settings.now()
                 try:
                     if not await self._advance(batch):
@@ -442,28 +444,26 @@ class Group:
     async def _advance(self, batch: list[AdvanceItem]) -> bool:
         """Hand one batch to the producer. If that fails, the group ends and nothing more may be advanced."""
         assert self._producer is not None
-        with trio.CancelScope() as self._advance_scope:
-            try:
-                marks.reach("group.before_advance")
-                await self._producer.advance(batch)
-                marks.reach("group.after_advance")
-                await trio.lowlevel.checkpoint()  # an advance need not await anything
-            except BaseException as raised:
-                failure, cancelled = checks.split_cancelled(raised)
-                is_cut_off = self._pump_scope.cancel_called or self._advance_scope.cancel_called
-                if cancelled is not None and not is_cut_off:
-                    failure, cancelled = failure or checks.leaked(cancelled), None
-                if failure is not None:
-                    self._log.error("advance failed", events=len(batch), exc_info=failure)
-                    self._end(failure)
-                    self._poll_scope.cancel()
-                if cancelled is not None:
-                    if not self._advance_scope.cancel_called:
-                        self._settings.on_advance_cut()
-                    raise cancelled from None
-                return False
-            return True
-        return False
+        try:
+            marks.reach("group.before_advance")
+            await self._producer.advance(batch)
+            marks.reach("group.after_advance")
+            await trio.lowlevel.checkpoint()  # an advance need not await anything
+        except BaseException as raised:
+            failure, cancelled = checks.split_cancelled(raised)
+            is_cut_off = self._pump_scope.cancel_called or self._advance_scope.cancel_called
+            if cancelled is not None and not is_cut_off:
+                failure, cancelled = failure or checks.leaked(cancelled), None
+            if failure is not None:
+                self._log.error("advance failed", events=len(batch), exc_info=failure)
+                self._end(failure)
+                self._poll_scope.cancel()
+            if cancelled is not None:
+                if not self._advance_scope.cancel_called:
+                    self._settings.on_advance_cut()
+                raise cancelled from None
+            return False
+        return True
 
     def _expire_advance(self, now: float) -> float | None:
         """End the group if the advance in flight has not returned in time; return its deadline, None if none flies.

@@ -44,6 +44,7 @@ from functools import lru_cache
 from typing import Any
 
 from headgate.streams.contract import AdvanceItem, AdvanceOutcome
+from headgate.streams.redelivery import RedeliveredMessage
 
 
 class ShareState(enum.Enum):
@@ -60,7 +61,7 @@ class ShareState(enum.Enum):
 # Module names, because looking a member up on its class costs as much as the rest of a transition.
 QUEUED, OPEN, PASSED = ShareState.QUEUED, ShareState.OPEN, ShareState.PASSED
 ACKED, FAILED, REJECTED = ShareState.ACKED, ShareState.FAILED, ShareState.REJECTED
-_UNRESOLVED = frozenset({QUEUED, OPEN, PASSED})
+_UNRESOLVED = (PASSED, OPEN, QUEUED)  # no set, because hashing a member of an enum calls a function of Python
 
 
 @lru_cache(maxsize=64)
@@ -171,6 +172,13 @@ class SeqTable:
                 share.account.ledger.confirm(share, seq, refused=refused)
         if had_some and not self._shares:
             self._on_empty()
+
+    def confirm_kept(self, seqs: Iterable[int]) -> None:
+        """Confirm events that a dead letter holds whole: for a broker they are handled, for a redriven message not."""
+        for seq in seqs:
+            share = self._shares.get(seq)
+            if share is not None:
+                self.confirm((seq,), refused=type(share.event.broker_payload) is RedeliveredMessage)
 
 
 class Ledger:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import structlog
 import trio
@@ -23,6 +23,7 @@ from headgate.streams.group import Group
 from headgate.streams.group_settings import GroupSettings
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import SeqTable
+from headgate.streams.redelivery import RedeliveredMessage
 from headgate.streams.stalls import Stall, StallReports
 from headgate.streams.subscription import Subscription
 from headgate.triggers.base import BaseEventTrigger
@@ -210,6 +211,21 @@ class SharedStreamManager:
             if group is not None:
                 group.wake_poll()
 
+    def redeliver(
+        self, raw_event: Any, *, trigger_id: int, key: Hashable, message_key: str, message: RedeliveredMessage
+    ) -> None:
+        """Give a message to one subscriber of the stream of ``key`` (`headgate.streams.redelivery`).
+
+        Does nothing if it is not subscribed any more. Raises `ValueError` on the fast path, where nothing is acked.
+        """
+        group = self._groups.get(key)
+        subscription = None if group is None else group.find(trigger_id)
+        if subscription is None:
+            return
+        if subscription.account is None:
+            raise ValueError(f"shared stream {key!r} has no producer that acknowledges messages")
+        subscription.redeliver(raw_event, message_key, message, self._settings.now() + self._settings.ack_timeout_s)
+
     # --- persist gate ----------------------------------------------------------------------------
 
     def bind_pending_event(self, *, trigger_id: int, key: Hashable) -> int | None:
@@ -225,6 +241,14 @@ class SharedStreamManager:
     def confirm_persisted(self, seqs: Iterable[int]) -> None:
         """Confirm that the events of ``seqs`` are durable (I1). Unknown and late seqs are ignored."""
         self._seqs.confirm(seqs)
+
+    def confirm_kept(self, seqs: Iterable[int]) -> None:
+        """Confirm that dead letters hold the events of ``seqs``, whole.
+
+        Their raw events count as handled, but a message that a user has redriven as rejected: its letter was not to
+        become another one.
+        """
+        self._seqs.confirm_kept(seqs)
 
     def confirm_refused(self, seqs: Iterable[int]) -> None:
         """Confirm that the events of ``seqs`` will never be stored: their raw events resolve as rejected, not acked."""

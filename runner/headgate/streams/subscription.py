@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import msgspec
 import structlog
 import trio
 
 from headgate.streams.contract import PollTerminated, Undecodable
 from headgate.streams.flow import FlowControl
-from headgate.streams.ledger import Account, Share
+from headgate.streams.ledger import PASSED, Account, Share
+from headgate.streams.redelivery import RedeliveredMessage
 
 # A pull that finds an event in the queue does not visit the scheduler, which would cost more than all the rest; but one
 # in this many does, because otherwise one subscriber with a full queue would keep every other task waiting.
@@ -28,7 +30,8 @@ PULLS_PER_CHECKPOINT_MAX = 32
 _window_owner: ContextVar[Subscription | None] = ContextVar("headgate_window_owner", default=None)
 
 
-class Binding(NamedTuple):
+# A struct, because making a named tuple costs four times as much, and one is made for every event.
+class Binding(msgspec.Struct, frozen=True, gc=False):
     """The raw event that an event about to be fired derives from.
 
     ``seq`` has to be confirmed once the event is stored; None if nothing waits for it. ``key`` is the
@@ -51,7 +54,7 @@ class PassOver(Protocol):
     The latter are those that it has failed on too often.
 
     Each is reported instead, and its share is acked when the report is stored. While there is no room for a report
-    (``is_full``), the subscriber pulls nothing.
+    (``is_full``), the subscriber pulls nothing. A message that a user has redriven is given to it whatever its key is.
     """
 
     keys: frozenset[str]
@@ -87,7 +90,7 @@ class Subscription:
         self.account = account
         self.on_failed: Callable[[Exception], None] | None = None
         self.pass_over: PassOver | None = None
-        self.may_pass_over = False  # whether the queue may hold a message that the subscriber does not get
+        self.may_pass_over = False  # whether the first of the queue may not be what the subscriber gets next
         self.is_window_blameless = False  # was failed, but not because of the open window
         self.raw_event: Any = None  # the one that the filter is working on, while the window is open
         # By the group's clock: when the queue became full, if nothing was pulled from it since. None while there is
@@ -99,6 +102,9 @@ class Subscription:
         self._on_room = on_room
         self._log = log
         self._queue: deque[tuple[Any, Share | None]] = deque()
+        # In turns with the queue, and not counted in its limit: they are few, and come from the supervisor.
+        self._redelivered: deque[tuple[Any, Share]] = deque()
+        self._is_turn_of_queue = False  # the last one given was redelivered, so a message that waits goes before others
         self._arrivals = trio.lowlevel.ParkingLot()
         self._window: Share | None = None
         self._window_task: trio.lowlevel.Task | None = None
@@ -118,7 +124,10 @@ class Subscription:
         """Move past the current raw event and return the next one."""
         if self._is_pulling:
             raise trio.BusyResourceError("another task is already pulling from this subscription")
-        self._close_window()
+        share = self._window
+        if share is not None:  # its binding window closes
+            self._window = self._window_task = self.raw_event = None
+            share.account.ledger.move_past(share)
         self._is_pulling = True
         try:
             self.pulls += 1
@@ -129,15 +138,21 @@ class Subscription:
             if not self._queue or self._flow.is_stopped:
                 await self._wait_for_event()
             if self.may_pass_over:
-                await self._pass_over_first()
+                await self._put_due_first()
         finally:
             self._is_pulling = False
         # No checkpoint from here on: an event taken off the queue is always handed out.
-        was_full = self.is_full
+        was_full = len(self._queue) >= self._queue_events_max
         raw_event, share = self._queue.popleft()
-        if share is not None:
-            self._open_window(share)
+        if share is not None:  # its binding window opens
+            share.account.ledger.hand_out(share)
+            self._window = share
+            self._window_task = trio.lowlevel.current_task()
             self.raw_event = raw_event
+            if self.note_message is not None:
+                self.note_message(share.event.key)
+            if _window_owner.get() is not self:
+                _window_owner.set(self)
         if was_full:
             self.full_since = None
             self._on_room()
@@ -168,9 +183,12 @@ class Subscription:
         """
         return None if self._window is None or self.is_window_blameless else self._window.event.key
 
-    def is_working_on(self, share: Share) -> bool:
-        """Whether the filter is working on this share, and is not kept waiting by the store."""
-        return share is self._window and not self.waits_for_store
+    def is_kept_waiting_by_filter(self, share: Share) -> bool:
+        """Whether an unresolved share waits for the filter, and not for the store.
+
+        The filter works on it, or on another that it was given first: a redriven message may be younger.
+        """
+        return share.state is not PASSED and not self.waits_for_store
 
     # --- the group's side ------------------------------------------------------------------------
 
@@ -195,9 +213,17 @@ class Subscription:
             self._arrivals.unpark()
         return len(self._queue)
 
+    def redeliver(self, raw_event: Any, key: str, message: RedeliveredMessage, deadline: float) -> None:
+        """Queue a message that a user has redriven: it and those of the queue are given in turns, it first."""
+        account = account_of(self)
+        [share] = account.ledger.add_event(message, message, key, deadline, [account])  # in a lane of its own
+        self._redelivered.append((raw_event, share))
+        self.may_pass_over = True
+        self._arrivals.unpark_all()
+
     def fail(self, failure: Exception) -> None:
         """Raise ``failure`` at the next pull, in place of what is queued."""
-        self._queue.clear()
+        self._clear()
         self._end_with(failure)
 
     def terminate(self, failure: PollTerminated) -> None:
@@ -206,14 +232,14 @@ class Subscription:
 
     def stop(self, failure: PollTerminated) -> None:
         """Raise ``failure`` at the next pull, without a report: the owner of the manager stopped the stream."""
-        self._queue.clear()
+        self._clear()
         self._failure = failure
         self._arrivals.unpark_all()
 
     def leave(self) -> None:
         """End the iteration. The caller settles the shares, the open one included."""
         self._has_left = True
-        self._queue.clear()
+        self._clear()
         self._window = self._window_task = self.raw_event = None
         self._arrivals.unpark_all()
 
@@ -226,6 +252,10 @@ class Subscription:
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _clear(self) -> None:
+        self._queue.clear()
+        self._redelivered.clear()
+
     async def _wait_for_event(self) -> None:
         while True:
             if self._has_left:
@@ -234,22 +264,32 @@ class Subscription:
             if self._failure is not None and (not self._queue or self._flow.is_stopped):
                 self.has_seen_end = True
                 raise self._failure
-            if self._queue and not self._flow.is_stopped:
+            if (self._queue or self._redelivered) and not self._flow.is_stopped:
                 return
             if self.note_message is not None:
                 self.note_message(None)
             await self._arrivals.park()
 
-    async def _pass_over_first(self) -> None:
-        """Report the first events of the queue until one comes that the subscriber gets; it stays in the queue."""
+    async def _put_due_first(self) -> None:
+        """Make the event that the subscriber gets the first of the queue: a redriven one if it is not the queue's turn.
+
+        However many are redriven, none of the broker's waits for more than one of them: each has its ack timeout.
+        Those of the queue that the subscriber does not get are taken off and reported.
+        """
         pass_over = self.pass_over
         while True:
+            if self._redelivered and not self._flow.is_stopped and not (self._is_turn_of_queue and self._queue):
+                self._queue.appendleft(self._redelivered.popleft())
+                self._is_turn_of_queue = True
+                return
             if not self._queue or self._flow.is_stopped:
                 await self._wait_for_event()
+                continue
             raw_event, share = self._queue[0]
             if share is None:
                 return
             if type(raw_event) is not Undecodable and (pass_over is None or share.event.key not in pass_over.keys):
+                self._is_turn_of_queue = False
                 return
             if pass_over is not None and pass_over.is_full:
                 self.waits_for_store = True
@@ -272,22 +312,6 @@ class Subscription:
                 self.full_since = None
                 self._on_room()
             await trio.lowlevel.checkpoint()
-
-    def _open_window(self, share: Share) -> None:
-        share.account.ledger.hand_out(share)
-        self._window = share
-        self._window_task = trio.lowlevel.current_task()
-        if self.note_message is not None:
-            self.note_message(share.event.key)
-        if _window_owner.get() is not self:
-            _window_owner.set(self)
-
-    def _close_window(self) -> None:
-        share = self._window
-        if share is None:
-            return
-        self._window = self._window_task = self.raw_event = None
-        share.account.ledger.move_past(share)
 
     def _end_with(self, failure: Exception) -> None:
         self._failure = failure

@@ -10,6 +10,7 @@ from headgate.protocol.errors import ValueTooLong
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
 from headgate.protocol.messages.dags import name_problem as _name_problem
 from headgate.protocol.messages.steps import XCom
+from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
 from headgate.triggers.airflow_names import CONTEXT
 
@@ -87,6 +88,25 @@ class RunAsset(NamedTuple):
     stored_at: datetime
 
 
+class TaskStream(NamedTuple):
+    """``context["stream"]``: the stream as it was when the step began.
+
+    ``handled`` and ``waiting`` are numbers of events; those that the step gets are still waiting. ``state`` is what the
+    step before has left, None if no event is handled yet.
+    """
+
+    handled: int
+    waiting: int
+    state: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, part: StreamPart | None) -> TaskStream | None:
+        """Return the view of a step's part. Raises as `decode_value`."""
+        if part is None:
+            return None
+        return cls(part.handled, part.waiting, None if part.state is None else decode_value(part.state))
+
+
 class _CheckedContext(dict[str, Any]):
     def __missing__(self, key: str) -> NoReturn:
         instead = f": {CONTEXT[key]}" if key in CONTEXT else f"; it has {', '.join(sorted(self))}"
@@ -97,6 +117,7 @@ class Context(TypedDict):
     """The ``context`` that a task's methods get. Datetimes are aware; ``params`` are the run's conf.
 
     ``asset_events`` are the events that the run was created for, oldest first; empty for a cron schedule or by hand.
+    ``stream`` is that of a task that has deferred with ``stream=``, in this try or an earlier one; else None.
     """
 
     ti: TaskInstance
@@ -111,6 +132,7 @@ class Context(TypedDict):
     data_interval_end: datetime | None
     params: Mapping[str, Any]
     asset_events: tuple[RunAsset, ...]
+    stream: TaskStream | None
 
 
 def make_context(
@@ -123,6 +145,7 @@ def make_context(
     params: Mapping[str, Any] | None = None,
     read_xcom: XComReader | None = None,
     assets: tuple[RunAsset, ...] = (),
+    stream: TaskStream | None = None,
 ) -> Context:
     """Return the context of one step of ``task``."""
     dag_id = "" if task.dag is None else task.dag.dag_id
@@ -143,5 +166,6 @@ def make_context(
         data_interval_end=end,
         params=dict(params or {}),
         asset_events=assets,
+        stream=stream,
     )
     return cast(Context, _CheckedContext(context))

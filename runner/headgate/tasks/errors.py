@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
+from headgate.tasks.streaming import Stream, read_stream
+
 if TYPE_CHECKING:
     from headgate.triggers.base import BaseTrigger
 
@@ -24,6 +27,12 @@ class TaskDeferred(BaseException):
     trigger ends the task itself, by a `TaskSuccessEvent` for example. It fails if the trigger has not fired ``timeout``
     after the deferral was stored.
 
+    With ``stream`` the task takes many events of the trigger (`headgate.tasks.streaming`): ``True`` for whatever waits,
+    `Each`, `Batch` or `Latest`. It resumes in its ``handle_trigger_events(events, context, **kwargs)``, or for each
+    event in the method that ``method_name`` names. ``timeout`` is then the longest wait for the next event. ``ahead``
+    bounds the events that are stored and not handled. ``poison="skip"`` puts an event on which the last try fails
+    among the dead letters, and goes on behind it.
+
     It does not derive from `Exception`, because a deferral is not an error, and an ``except Exception`` in the task
     must not catch it. It may be raised at any depth. Raises TypeError or ValueError for invalid arguments.
     """
@@ -32,11 +41,22 @@ class TaskDeferred(BaseException):
         self,
         *,
         trigger: BaseTrigger,
-        method_name: str | None,
+        method_name: str | None = HANDLER_METHOD,
         kwargs: dict[str, Any] | None = None,
         timeout: timedelta | None = None,
+        stream: Stream = None,
+        ahead: int | None = None,
+        poison: PoisonRule = "fail",
     ) -> None:
+        self.stream = read_stream(stream, ahead=ahead, poison=poison)
+        if self.stream is not None and method_name is None:
+            method_name = HANDLER_METHOD
         super().__init__(f"deferred to {type(trigger).__name__}, to resume in {method_name!r:.100}")
+        if self.stream is None and method_name == HANDLER_METHOD:
+            raise TypeError(
+                f"a deferral needs method_name, the method to resume in, or None if its trigger ends the task; only "
+                f"one with stream= resumes in {HANDLER_METHOD}"
+            )
         if method_name is None:
             method_name = END_METHOD
             if kwargs:
@@ -49,7 +69,8 @@ class TaskDeferred(BaseException):
             raise ValueError(f"method_name must be the name of a method, not {method_name!r:.100}")
         if kwargs is not None and not isinstance(kwargs, dict):
             raise TypeError(f"kwargs must be a dict, not {type(kwargs).__name__}")
-        if taken := {"context", "event", "self"} & (kwargs or {}).keys():
+        passed = {"context", "self", "event" if method_name != HANDLER_METHOD else "events"}
+        if taken := passed & (kwargs or {}).keys():
             raise ValueError(f"kwargs may not have {', '.join(sorted(taken))}: headgate passes that itself")
         if timeout is not None and not isinstance(timeout, timedelta):
             raise TypeError(f"timeout must be a timedelta, not {type(timeout).__name__}")

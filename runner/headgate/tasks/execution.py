@@ -5,17 +5,28 @@ No exception of the author's code leaves a step, except `KeyboardInterrupt`, by 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from headgate.child.error_text import describe_error, storable
 from headgate.child.queries import secrets
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KWARGS_BYTES_MAX
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.messages.steps import (
+    StepDeferred,
+    StepFailed,
+    StepHandled,
+    StepOutcome,
+    StepSkipped,
+    StepSucceeded,
+)
+from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
 from headgate.tasks.operator import BaseOperator
+from headgate.tasks.streaming import WAITS, StreamMisused, StreamStep
 from headgate.triggers.encoding import encode_trigger
 
 NO_EVENT = b"null"  # the encoding of None, the event of `__fail__`
@@ -36,50 +47,81 @@ class Unresumable(Exception):
     """A task cannot resume as it was to: its operator has changed since, or the stored deferral is damaged."""
 
 
-def run_step(operator: BaseOperator, context: Context, resumption: Resumption | None = None) -> StepOutcome:
-    """Call ``execute``, or the method of ``resumption``, of a new operator.
+def run_step(
+    operator: BaseOperator, context: Context, resumption: Resumption | None = None, part: StreamPart | None = None
+) -> StepOutcome:
+    """Call ``execute``, or the method of ``resumption``, of a new operator; for the events of ``part``, if it has some.
 
-    The outcome holds the returned value, the error and the XComs, without references to the author's objects.
+    The outcome holds the returned value, the error, the XComs and how far the step has come in its stream, without
+    references to the author's objects.
     """
     instance = context["ti"]
     outcome: StepOutcome
+    stream: StreamStep | None = None
     try:
-        value = operator.execute(context) if resumption is None else _resume(operator, context, resumption)
+        if resumption is None:
+            value = operator.execute(context)
+        elif part is None or resumption.next_method == FAIL_METHOD:
+            value = _resume(operator, context, resumption)
+        else:
+            stream = operator._stream = _stream_of(operator, resumption, part)
+            value = stream.run(context)
         if operator._deferral is not None:
             raise RuntimeError(
                 f"the deferral in {operator.task_id!r} was caught by an except clause of the task, which then "
                 f"continued: TaskDeferred may only be caught to be raised again"
             )
-        if value is not None:
-            instance.xcom_push(RETURN_VALUE, value)
-        outcome = StepSucceeded(skips=tuple(sorted(operator.skips)))
+        if stream is not None and value is WAITS:
+            assert stream.handled is not None, "a stream goes on only after events"
+            outcome = StepHandled(stream.handled)
+        else:
+            if value is not None:
+                instance.xcom_push(RETURN_VALUE, value)
+            outcome = StepSucceeded(skips=tuple(sorted(operator.skips)))
     except TaskDeferred as deferral:
-        outcome = _deferred(operator, deferral)
+        outcome = _deferred(operator, deferral, stream)
     except TaskSkipped as skip:
         outcome = StepSkipped(reason=secrets.hide(storable(_text_of(skip))))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and an asyncio cancellation are the task's failure as well
         outcome = _failed(operator, error)
-    return msgspec.structs.replace(outcome, xcoms=instance.take_pushed())
+    handled = None if stream is None else stream.handled
+    return msgspec.structs.replace(outcome, xcoms=instance.take_pushed(), handled=handled)
 
 
 def _resume(operator: BaseOperator, context: Context, resumption: Resumption) -> object:
-    kwargs = decode_value(resumption.next_kwargs)
-    if not isinstance(kwargs, dict):
-        raise Unresumable(f"the kwargs of the resumption are a {type(kwargs).__name__}, not a dict")
-    if resumption.next_method != FAIL_METHOD:
-        problem = operator.method_problem(resumption.next_method, kwargs)
-        if problem is not None:
-            raise Unresumable(problem)
+    kwargs = _checked_kwargs(operator, resumption.next_method, resumption.next_kwargs)
     event = decode_value(resumption.event)
     return operator.resume_execution(resumption.next_method, kwargs, event, context)
 
 
-def _deferred(operator: BaseOperator, deferral: TaskDeferred) -> StepOutcome:
+def _stream_of(operator: BaseOperator, resumption: Resumption, part: StreamPart) -> StreamStep:
+    state = resumption.next_kwargs if part.state is None else part.state
+    _checked_kwargs(operator, resumption.next_method, state, of_stream=True)
+    return StreamStep(operator, resumption.next_method, state, part)
+
+
+def _checked_kwargs(operator: BaseOperator, method: str, encoded: bytes, *, of_stream: bool = False) -> dict[str, Any]:
+    kwargs = decode_value(encoded)
+    if not isinstance(kwargs, dict):
+        raise Unresumable(f"the kwargs of the resumption are a {type(kwargs).__name__}, not a dict")
+    if method != FAIL_METHOD and (problem := operator.method_problem(method, kwargs, of_stream=of_stream)) is not None:
+        raise Unresumable(problem)
+    return kwargs
+
+
+def _deferred(operator: BaseOperator, deferral: TaskDeferred, stream: StreamStep | None) -> StepOutcome:
     """Encode a deferral; one that cannot be stored or resumed fails the step."""
+    has_stream = deferral.stream is not None
     try:
-        if (problem := operator.method_problem(deferral.method_name, deferral.kwargs)) is not None:
+        if stream is not None and (stream.is_handling or has_stream):
+            raise StreamMisused(
+                "a task that handles events of a stream cannot defer, because it waits for the next ones: return the "
+                "state from the handler; only stream_ended may defer, without stream="
+            )
+        problem = operator.method_problem(deferral.method_name, deferral.kwargs, of_stream=has_stream)
+        if problem is not None:
             raise Unresumable(problem)
         classpath, kwargs = encode_trigger(deferral.trigger)
         next_kwargs = encode_value(deferral.kwargs, where="kwargs", bytes_max=KWARGS_BYTES_MAX)
@@ -88,12 +130,12 @@ def _deferred(operator: BaseOperator, deferral: TaskDeferred) -> StepOutcome:
     except BaseException as error:
         return _failed(operator, error)
     timeout_s = None if deferral.timeout is None else deferral.timeout.total_seconds()
-    return StepDeferred(classpath, kwargs, deferral.method_name, next_kwargs, timeout_s)
+    return StepDeferred(classpath, kwargs, deferral.method_name, next_kwargs, timeout_s, stream=deferral.stream)
 
 
 def _failed(operator: BaseOperator, error: BaseException) -> StepFailed:
     text, trace = describe_error(error)
-    if isinstance(error, ProtocolError | Unresumable):
+    if isinstance(error, ProtocolError | Unresumable | StreamMisused):
         # Raised by headgate about a value; the message does not name the task yet.
         dag = "" if operator.dag is None else f"DAG {operator.dag.dag_id!r}, "
         text = f"{dag}task {operator.task_id!r}: {text}"[:ERROR_CHARS_MAX]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar, Unpack
 from headgate.protocol.errors import DagMalformed, ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import (
@@ -26,6 +27,14 @@ from headgate.tasks.errors import (
 )
 from headgate.tasks.graph import DAG, open_dag
 from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
+from headgate.tasks.streaming import (
+    ENDED_METHOD,
+    Stream,
+    StreamedEvent,
+    StreamMisused,
+    StreamStep,
+    read_stream,
+)
 from headgate.triggers.airflow_names import CONTEXT
 from headgate.triggers.base import BaseTrigger, StartTriggerArgs
 from headgate.triggers.encoding import check_classpath
@@ -117,6 +126,7 @@ class BaseOperator(Arrows):
         self.downstream_task_ids: set[str] = set()
         self.skips: set[str] = set()  # set by a step that succeeds: downstream tasks that are not to run
         self._deferral: TaskDeferred | None = None
+        self._stream: StreamStep | None = None  # set by a step that handles events
         dag_args = TaskOptions() if self.dag is None else self.dag.default_args
         if not isinstance(task_id, str):
             raise self._malformed(f"task_id must be a str, not {task_id!r:.100}")
@@ -159,13 +169,45 @@ class BaseOperator(Arrows):
         self,
         *,
         trigger: BaseTrigger,
-        method_name: str | None,
+        method_name: str | None = HANDLER_METHOD,
         kwargs: dict[str, Any] | None = None,
         timeout: timedelta | None = None,
+        stream: Stream = None,
+        ahead: int | None = None,
+        poison: PoisonRule = "fail",
     ) -> NoReturn:
         """Release the worker until ``trigger`` fires: raise `TaskDeferred` with these arguments."""
-        self._deferral = TaskDeferred(trigger=trigger, method_name=method_name, kwargs=kwargs, timeout=timeout)
+        self._deferral = TaskDeferred(
+            trigger=trigger,
+            method_name=method_name,
+            kwargs=kwargs,
+            timeout=timeout,
+            stream=stream,
+            ahead=ahead,
+            poison=poison,
+        )
         raise self._deferral
+
+    def handled(self, event: StreamedEvent, **state: Any) -> None:
+        """Count all events of the stream up to ``event`` as handled, with the state so far; none if it is unchanged.
+
+        To be called in ``handle_trigger_events``: if it fails further on, the next try begins behind this event. Raises
+        `StreamMisused` for an event of another call, or one before an event that is handled, `ValueNotSerializable`
+        and `ValueTooLong`.
+        """
+        self._handling("handled()").mark_handled(event, state or None)
+
+    def end_stream(self) -> None:
+        """Take no more events: the stream ends with this call of the handler, and its trigger is ended.
+
+        Raises `StreamMisused` outside of a handler.
+        """
+        self._handling("end_stream()").end()
+
+    def _handling(self, what: str) -> StreamStep:
+        if self._stream is None or not self._stream.is_handling:
+            raise StreamMisused(f"{what} is for the handler of a stream, while it has events")
+        return self._stream
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any], event: Any, context: Context) -> Any:
         """Resume after a deferral: call ``next_method(context, event=event, **next_kwargs)``.
@@ -185,17 +227,32 @@ class BaseOperator(Arrows):
             raise TriggerTimeout(error, waited=None if waited_s is None else timedelta(seconds=waited_s))
         raise TaskDeferralError(error, trace)
 
-    def method_problem(self, name: str, kwargs: dict[str, Any]) -> str | None:
-        """Return the reason why the task cannot resume in the method ``name`` with these kwargs, None if it can."""
+    def method_problem(self, name: str, kwargs: dict[str, Any], *, of_stream: bool = False) -> str | None:
+        """Return the reason why the task cannot resume in the method ``name`` with these kwargs, None if it can.
+
+        ``of_stream``: it resumes for the events of a stream, and then in `stream_ended` with the same kwargs.
+        """
         if name == END_METHOD:
             return None
+        if of_stream and name == HANDLER_METHOD:
+            problem = self._call_problem(name, "(events, context, **state)", (), None, **kwargs)
+        else:
+            problem = self._call_problem(name, "(context, event=..., kwargs)", None, event=None, **kwargs)
+        if problem is None and of_stream and hasattr(self, ENDED_METHOD):
+            problem = self._call_problem(ENDED_METHOD, "(context, **state)", None, **kwargs)
+        return problem
+
+    def _call_problem(self, name: str, form: str, /, *args: Any, **kwargs: Any) -> str | None:
+        """Return the reason why a method cannot be called with these arguments, which have this form."""
         method = getattr(self, name, None)
         if not callable(method):
             return f"{type(self).__name__} has no method {name!r:.100} to resume in"
+        if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+            return f"{type(self).__name__}.{name} must be a plain method: tasks are synchronous, and triggers are async"
         try:
-            inspect.signature(method).bind(None, event=None, **kwargs)
+            inspect.signature(method).bind(*args, **kwargs)
         except TypeError as error:
-            return f"{type(self).__name__}.{name} cannot be called with (context, event=..., kwargs): {error}"
+            return f"{type(self).__name__}.{name} cannot be called with {form}: {error}"
         except ValueError:  # written in C, it has no signature
             return None
         return None
@@ -256,7 +313,14 @@ class BaseOperator(Arrows):
         if start is None:
             raise self._malformed("start_from_trigger needs start_trigger_args")
         next_kwargs = start.next_kwargs or {}
-        if (problem := self.method_problem(start.next_method, next_kwargs)) is not None:
+        try:
+            stream = read_stream(start.stream, ahead=start.ahead, poison=start.poison)
+        except (TypeError, ValueError) as error:
+            raise self._malformed(f"start_trigger_args: {error}") from None
+        if stream is None and start.next_method == HANDLER_METHOD:
+            raise self._malformed("start_trigger_args needs next_method, or stream")
+        problem = self.method_problem(start.next_method, next_kwargs, of_stream=stream is not None)
+        if problem is not None:
             raise self._malformed(f"start_trigger_args.next_method: {problem}")
         try:
             check_classpath(start.trigger_cls)
@@ -266,6 +330,7 @@ class BaseOperator(Arrows):
                 next_method=start.next_method,
                 next_kwargs=_encoded(next_kwargs, "start_trigger_args.next_kwargs"),
                 timeout_s=None if start.timeout is None else start.timeout.total_seconds(),
+                stream=stream,
             )
         except ProtocolError as error:
             raise self._malformed(str(error)) from error

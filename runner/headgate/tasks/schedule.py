@@ -1,5 +1,7 @@
 """The schedules of DAGs, as authors write them, and their form for the scheduler.
 
+The stream of a task has the same words for the events of its trigger (`headgate.tasks.streaming`), without assets.
+
 Cron expressions are parsed by cronsim, which does as Debian's cron does when the clocks of a time zone change.
 """
 
@@ -49,25 +51,31 @@ Assets: TypeAlias = Asset | Sequence[Asset]
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """A run for each event of these assets."""
+    """A run for each event of these assets; in a stream, a step for each event."""
 
-    assets: Assets
+    assets: Assets | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A run for every ``count`` events of these assets, or for fewer if ``seconds`` have passed since the first."""
+    """A run for every ``count`` events of these assets, or for fewer if ``seconds`` have passed since the first.
 
-    assets: Assets
-    count: int
+    In a stream, a step for as many.
+    """
+
+    assets: Assets | None = None
+    count: int | None = None  # always to be given; None only because ``assets`` may be left out
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """A run for the newest event of these assets; older events that wait are superseded, and recorded with the run."""
+    """A run for the newest event of these assets; older events that wait are superseded, and recorded with the run.
 
-    assets: Assets
+    In a stream, a step for the newest event.
+    """
+
+    assets: Assets | None = None
 
 
 Schedule: TypeAlias = str | Asset | Sequence[Asset] | Each | Batch | Latest | None
@@ -86,15 +94,20 @@ def read_schedule(schedule: Schedule, timezone: str) -> CronSchedule | AssetSche
             return AssetSchedule(_uris(assets, "Each"), "each")
         case Latest(assets):
             return AssetSchedule(_uris(assets, "Latest"), "latest")
-        case Batch(assets, count, seconds):
-            if not isinstance(count, int) or isinstance(count, bool):
-                raise ValueError(f"the count of a Batch must be an int, not {count!r:.100}")
-            if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool)):
-                raise ValueError(f"the seconds of a Batch must be a number or None, not {seconds!r:.100}")
-            uris = _uris(assets, "Batch")
-            return AssetSchedule(uris, "batch", count, None if seconds is None else float(seconds))
+        case Batch(assets):
+            return AssetSchedule(_uris(assets, "Batch"), "batch", *batch_limits(schedule))
         case _:
             return AssetSchedule(_uris(schedule, "schedule"))
+
+
+def batch_limits(batch: Batch) -> tuple[int, float | None]:
+    """Return the count and the seconds of a batch. Raises ValueError for anything but numbers."""
+    count, seconds = batch.count, batch.seconds
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise ValueError(f"the count of a Batch must be an int, not {count!r:.100}")
+    if seconds is not None and (not isinstance(seconds, int | float) or isinstance(seconds, bool)):
+        raise ValueError(f"the seconds of a Batch must be a number or None, not {seconds!r:.100}")
+    return count, None if seconds is None else float(seconds)
 
 
 def _uris(given: object, what: str) -> tuple[str, ...]:

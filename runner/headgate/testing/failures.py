@@ -8,7 +8,7 @@ from headgate.triggers.base import TriggerEvent
 
 
 class TriggerFailed(AssertionError):
-    """The trigger raised an exception, which is the cause, or returned before its first event.
+    """The trigger raised an exception, which is the cause, returned before its first event, or fired after its last.
 
     ``events`` are those that it had fired.
     """

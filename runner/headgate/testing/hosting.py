@@ -70,7 +70,7 @@ class HostedTriggers:
         self._known: set[tuple[int, str, int]] = set()
         self._unconfirmed: list[int] = []
         self._runs: defaultdict[int, int] = defaultdict(int)
-        self._snapshot = Snapshot()
+        self.snapshot = Snapshot()
 
     @property
     def errors(self) -> dict[int, BaseException | None]:
@@ -129,7 +129,7 @@ class HostedTriggers:
             raise Misbehaved(f"a trigger does not end when it is cancelled: not within {END_S_MAX:g} s")
         await self._streams.stop_all()
         await self.settle()
-        return self._snapshot.left_behind()
+        return self.snapshot.left_behind()
 
     async def _skip_until_ended(self, waiting: trio.CancelScope, until: float) -> None:
         await self.clock.skip_waits(until, of=self.main)
@@ -209,7 +209,7 @@ async def hosted_triggers(
             hosted = HostedTriggers(clock=clock, host=host, streams=streams, outbox=outbox)
             nursery.start_soon(hosted.serve)
             await trio.testing.wait_all_tasks_blocked()
-            hosted._snapshot = Snapshot()
+            hosted.snapshot = Snapshot()
             try:
                 yield hosted
             finally:
@@ -222,5 +222,5 @@ def event_of(event: FiredEvent) -> TriggerEvent:
     payload = decode_value(event.payload)
     kind: EventKind = event.kind
     if kind == "event":
-        return TriggerEvent(payload, key=event.key)
+        return TriggerEvent(payload, key=event.key, is_last=event.is_last)
     return _ENDS_OF_TASK[kind](xcoms=None if payload is None else payload["xcoms"], key=event.key)

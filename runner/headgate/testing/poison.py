@@ -8,6 +8,9 @@ With the settings that users have, three subscribers share the stream. All of th
 message, one of them raises on a second one, and another ends its process on a third (`headgate.testing.poisonous`). A
 message that a subscriber cannot take has to be a dead letter of that subscriber, kept whole. For the audit, which is
 that of the ordinary demo (`headgate.testing.demo`), such a letter counts as stored.
+
+Then the triggers are mended and the limit of an event is raised, as after a deployment, and one command brings all
+letters back: every message has to be stored for every subscriber, once.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from rich.table import Table
 from headgate.testing.crash import history
 from headgate.testing.crash.pair import SETTINGS, Pair, PairFailed
 from headgate.testing.demo import DATABASE_VARIABLE, GROUP, NOT_PROVEN, Audit, Writer, WrittenLog, interrupt
-from headgate.testing.poisonous import Poisonous
+from headgate.testing.poisonous import MENDED, SWOLLEN_BYTES, Poisonous
 
 SUBSCRIBERS = ("takes-most", "raises", "kills")
 
@@ -107,6 +110,18 @@ class Lag:
 
 
 @dataclass(frozen=True)
+class Mended:
+    """What came of the dead letters once their causes were mended: ``left`` are those that did not come back."""
+
+    redriven: int
+    left: Letters
+    stored: Mapping[str, int]  # by subscriber
+    checked: history.Report
+    strange_rows: int
+    exit_code: int
+
+
+@dataclass(frozen=True)
 class PoisonResult:
     """The outcome of a demo that has come to its end."""
 
@@ -120,6 +135,7 @@ class PoisonResult:
     left_behind: int
     behind_s: float
     exit_code: int
+    mended: Mended
 
     def faults(self) -> list[str]:
         """Return the faults, in words; the demo has proven its promise if there are none."""
@@ -144,7 +160,23 @@ class PoisonResult:
             ),
             f"the supervisor left with exit code {self.exit_code} when it was asked to stop": self.exit_code,
         }
-        return [words for words, is_so in found.items() if is_so]
+        return [words for words, is_so in (found | self._faults_after_mending()).items() if is_so]
+
+    def _faults_after_mending(self) -> dict[str, object]:
+        mended, after = self.mended, "after the mending"
+        lost, twice = mended.checked.count("lost"), mended.checked.count("stored twice")
+        missing = [name for name in SUBSCRIBERS if mended.stored.get(name, 0) != self.plan.events]
+        return {
+            f"{after}, dead letters are left: {_places(set(mended.left))}": mended.left,
+            f"{after}, {mended.redriven:,} of {len(self.plan.letters()):,} dead letters came back": (
+                mended.redriven != len(self.plan.letters())
+            ),
+            f"{after}, not everything is stored for {', '.join(missing)}": missing,
+            f"{after}, {lost:,} events are lost": lost,
+            f"{after}, {twice:,} events are stored twice": twice,
+            f"{after}, {mended.strange_rows:,} stored events are not in the log": mended.strange_rows,
+            f"{after}, the supervisor left with exit code {mended.exit_code}": mended.exit_code,
+        }
 
     def lines(self) -> list[tuple[str, str]]:
         """Return label and value of each line of the table."""
@@ -160,6 +192,10 @@ class PoisonResult:
             (f"acknowledged before stored, in {self.checked.looks:,} looks", self._early()),
             ("deaths of the runner", f"{self.deaths:,}"),
             ("longest time behind the writer", f"{self.behind_s:.1f} s"),
+            ("after the mending: dead letters redriven", f"{self.mended.redriven:,}"),
+            *((f"stored for {name} then", f"{number:,}") for name, number in self.mended.stored.items()),
+            ("lost then", f"{self.mended.checked.count('lost'):,}"),
+            ("stored twice then", f"{self.mended.checked.count('stored twice'):,}"),
         ]
 
     def _early(self) -> str:
@@ -239,6 +275,26 @@ class PoisonDemo:
             left_behind=log.count(LEFT_BEHIND),
             behind_s=self._lag.longest_s,
             exit_code=exit_code,
+            mended=self._mend(),
+        )
+
+    def _mend(self) -> Mended:
+        """Mend the triggers, bring the dead letters back with one command, and audit the database anew."""
+        self._out.print("the triggers are mended, and the limit of an event is raised")
+        self._folder.with_name(MENDED).touch()
+        self._pair.set(event_bytes_max=str(2 * SWOLLEN_BYTES))
+        self._pair.start()
+        redriven = self._pair.redrive()
+        exit_code = self._pair.stop()
+        audit = Audit(WrittenLog(self._folder), SUBSCRIBERS, self._stored)
+        audit.look("the letters are back", at_rest=True)
+        return Mended(
+            redriven=redriven,
+            left=self._letters,
+            stored={name: len(events) for name, events in audit.events.items()},
+            checked=audit.report(),
+            strange_rows=audit.strange_rows,
+            exit_code=exit_code,
         )
 
     def _sample(self) -> int:
@@ -303,7 +359,8 @@ def prove(
         out.print(f"BAD: {fault}", style="bold red", markup=False)
     if not faults:
         out.print(
-            "Every message was stored for every subscriber, or is a whole dead letter of one that cannot take it."
+            "Every message was stored for every subscriber, or is a whole dead letter of one that cannot take it. "
+            "All letters came back, and every message is stored for every subscriber, once."
         )
     return not faults
 

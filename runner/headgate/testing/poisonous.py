@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from headgate.brokers.filelog import FileLogTrigger
@@ -11,10 +12,14 @@ from headgate.triggers.base import TriggerEvent
 
 SWOLLEN_BYTES: Final = 3 * 1024 * 1024  # of the payload derived from a message that swells: too much for an event
 EXIT_CODE: Final = 13  # of a runner that a message kills
+MENDED: Final = "mended"  # if there is a file of this name beside the log's folder, runs take every message
 
 
 class Poisonous(FileLogTrigger):
-    """Each argument has the ids of messages: it raises on some, ends the process on some, and makes some too large."""
+    """Each argument has the ids of messages: it raises on some, ends the process on some, and makes some too large.
+
+    Once it is mended, it still makes some large, and has no trouble with the others.
+    """
 
     def __init__(
         self,
@@ -38,10 +43,11 @@ class Poisonous(FileLogTrigger):
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Fire every message, as far as its id allows."""
+        is_mended = Path(self.path).with_name(MENDED).exists()
         async for message in shared_stream:
-            if message["id"] in self.raises:
+            if message["id"] in self.raises and not is_mended:
                 raise ValueError(f"message {message['id']} cannot be taken")
-            if message["id"] in self.kills:
+            if message["id"] in self.kills and not is_mended:
                 os._exit(EXIT_CODE)
             swollen = {"padding": "." * SWOLLEN_BYTES} if message["id"] in self.swells else {}
             yield TriggerEvent({**message, **swollen})

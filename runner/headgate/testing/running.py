@@ -10,7 +10,8 @@ from datetime import timedelta
 import trio
 
 from headgate.child import queries
-from headgate.protocol.messages.runner import CancelReason, RunnerSettings, TriggerSpec
+from headgate.protocol.messages.runner import CancelReason, FinishedTrigger, FiredEvent, RunnerSettings, TriggerSpec
+from headgate.runner.trigger_run import FiredAfterLast
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
 from headgate.testing.hosting import HostedTriggers, hosted_triggers
@@ -59,8 +60,9 @@ def run_trigger(
 
     The trigger is serialized, its kwargs are encoded and decoded, and the runner's own code constructs it again and
     runs it. Time is skipped: a wait of an hour takes a millisecond. ``datetime.now()`` and ``time.time()`` are skipped
-    too, in the modules that define the trigger's class. `BaseTrigger.last_event` returns ``last_event`` at first;
-    ``variables``, ``connections`` (URIs) and ``runs`` answer the trigger's queries, as for `run_task`.
+    too, in the modules that define the trigger's class. `BaseTrigger.last_event` returns ``last_event`` at first, and
+    if it is given, the trigger may return without an event. ``variables``, ``connections`` (URIs) and ``runs`` answer
+    the trigger's queries, as for `run_task`.
 
     Raises `RoundTripFailed`, `TriggerFailed` (its cause is the trigger's exception), `TooFewEvents`, `LoopBlocked`,
     `Misbehaved` and `LeftBehind`, which are all assertions.
@@ -68,77 +70,120 @@ def run_trigger(
     spec = check_round_trip(trigger)
     has_streams = isinstance(trigger, BaseEventTrigger) and trigger.shared_stream_key() is not None
     with queries.secrets.apart():
-        hosted, records, left = run_hosted(
+        running = hosted_run(
             trigger,
             spec,
             SkippingClock(),
-            events=EVENTS_MAX if events is None else events,
-            within_s=within.total_seconds(),
             blocked_after_s=blocked_after.total_seconds(),
-            last_events={} if last_event is None else {TRIGGER_ID: last_event},
+            last_event=last_event,
             has_streams=has_streams,
             stubs=Stubs(variables=variables, connections=connections, runs=runs),
         )
-    _judge(hosted, records, trigger)
-    fired = hosted.events(TRIGGER_ID)
+        with running as run:
+            run.wait(EVENTS_MAX if events is None else events, within.total_seconds())
+            run.end("user")
+    _judge(run.hosted, run.records)
+    fired = run.hosted.events(TRIGGER_ID)
     if events is None and len(fired) >= EVENTS_MAX:
         raise AssertionError(
             f"{spec.name} has fired {EVENTS_MAX:,} events and does not end: limit their number (events=) or the "
             f"time (within=)"
         )
-    if len(fired) < (1 if events is None else events):
+    may_add_nothing = last_event is not None and run.hosted.finished[TRIGGER_ID].outcome == "returned"
+    if len(fired) < (events if events is not None else 0 if may_add_nothing else 1):
         raise TooFewEvents(
             f"{spec.name} fired {len(fired)} of {events or 'at least 1'} events within {within}; time is skipped for "
             f"trio, and for datetime.now() and time.time() in the module of the class, and for nothing else",
             fired,
         )
-    check_left(spec.name, left)
+    check_left(spec.name, run.left)
     return fired[:events]
 
 
-def run_hosted(
+class HostedRun:
+    """One run of a trigger in the runner's own host. Time passes, and the trigger with it, only during `wait`.
+
+    ``records`` is what was logged, ``left`` what the trigger has left behind: complete when `hosted_run` is left.
+    """
+
+    def __init__(self, loop: TrialLoop[HostedTriggers], clock: SkippingClock, records: Records) -> None:
+        self.records = records
+        self.left: list[str] = []
+        self.hosted: HostedTriggers
+        self._loop = loop
+        self._clock = clock
+
+    @property
+    def fired(self) -> list[FiredEvent]:
+        """What it has fired so far."""
+        return self.hosted.fired[TRIGGER_ID]
+
+    @property
+    def finished(self) -> FinishedTrigger | None:
+        """How it has ended, None as long as it has not."""
+        return self.hosted.finished.get(TRIGGER_ID)
+
+    def start(self, spec: TriggerSpec) -> None:
+        """Start the trigger."""
+
+        async def start(hosted: HostedTriggers) -> HostedTriggers:
+            await hosted.start((spec,))
+            return hosted
+
+        self.hosted = self._loop.call(start)
+
+    def wait(self, events: int, within_s: float) -> None:
+        """Return when it has fired ``events`` events in all, has ended, or ``within_s`` seconds have passed."""
+
+        async def stop(hosted: HostedTriggers, scope: trio.CancelScope) -> None:
+            while len(self.fired) < events and self.finished is None:
+                await hosted.progress.park()
+            scope.cancel()
+
+        async def wait(hosted: HostedTriggers) -> None:
+            until = self._clock.now_s + within_s
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop, hosted, nursery.cancel_scope)
+                await self._clock.skip_waits(until, of=hosted.main)
+                nursery.cancel_scope.cancel()
+
+        self._loop.call(wait)
+
+    def end(self, reason: CancelReason) -> None:
+        """Cancel it, unless it has ended. The clock stays where it is: a task goes on from there."""
+
+        async def end(hosted: HostedTriggers) -> list[str]:
+            cancelled_at = self._clock.now_s
+            hosted.cancel(TRIGGER_ID, reason)
+            left = await hosted.end()
+            self._clock.now_s = cancelled_at
+            return left
+
+        self.left += self._loop.call(end)
+        self._loop.close()
+
+
+@contextmanager
+def hosted_run(
     trigger: BaseTrigger,
     spec: TriggerSpec,
     clock: SkippingClock,
     *,
-    events: int,
-    within_s: float,
     blocked_after_s: float,
     stubs: Stubs,
-    reason: CancelReason = "user",
-    last_events: dict[int, TriggerEvent] | None = None,
+    last_event: TriggerEvent | None = None,
     has_streams: bool = False,
-) -> tuple[HostedTriggers, Records, list[str]]:
-    """Run a trigger until it ends, has fired ``events`` events, or ``within_s`` seconds have passed, then cancel it.
-
-    Return the host, what was logged, and what the trigger left behind. The clock then shows when it was cancelled.
-    """
-
-    async def stop(hosted: HostedTriggers, scope: trio.CancelScope) -> None:
-        while len(hosted.fired[TRIGGER_ID]) < events and TRIGGER_ID not in hosted.finished:
-            await hosted.progress.park()
-        scope.cancel()
-
-    async def run(hosted: HostedTriggers) -> tuple[HostedTriggers, list[str]]:
-        until = clock.now_s + within_s
-        await hosted.start((spec,))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop, hosted, nursery.cancel_scope)
-            await clock.skip_waits(until, of=hosted.main)
-            nursery.cancel_scope.cancel()
-        cancelled_at = clock.now_s
-        hosted.cancel(TRIGGER_ID, reason)
-        left = await hosted.end()
-        clock.now_s = cancelled_at  # a task continues from the moment of the cancellation
-        return hosted, left
-
+) -> Generator[HostedRun]:
+    """Start a trigger; it is to be ended before the ``with`` block is left."""
+    last_events = {} if last_event is None else {TRIGGER_ID: last_event}
     open_state = functools.partial(
-        hosted_triggers, clock, RunnerSettings(), last_events or {}, has_streams=has_streams, stubs=stubs
+        hosted_triggers, clock, RunnerSettings(), last_events, has_streams=has_streams, stubs=stubs
     )
     with skipped_wall_clock(type(trigger), clock), trial(open_state, clock, blocked_after_s) as (loop, records, leaks):
-        hosted, left = loop.call(run)
-        loop.close()
-    return hosted, records, [*left, *leaks]
+        run = HostedRun(loop, clock, records)
+        run.start(spec)
+        yield run
+    run.left += leaks
 
 
 def check_left(name: str, left: Sequence[str]) -> None:
@@ -164,10 +209,10 @@ def trial(
             raise
 
 
-def _judge(hosted: HostedTriggers, records: Records, trigger: BaseTrigger) -> None:
+def _judge(hosted: HostedTriggers, records: Records) -> None:
     """Raise `TriggerFailed` or `Misbehaved` if the trigger did not end well."""
     finished, error = hosted.finished.get(TRIGGER_ID), hosted.errors.get(TRIGGER_ID)
-    if finished is not None and finished.outcome == "failed":
+    if finished is not None and (finished.outcome == "failed" or isinstance(error, FiredAfterLast)):
         raise TriggerFailed(finished.error, hosted.events(TRIGGER_ID)) from error
     check_log(records)
 

@@ -11,11 +11,11 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -25,22 +25,33 @@ from headgate.protocol.messages.steps import (
     EXECUTION_TIMEOUT_OVER,
     StepDeferred,
     StepFailed,
+    StepHandled,
+    StepOutcome,
     StepSkipped,
     StepSucceeded,
-    XCom,
 )
+from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
-from headgate.tasks.context import RETURN_VALUE, Context, make_context
+from headgate.tasks.context import RETURN_VALUE, Context, TaskStream, make_context
 from headgate.tasks.errors import FAIL_METHOD, REASON_EXECUTION_TIMEOUT, REASON_FAILURE, REASON_TIMEOUT
 from headgate.tasks.execution import Resumption, run_step
 from headgate.tasks.operator import Arrows, BaseOperator
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import TaskNeverEnds, TaskNotSuccessful
 from headgate.testing.round_trip import check_round_trip, digest_of, loaded
-from headgate.testing.running import BLOCKED_AFTER, TRIGGER_ID, WITHIN, check_left, check_log, run_hosted
+from headgate.testing.running import (
+    BLOCKED_AFTER,
+    EVENTS_MAX,
+    TRIGGER_ID,
+    WITHIN,
+    HostedRun,
+    check_left,
+    check_log,
+    hosted_run,
+)
 from headgate.testing.stubs import CreatedRun, StubRun, Stubs
+from headgate.testing.task_streams import FedSource, Source, TrialStream
 from headgate.triggers import temporal
-from headgate.triggers.base import BaseTrigger
 
 DEFERRALS_MAX = 10_000  # a sensor that pokes every minute for a week
 
@@ -70,7 +81,8 @@ class TaskResult:
 
     ``error`` and ``traceback`` are those of a failure; ``error`` is also the reason of a skip. ``may_retry`` is False
     for a failure without another try. ``skips`` are downstream tasks that are not to run. ``waited`` is the skipped
-    time.
+    time. ``handled`` are the payloads of the events of its stream that the task has handled, in this try and those
+    before it, and ``stream_state`` is the state that it has left; ``stream`` is for ``run_task(after=)``.
     """
 
     state: State
@@ -82,6 +94,9 @@ class TaskResult:
     skips: frozenset[str] = frozenset()
     created_runs: list[CreatedRun] = field(default_factory=list[CreatedRun])
     waited: timedelta = timedelta(0)
+    handled: list[Any] = field(default_factory=list[Any])
+    stream_state: dict[str, Any] | None = None
+    stream: TrialStream | None = field(default=None, repr=False, compare=False)
 
     @property
     def value(self) -> Any:
@@ -103,6 +118,8 @@ def run_task(
     data_interval: tuple[datetime, datetime] | None = None,
     run_id: str = "test",
     try_number: int = 1,
+    events: Sequence[Any] | None = None,
+    after: TaskResult | None = None,
     within: timedelta = WITHIN,
     blocked_after: timedelta = BLOCKED_AFTER,
 ) -> TaskResult:
@@ -130,13 +147,18 @@ def run_task(
     are those of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the
     states of tasks, or a list of these, one for each look.
 
+    A task that defers with ``stream=`` takes the events of its trigger as they are fired, and so does the next try of
+    one that has failed, if the result of the failed try is given as ``after``: what was handled is not handled again.
+    ``events`` stand for the trigger: payloads, `TriggerEvent` objects, and as the last one perhaps an exception, which
+    fails the trigger behind them. The rule for poison is not applied.
+
     A task that fails is not an error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within``
     (a day by default) or defers too often; `RoundTripFailed`, `LoopBlocked`, `Misbehaved` and `LeftBehind` as
     `run_trigger` does.
     """
     stubs = Stubs(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
     with queries.secrets.apart(), queries.queries_handled_by(stubs.answer):
-        trial_run = _Trial(_maker(task), stubs, within.total_seconds(), blocked_after.total_seconds())
+        trial_run = _Trial(_maker(task), stubs, within.total_seconds(), blocked_after.total_seconds(), events, after)
         return trial_run.run(
             functools.partial(
                 make_context,
@@ -150,8 +172,24 @@ def run_task(
         )
 
 
+class _Patience(NamedTuple):
+    """The limits of a wait, in seconds: those of the test, of the deferral, and of the try."""
+
+    within_s: float
+    timeout_s: float
+    try_s: float
+
+
 class _Trial:
-    def __init__(self, make: Callable[[], BaseOperator], stubs: Stubs, within_s: float, blocked_after_s: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[], BaseOperator],
+        stubs: Stubs,
+        within_s: float,
+        blocked_after_s: float,
+        events: Sequence[Any] | None = None,
+        after: TaskResult | None = None,
+    ) -> None:
         self._make = make
         self._stubs = stubs
         self._clock = SkippingClock()
@@ -160,9 +198,16 @@ class _Trial:
         self._xcoms: dict[str, Any] = {}
         self._deferrals: list[Deferral] = []
         self._ends_at_s = math.inf  # the execution_timeout
+        self._given_events = events
+        self._stream: TrialStream | None = None
+        self._is_stream_over = False
+        if after is not None and after.stream is not None:
+            self._stream = after.stream
+            self._xcoms = dict(after.xcoms) if after.stream.handled else {}
 
-    def run(self, context_of: Callable[[BaseOperator], Context]) -> TaskResult:
+    def run(self, context_of: Callable[..., Context]) -> TaskResult:
         """Run steps and waits until the task ends."""
+        self._context_of = context_of
         first = self._make()
         if first.execution_timeout is not None:
             self._ends_at_s = self._clock.now_s + first.execution_timeout.total_seconds()
@@ -170,36 +215,41 @@ class _Trial:
         waiting = _start_of(first)
         while True:
             if waiting is None:
-                is_failing = resumption is not None and resumption.next_method == FAIL_METHOD
-                if self._left_s <= 0 and not is_failing:
-                    return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
-                operator = self._make()
-                modules = _modules_of(operator)
-                with skipped_wall_clock(type(operator), self._clock, *modules, skips_sleep=True):
-                    outcome = run_step(operator, context_of(operator), resumption)
-                if self._left_s < 0 and not is_failing:
-                    return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
-                self._take(outcome.xcoms)
+                stream = None if self._is_stream_over else self._stream
+                outcome = self._step(resumption, None if stream is None else stream.part(self._clock))
                 if not isinstance(outcome, StepDeferred):
-                    return self._result(outcome)
+                    return outcome if isinstance(outcome, TaskResult) else self._result(outcome)
                 waiting = outcome
             if len(self._deferrals) >= DEFERRALS_MAX:
                 raise TaskNeverEnds(f"the task {first.task_id!r} has deferred {DEFERRALS_MAX:,} times and does not end")
-            ended = self._wait(first.task_id, waiting)
-            waiting = None
+            name = f"the trigger of {first.task_id!r}"
+            ended = self._wait(name, waiting) if waiting.stream is None else self._take_stream(name, waiting)
             if isinstance(ended, TaskResult):
                 return ended
-            resumption = ended
+            waiting, resumption = (ended, None) if isinstance(ended, StepDeferred) else (None, ended)
+
+    def _step(self, resumption: Resumption | None, part: StreamPart | None) -> StepOutcome | TaskResult:
+        """Run one step; return its outcome, or the result of a try whose time is over."""
+        is_failing = resumption is not None and resumption.next_method == FAIL_METHOD
+        if self._left_s <= 0 and not is_failing:
+            return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
+        operator = self._make()
+        modules = _modules_of(operator)
+        with skipped_wall_clock(type(operator), self._clock, *modules, skips_sleep=True):
+            outcome = run_step(operator, self._context_of(operator, stream=TaskStream.of(part)), resumption, part)
+        if self._left_s < 0 and not is_failing:
+            return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
+        self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in outcome.xcoms)
+        if self._stream is not None:
+            self._stream.move(outcome.handled)
+        return outcome
 
     @property
     def _left_s(self) -> float:
         """The time that is left until the end of the execution_timeout."""
         return self._ends_at_s - self._clock.now_s
 
-    def _take(self, xcoms: Sequence[XCom]) -> None:
-        self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in xcoms)
-
-    def _result(self, outcome: StepSucceeded | StepSkipped | StepFailed) -> TaskResult:
+    def _result(self, outcome: StepSucceeded | StepSkipped | StepFailed | StepHandled) -> TaskResult:
         match outcome:
             case StepSucceeded():
                 return self._ended("success", skips=frozenset(outcome.skips))
@@ -208,8 +258,14 @@ class _Trial:
             case StepFailed():
                 may_retry = outcome.may_retry
                 return self._ended("failed", error=outcome.error, traceback=outcome.traceback, may_retry=may_retry)
+            case StepHandled():
+                raise AssertionError("a step without a stream has handled events")
 
     def _ended(self, state: State, **fields: Any) -> TaskResult:
+        if self._stream is not None:
+            left = self._stream.state
+            fields |= {"handled": self._stream.payloads, "stream": self._stream}
+            fields["stream_state"] = None if left is None else decode_value(left)
         return TaskResult(
             state=state,
             xcoms=self._xcoms,
@@ -221,33 +277,93 @@ class _Trial:
 
     # --- the wait ---------------------------------------------------------------------------------
 
-    def _wait(self, task_id: str, deferred: StepDeferred) -> Resumption | TaskResult:
-        """Run the trigger until its first event, failure or timeout; return the resumption, or the result."""
-        name = f"the trigger of {task_id!r}"
-        spec = TriggerSpec(TRIGGER_ID, "run-1", name, deferred.classpath, deferred.kwargs, takes_one_event=True)
+    @contextmanager
+    def _started(self, name: str, deferred: StepDeferred) -> Generator[Source]:
+        """Start the trigger of a deferral, or what stands for it; end it when the ``with`` block is left."""
+        takes_one = deferred.stream is None
+        spec = TriggerSpec(
+            TRIGGER_ID,
+            "run-1",
+            name,
+            deferred.classpath,
+            deferred.kwargs,
+            takes_one_event=takes_one,
+            credit=None if takes_one else EVENTS_MAX,
+        )
         trigger = loaded(spec)
         spec = msgspec.structs.replace(spec, stream=digest_of(trigger))
         check_round_trip(trigger)
-        left_s, try_left_s, began_s = self._within_s - self._clock.now_s, self._left_s, self._clock.now_s
+        if self._given_events is not None:
+            yield FedSource(spec, self._given_events)
+            return
+        last_event = None if takes_one or self._stream is None else self._stream.last_event
+        running = hosted_run(
+            trigger,
+            spec,
+            self._clock,
+            blocked_after_s=self._blocked_after_s,
+            stubs=self._stubs,
+            last_event=last_event,
+        )
+        with running as run:
+            yield run
+            run.end("timeout")  # nothing waits for it any more, and no user acted on it
+        check_log(run.records)
+        check_left(name, run.left)
+
+    def _wait(self, name: str, deferred: StepDeferred) -> Resumption | TaskResult:
+        """Run the trigger until its first event, failure or timeout; return the resumption, or the result."""
+        patience = self._patience(deferred)
+        with self._started(name, deferred) as source:
+            source.wait(1, min(patience))
+        if source.fired:
+            return self._fired(deferred, source.fired[0])
+        return self._failed(name, deferred, source, patience)
+
+    def _patience(self, deferred: StepDeferred) -> _Patience:
         timeout_s = math.inf if deferred.timeout_s is None else deferred.timeout_s
-        event, failure = self._first_event(spec, trigger, min(left_s, timeout_s, try_left_s))
-        if event is not None:
-            return self._fired(deferred, event)
-        if failure is None:
-            if min(timeout_s, try_left_s) > left_s:
-                raise TaskNeverEnds(
-                    f"{name}, {deferred.classpath}, has fired nothing within {timedelta(seconds=self._within_s)}"
-                )
-            if try_left_s <= timeout_s:
-                over = f"{EXECUTION_TIMEOUT_OVER}: the trigger that it waited for had not fired"
-                failure = (over, "", REASON_EXECUTION_TIMEOUT)
-            else:
-                over = "the trigger had not fired when the timeout of the deferral was over"
-                failure = (over, "", REASON_TIMEOUT)
-        error, trace, reason = failure
+        return _Patience(self._within_s - self._clock.now_s, timeout_s, self._left_s)
+
+    def _failed(self, name: str, deferred: StepDeferred, source: Source, patience: _Patience) -> Resumption:
+        """Return how a task goes on whose trigger has failed, or has not fired in time. Raises `TaskNeverEnds`."""
+        trace = ""
+        if source.finished is not None and source.finished.outcome == "failed":
+            error, trace, reason = source.finished.error, source.finished.traceback, REASON_FAILURE
+        elif patience.within_s < min(patience.timeout_s, patience.try_s):
+            raise TaskNeverEnds(
+                f"{name}, {deferred.classpath}, has fired nothing within {timedelta(seconds=self._within_s)}"
+            )
+        elif patience.try_s <= patience.timeout_s:
+            error = f"{EXECUTION_TIMEOUT_OVER}: the trigger that it waited for had not fired"
+            reason = REASON_EXECUTION_TIMEOUT
+        else:
+            error, reason = "the trigger had not fired when the timeout of the deferral was over", REASON_TIMEOUT
         self._note(deferred, failure=error)
+        began_s = self._within_s - patience.within_s
         kwargs = {"error": error, "traceback": trace, "reason": reason, "waited_s": self._clock.now_s - began_s}
         return Resumption(FAIL_METHOD, encode_value(kwargs, where="kwargs"))
+
+    def _take_stream(self, name: str, deferred: StepDeferred) -> Resumption | TaskResult | StepDeferred:
+        """Hand the events of the trigger to steps until the stream is over; return how the task goes on, or ends."""
+        assert deferred.stream is not None
+        stream = self._stream = TrialStream() if self._stream is None else self._stream.copy()
+        resumption = Resumption(deferred.next_method, deferred.next_kwargs)
+        with self._started(name, deferred) as source:
+            while len(stream.payloads) < EVENTS_MAX:
+                patience = self._patience(deferred)
+                is_ready = stream.wait(source, deferred.stream, self._clock, min(patience))
+                if not is_ready:
+                    return self._failed(name, deferred, source, patience)
+                if stream.waiting and stream.waiting[0].kind != "event":
+                    return self._fired(deferred, stream.waiting[0])
+                part = stream.part(self._clock, deferred.stream, source)
+                with source.hosted.snapshot.not_counting() if isinstance(source, HostedRun) else nullcontext():
+                    outcome = self._step(resumption, part)
+                if not isinstance(outcome, StepHandled):
+                    self._is_stream_over = True
+                    self._note(deferred)
+                    return outcome if isinstance(outcome, TaskResult | StepDeferred) else self._result(outcome)
+        raise TaskNeverEnds(f"the task has handled {EVENTS_MAX:,} events of {name} and does not end")
 
     def _fired(self, deferred: StepDeferred, event: FiredEvent) -> Resumption | TaskResult:
         payload = decode_value(event.payload)
@@ -265,28 +381,6 @@ class _Trial:
         timeout = None if deferred.timeout_s is None else timedelta(seconds=deferred.timeout_s)
         kwargs, next_kwargs = decode_value(deferred.kwargs), decode_value(deferred.next_kwargs)
         self._deferrals.append(Deferral(deferred.classpath, kwargs, deferred.next_method, next_kwargs, timeout, **came))
-
-    def _first_event(
-        self, spec: TriggerSpec, trigger: BaseTrigger, within_s: float
-    ) -> tuple[FiredEvent | None, tuple[str, str, str] | None]:
-        hosted, records, left = run_hosted(
-            trigger,
-            spec,
-            self._clock,
-            events=1,
-            within_s=within_s,
-            blocked_after_s=self._blocked_after_s,
-            stubs=self._stubs,
-            reason="timeout",  # nothing waits for it any more, and no user acted on it
-        )
-        check_log(records)
-        check_left(spec.name, left)
-        fired, finished = hosted.fired[TRIGGER_ID], hosted.finished.get(TRIGGER_ID)
-        if fired:
-            return fired[0], None
-        if finished is not None and finished.outcome == "failed":
-            return None, (finished.error, finished.traceback, REASON_FAILURE)
-        return None, None
 
 
 def _maker(task: Arrows | Callable[[], BaseOperator]) -> Callable[[], BaseOperator]:
@@ -313,7 +407,9 @@ def _start_of(operator: BaseOperator) -> StepDeferred | None:
     start = operator.to_spec().start_trigger
     if start is None:
         return None
-    return StepDeferred(start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s)
+    return StepDeferred(
+        start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s, stream=start.stream
+    )
 
 
 def _modules_of(operator: BaseOperator) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headgate.child import queries
 from headgate.protocol.messages.queries import GetConnection, GetVariable, StoredEvent
+from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import decode_value
 from headgate.triggers.named_values import REQUIRED, Connection, connection_of, variable_json, variable_text
 
@@ -44,26 +45,34 @@ class TriggerEvent:
     trigger outside a shared stream: a second event of the same trigger with the same key is counted as a
     redelivery and not stored again (I2). In a shared stream whose producer names its messages
     (``event_key``), that name is the key, and this one is not used.
+
+    ``is_last``: the trigger will fire no other, so the stream of its task is over with this one. The code behind the
+    ``yield`` still runs, for as long as a cancelled trigger may take to end; an event that it fires is an error in the
+    log, and is not stored.
     """
 
-    __slots__ = ("key", "payload")
+    __slots__ = ("is_last", "key", "payload")
 
     kind: ClassVar[Literal["event", "success", "failed", "skipped"]] = "event"
 
-    def __init__(self, payload: Any = None, *, key: str | None = None) -> None:
+    def __init__(self, payload: Any = None, *, key: str | None = None, is_last: bool = False) -> None:
         if key is not None and not isinstance(key, str):
             raise TypeError(f"key must be a str or None, not {type(key).__name__}")
+        if not isinstance(is_last, bool):
+            raise TypeError(f"is_last must be a bool, not {type(is_last).__name__}")
         self.payload = payload
         self.key = key
+        self.is_last = is_last
 
     def __repr__(self) -> str:
         key = "" if self.key is None else f", key={self.key!r}"
-        return f"{type(self).__name__}({self.payload!r}{key})"
+        last = ", is_last=True" if self.is_last and self.kind == "event" else ""
+        return f"{type(self).__name__}({self.payload!r}{key}{last})"
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return (self.payload, self.key) == (other.payload, other.key)
+        return (self.payload, self.key, self.is_last) == (other.payload, other.key, other.is_last)
 
     __hash__ = None  # type: ignore[assignment]  # a payload need not be hashable
 
@@ -74,7 +83,7 @@ class _EndOfTask(TriggerEvent):
     __slots__ = ("xcoms",)
 
     def __init__(self, *, xcoms: dict[str, Any] | None = None, key: str | None = None) -> None:
-        super().__init__(None if xcoms is None else {"xcoms": xcoms}, key=key)
+        super().__init__(None if xcoms is None else {"xcoms": xcoms}, key=key, is_last=True)
         self.xcoms = xcoms
 
 
@@ -101,13 +110,19 @@ class TaskSkippedEvent(_EndOfTask):
 
 @dataclass
 class StartTriggerArgs:
-    """The trigger that a task starts with, in the trigger runner and without a worker."""
+    """The trigger that a task starts with, in the trigger runner and without a worker.
+
+    ``stream``, ``ahead`` and ``poison`` are those of `headgate.tasks.TaskDeferred`.
+    """
 
     trigger_cls: str
-    next_method: str
+    next_method: str = HANDLER_METHOD
     trigger_kwargs: dict[str, Any] | None = None
     next_kwargs: dict[str, Any] | None = None
     timeout: timedelta | None = None
+    stream: Any = None  # True, Each(), Batch() or Latest(); checked when the DAG is
+    ahead: int | None = None
+    poison: PoisonRule = "fail"
 
 
 class ClassLogger:
@@ -155,7 +170,8 @@ class BaseTrigger(abc.ABC):
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield events; written as ``async def`` with ``yield``.
 
-        Returning before the first event is an error, as is raising; both are reported with the traceback.
+        Raising is an error, and so is returning before the first event, except if an earlier run of the trigger has
+        fired, or a task takes its events as a stream; both are reported with the traceback.
         """
 
     async def last_event(self) -> TriggerEvent | None:

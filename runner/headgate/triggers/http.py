@@ -1,19 +1,22 @@
-"""A trigger that polls a URL."""
+"""Triggers that send HTTP requests: one polls a URL, one reads the pages of an API."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any
 
 import httpx2
+import msgspec
 import trio
 
 from headgate.triggers.base import BaseTrigger, TriggerEvent
+from headgate.triggers.paging import Page, PagedTrigger
 
-__all__ = ["HttpTrigger", "HttpTriggerError"]
+__all__ = ["HttpPagesTrigger", "HttpTrigger", "HttpTriggerError"]
 
 POLL_INTERVAL_S = 5.0
 TIMEOUT_S = 10.0  # one try as a whole: name, connection, headers and body
@@ -24,7 +27,7 @@ NOT_THERE_YET = 404  # a resource that is not created yet; any other 4xx is perm
 
 
 class HttpTriggerError(Exception):
-    """The URL could not be polled: too many consecutive requests failed, or the response is too long.
+    """The URL could not be read: too many consecutive requests failed, or the response is not what it should be.
 
     ``url`` is without credentials, query and fragment.
     """
@@ -68,10 +71,7 @@ class HttpTrigger(BaseTrigger):
         self._shown_url = _without_secrets(url)
         if not (method.isascii() and method.isalpha()):
             raise ValueError(f"{method!r} is not an HTTP method")
-        for name, value in self.headers.items():
-            # The value is not shown: it may be a password.
-            if not name.isascii() or not value.isascii() or any(c in name + value for c in "\r\n\0"):
-                raise ValueError(f"header {name!r} is not ASCII text on one line")
+        _check_headers(self.headers)
         if not 200 <= expected_status <= 599:
             raise ValueError(f"expected_status must be in 200..599, not {expected_status!r}")
         for argument, seconds in (("poll_interval_s", poll_interval_s), ("timeout_s", timeout_s)):
@@ -134,15 +134,7 @@ class HttpTrigger(BaseTrigger):
         return None
 
     async def _payload(self, response: httpx2.Response) -> dict[str, Any]:
-        body = bytearray()
-        # A cancellation ends the client's nested generators from within; leaving the loop would abandon them.
-        with trio.CancelScope() as reading:
-            async for piece in response.aiter_bytes():
-                body += piece
-                if len(body) > BODY_BYTES_MAX:
-                    reading.cancel()
-        if len(body) > BODY_BYTES_MAX:
-            raise HttpTriggerError(self._shown_url, f"the body is longer than {BODY_BYTES_MAX:,} bytes")
+        body = await _body_of(response)
         try:
             text = body.decode(response.charset_encoding or "utf-8", errors="replace")
         except LookupError:  # an unknown charset
@@ -151,8 +143,89 @@ class HttpTrigger(BaseTrigger):
         return {"status": response.status_code, "headers": headers, "body": text}
 
 
+@dataclass
+class HttpPagesTrigger(PagedTrigger):
+    """Fires an event for each page of a JSON API, as a `PagedTrigger`; its cursors are URLs.
+
+    ``rows`` names the field of the response that has the rows of the page; None: the whole response. The next page is
+    that of the response's ``Link`` header with ``rel="next"``, or of the URL in the field ``next``, if it is given;
+    relative URLs are resolved. A response that names none is the last page. The next page must be at the same scheme,
+    host and port, because it gets the same headers.
+
+    A try fails if there is no complete response within ``timeout_s`` seconds, if the connection fails, and if the
+    response is an error status, longer than ``BODY_BYTES_MAX`` or not of this form. Raises ValueError for invalid
+    arguments.
+    """
+
+    url: str
+    rows: str | None = None
+    next: str | None = None
+    headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        _without_secrets(self.url)
+        _check_headers(self.headers)
+        if not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
+            raise ValueError(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
+
+    async def fetch(self, cursor: str | None) -> Page:
+        """Send one request for the page at the URL ``cursor``, or the first page."""
+        url = httpx2.URL(self.url if cursor is None else cursor)
+        certificates = await trio.to_thread.run_sync(_certificates)
+        with trio.fail_after(self.timeout_s):
+            async with (
+                httpx2.AsyncClient(verify=certificates, timeout=None) as client,
+                client.stream("GET", url, headers=self.headers) as response,
+            ):
+                if not response.is_success:
+                    raise HttpTriggerError(_without_secrets(str(url)), f"status {response.status_code}")
+                body = await _body_of(response)
+        try:
+            return self._page_of(msgspec.json.decode(body), response)
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+            problem = f"not a page: {type(error).__name__}: {error}"
+            raise HttpTriggerError(_without_secrets(str(url)), problem) from error
+
+    def _page_of(self, content: Any, response: httpx2.Response) -> Page:
+        rows = content if self.rows is None else content[self.rows]
+        following: object = response.links.get("next", {}).get("url")
+        if following is None and self.next is not None and isinstance(content, dict):
+            following = content.get(self.next)
+        if following is None or following == "":
+            return Page(rows)
+        if not isinstance(following, str):
+            raise TypeError(f"the next page is {following!r:.200}, not a URL")
+        following_url = response.url.join(following)
+        here, there = ((url.scheme, url.host, url.port) for url in (response.url, following_url))
+        if here != there:
+            raise ValueError("the next page is at another scheme, host or port, which would get the headers")
+        return Page(rows, next=str(following_url))
+
+
 class _TryFailed(Exception):
     """One try failed; its cause, if any, is the client's error."""
+
+
+async def _body_of(response: httpx2.Response) -> bytes:
+    """Return the body. Raises `HttpTriggerError` if it is longer than `BODY_BYTES_MAX`."""
+    body = bytearray()
+    # A cancellation ends the client's nested generators from within; leaving the loop would abandon them.
+    with trio.CancelScope() as reading:
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > BODY_BYTES_MAX:
+                reading.cancel()
+    if len(body) > BODY_BYTES_MAX:
+        raise HttpTriggerError(_without_secrets(str(response.url)), f"the body is longer than {BODY_BYTES_MAX:,} bytes")
+    return bytes(body)
+
+
+def _check_headers(headers: dict[str, str]) -> None:
+    for name, value in headers.items():
+        # The value is not shown: it may be a password.
+        if not name.isascii() or not value.isascii() or any(c in name + value for c in "\r\n\0"):
+            raise ValueError(f"header {name!r} is not ASCII text on one line")
 
 
 def _without_secrets(url: str) -> str:

@@ -16,7 +16,7 @@ from headgate.protocol.messages.queries import EncodedValue, GetXCom
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepOutcome
 from headgate.protocol.messages.worker import Step
 from headgate.protocol.values import decode_value
-from headgate.tasks.context import Context, RunAsset, XComReader, make_context
+from headgate.tasks.context import Context, RunAsset, TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption
 from headgate.tasks.execution import run_step as execute
 from headgate.tasks.operator import BaseOperator
@@ -40,7 +40,7 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[
             return StepFailed(EXECUTION_TIMEOUT_OVER)  # while its file was loaded
         on_loaded()
         with killing(operator.on_kill):
-            return execute(operator, _context(operator, step, ask), _resumption(step))
+            return execute(operator, _context(operator, step, ask), _resumption(step), step.stream)
     except StepStopped:
         raise
     except BaseException as error:
@@ -86,6 +86,7 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
             RunAsset(event.asset, decode_value(event.payload), _moment(event.stored_at_s))
             for event in step.asset_events
         ),
+        stream=TaskStream.of(step.stream),
     )
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
 from headgate.cli import usage
 from headgate.cli.commands import (
@@ -117,11 +119,17 @@ def _global_options(
     ctx.obj = Invocation({"config": config, "home": home, "database_url": db, "log_level": "debug" if debug else None})
 
 
+@cache
+def _commands() -> Callable[..., object]:
+    """Return the application with all of its commands, whose signatures take longer to read than most take to run."""
+    return get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(args=given, prog_name="headgate", standalone_mode=False)
+        code = _commands()(args=given, prog_name="headgate", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:

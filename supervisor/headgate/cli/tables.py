@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from headgate.cli.output import json_line, readable
+from headgate.scheduling.error_text import error_line
 
 ROWS_SHOWN_MAX = 1000  # rows of a table: people read no more, and a table is laid out in memory
 CELL_CHARS_MAX = 200  # of one cell of a table; JSON lines have everything
@@ -83,16 +84,6 @@ def print_block(text: str, *, indent: str = "  ") -> None:
     """Print a text of several lines, as a traceback is, with whatever does not print made visible."""
     for line in text.splitlines():
         print(indent + shown(line))
-
-
-def error_line(text: str) -> str:
-    """Return the line of an error that says most: of a traceback the last one, otherwise the first."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines or not any(line.startswith("Traceback (") or line == "Traceback" for line in lines):
-        return lines[0] if lines else ""
-    if lines[0].startswith("Traceback"):
-        return next((line for line in reversed(lines) if not line[0].isspace()), lines[-1])
-    return lines[0]
 
 
 def without_own_frames(error: str) -> str:

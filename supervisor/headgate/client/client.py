@@ -10,6 +10,7 @@ from headgate.client.consumer import Consumer
 from headgate.client.waiting import wait_for_page
 from headgate.store.consuming import reading
 from headgate.store.consuming.consumers import ConsumerVerbs
+from headgate.store.consuming.failures import MAX_DELIVERIES
 from headgate.store.consuming.reading import BATCH_EVENTS, START, Cursor, Event, Page
 from headgate.store.db import schema
 from headgate.store.db.engine import database_name, is_in_memory, open_engine
@@ -65,8 +66,8 @@ class Client:
         """Iterate over the events of a watcher after a cursor, in commit order, and wait for those to come.
 
         It ends after ``idle_s`` seconds without a new event, and never by itself if that is None. While it waits, it
-        runs no statement on PostgreSQL except a look every few minutes: it is woken by the supervisor. On SQLite it
-        looks every 15 ms whether anything was committed. Raises the errors of `events`.
+        runs no statement except a look every few minutes: it is woken by the supervisor. On SQLite it also looks every
+        5 s whether anything was committed. Raises the errors of `events`.
         """
         with self._database.reading() as tx:
             reading.check_cursor(tx, watcher, after)
@@ -89,14 +90,17 @@ class Client:
         with self._database.reading() as tx:
             return reading.newest_cursor(tx, watcher)
 
-    def add_consumer(self, name: str, watcher: str, *, after: Cursor = START) -> Consumer:
+    def add_consumer(
+        self, name: str, watcher: str, *, after: Cursor = START, max_deliveries: int = MAX_DELIVERIES
+    ) -> Consumer:
         """Return the consumer of this name, which is added if there is none yet.
 
         A new one gets the events after the cursor, by default all that are stored; one that is there already stays
-        where it is. Raises `ConsumerExists` if it reads another watcher, `NoSuchWatcher`, `CursorRefused`, and
-        `BadName` for a name that cannot be stored and shown safely.
+        where it is, and as it is. ``max_deliveries``: how often an event is handed over alone before it is set aside;
+        0: always again. Raises `ConsumerExists` if it reads another watcher, `NoSuchWatcher`, `CursorRefused`,
+        `ValueRefused` for a negative number, and `BadName` for a name that cannot be stored and shown safely.
         """
-        self._consumers.add(name, watcher, after)
+        self._consumers.add(name, watcher, after, max_deliveries)
         return Consumer(self._database, name)
 
     def consumer(self, name: str) -> Consumer:
@@ -105,5 +109,5 @@ class Client:
         return Consumer(self._database, name)
 
     def remove_consumer(self, name: str) -> None:
-        """Remove a consumer and its place. Raises `NoSuchRow`."""
+        """Remove a consumer, its place and its letters. Raises `NoSuchRow`."""
         self._consumers.remove(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
@@ -9,9 +10,13 @@ import msgspec
 from sqlalchemy import Connection, event
 
 from headgate.client.waiting import wait_for_page
-from headgate.store.consuming import consumers, reading
+from headgate.protocol import marks
+from headgate.store.consuming import failures, places, reading, set_aside
+from headgate.store.consuming.places import Place
 from headgate.store.consuming.reading import BATCH_EVENTS, Cursor, Event, Page
+from headgate.store.consuming.set_aside import Redelivery
 from headgate.store.db.engine import LOCK_TIMEOUT_S
+from headgate.store.db.prepared import driver_of
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.errors import ConsumerBusy, StoreError
 
@@ -45,6 +50,36 @@ class Batch(msgspec.Struct, frozen=True):
         return len(self.events)
 
 
+class _Handed(msgspec.Struct, frozen=True):
+    """The events of a batch, from a place that is locked, or one event that is handed over again."""
+
+    place: Place
+    page: Page
+    redelivery: Redelivery | None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return self.page.events
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.page.cursor
+
+    def finish(self, tx: Tx) -> None:
+        """Record that the events are taken, in the transaction of the batch."""
+        if self.redelivery is not None:
+            set_aside.hand_over(tx, self.place, self.redelivery)
+        elif self.events:
+            places.move(tx, self.place, self.page)
+
+    def count_failure(self, tx: Tx, error: str, lines: str) -> None:
+        """Record that they are not, in a transaction of its own after the rollback."""
+        if self.redelivery is not None:
+            set_aside.fail(tx, self.redelivery, error, lines)
+        elif self.events:
+            failures.count_failure(tx, self.place, self.cursor, error, lines)
+
+
 class Consumer:
     """A named consumer of the events of one watcher. Its place is stored by headgate.
 
@@ -54,6 +89,7 @@ class Consumer:
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
         self.name = name
+        self._is_trusted = False  # the last batch was taken, so the next one is not recorded
 
     @contextmanager
     def batch(self, limit: int = BATCH_EVENTS) -> Generator[Batch]:
@@ -62,6 +98,9 @@ class Consumer:
         The end of the block commits what was done on ``batch.connection``, and the consumer's place, together; an
         exception rolls back both, is passed on as it is, and the same events are handed over again. If there are no new
         events, the batch is empty.
+
+        After a batch has failed, its events are handed over one by one. One that has failed alone as often as the
+        ``max_deliveries`` of the consumer is set aside, and the consumer goes on with the next; see docs/consuming.md.
 
         While another worker of this consumer has a batch, this waits for it. On SQLite nobody else writes while a batch
         is open. On PostgreSQL a batch must end within 35 s, and may not leave its connection idle for 10 s: the server
@@ -74,25 +113,68 @@ class Consumer:
         """
         reading.check_limit(limit)
         failed: BaseException | None = None
+        handed: _Handed | None = None
+        is_cut = False
         try:
-            with self._database.writing() as tx:
-                place = self._lock(tx)
-                page = reading.read_page(tx, place.watcher, place.cursor, limit)
-                batch = Batch(page.events, tx.connection, page.cursor)
+            with self._open(limit) as (tx, handed):
                 with _committed_by_us(tx.connection):
                     try:
-                        yield batch
+                        yield Batch(handed.events, tx.connection, handed.cursor)
                     except BaseException as error:
                         failed = error  # not ours: it is neither translated nor hidden
+                        is_cut = _is_cut(tx.connection)
                         raise _RolledBack from None
-                if page.events:
-                    consumers.move(tx, place, page)
+                marks.reach("consumer.block_done")
+                handed.finish(tx)
+                marks.reach("consumer.place_moved")
+            marks.reach("consumer.committed")
+            self._is_trusted = True
         except (_RolledBack, StoreError):
+            self._is_trusted = False
             self._database.close()  # whatever the block has done to the connection, the next batch has another
             if failed is None:
                 raise
-        if failed is not None:
-            raise failed
+        if failed is None:
+            return
+        if handed is not None and isinstance(failed, Exception) and not is_cut and not isinstance(failed, BatchEnded):
+            self._count(handed, failed)
+        raise failed
+
+    @contextmanager
+    def _open(self, limit: int) -> Generator[tuple[Tx, _Handed]]:
+        """Begin the transaction of a batch, after it was recorded in another one, if that is needed."""
+        is_recorded = False
+        redelivery: Redelivery | None = None
+        while True:
+            with self._database.writing() as tx:
+                place = self._lock(tx)
+                if is_recorded or (self._is_trusted and not place.is_careful and not place.has_redeliveries):
+                    if redelivery is not None and not set_aside.is_due(tx, redelivery):
+                        redelivery = None
+                    if redelivery is None:
+                        page = reading.read_page(tx, place.watcher, place.cursor, 1 if place.is_careful else limit)
+                    else:
+                        page = Page((redelivery.event,), place.cursor)
+                    marks.reach("consumer.batch_read")
+                    yield tx, _Handed(place, page, redelivery)
+                    return
+                if place.has_redeliveries:
+                    redelivery = set_aside.take(tx, place)
+                if redelivery is None:
+                    failures.record(tx, place, limit)
+                is_recorded = True
+            marks.reach("consumer.batch_recorded")
+
+    def _count(self, handed: _Handed, failed: Exception) -> None:
+        """Count that the block of a batch has raised. If the database is away, it is not counted."""
+        marks.reach("consumer.rolled_back")
+        lines = "".join(traceback.format_exception(failed))
+        try:
+            with self._database.writing() as tx:
+                handed.count_failure(tx, f"{type(failed).__name__}: {failed}", lines)
+                marks.reach("consumer.failure_counted")
+        except StoreError as error:
+            failed.add_note(f"headgate has not counted this failure: {error}")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until there are events to hand over; return False if there are none within ``timeout_s`` seconds.
@@ -102,14 +184,16 @@ class Consumer:
 
         def look() -> Page:
             with self._database.reading() as tx:
-                place = consumers.look(tx, self.name)
-                return reading.read_page(tx, place.watcher, place.cursor, 1)
+                place = places.look(tx, self.name)
+                page = reading.read_page(tx, place.watcher, place.cursor, 1)
+                redelivery = set_aside.wanted(tx, place)
+                return page if redelivery is None else msgspec.structs.replace(page, events=(redelivery.event,))
 
         return bool(wait_for_page(self._database, look, timeout_s).events)
 
-    def _lock(self, tx: Tx) -> consumers.Place:
+    def _lock(self, tx: Tx) -> Place:
         try:
-            return consumers.lock(tx, self.name)
+            return places.lock(tx, self.name)
         except Exception as error:
             if getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
                 raise ConsumerBusy(self.name, LOCK_TIMEOUT_S) from error
@@ -117,6 +201,11 @@ class Consumer:
 
 
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's code: a lock was not available in time
+
+
+def _is_cut(connection: Connection) -> bool:
+    """Whether the connection is gone: then an error says nothing about the events."""
+    return connection.closed or connection.invalidated or bool(getattr(driver_of(connection), "closed", False))
 
 
 class _RolledBack(Exception):

@@ -12,7 +12,7 @@ from headgate.store.db.transaction import Database
 # A reader is woken by new events. It looks by itself, too, because a notification may be missing: supervisors notice a
 # new reader with a delay, a slice may be in flight meanwhile, and a connection pool passes on none. Then ever more
 # rarely, so that a hundred idle readers do not make one statement in a second.
-CHECKS_S = (2.0, 10.0, 60.0, 300.0)
+CHECKS_S = (2.0, 10.0, 60.0, 600.0)
 HELD_UP_CHECK_S = 1.0  # while a removed trigger still has an owner: nobody reports that it has none any more
 
 

@@ -1,4 +1,4 @@
-"""Decisions about the tasks of a run, from the states of all of them: which begin, which never will, and its end.
+"""Decisions about the tasks of a run, from the states in which they are: which begin, which never will, and its end.
 
 They depend on the states alone, and not on the order of the changes: every evaluation considers the whole run, so that
 changes between two evaluations are not missed.
@@ -14,7 +14,14 @@ import msgspec
 from headgate.protocol.messages.dags import DURATION_S_MAX, DagSpec, StartTrigger, TaskSpec, TaskState
 from headgate.scheduling import states, trigger_rules
 
+_NO_STATES: frozenset[TaskState] = frozenset()
+_NONE = frozenset({TaskState.NONE})
 _BROKEN = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
+_BECOMES: dict[trigger_rules.Readiness, frozenset[TaskState]] = {
+    "run": frozenset({TaskState.SCHEDULED}),
+    "upstream_failed": frozenset({TaskState.UPSTREAM_FAILED}),
+    "skipped": frozenset({TaskState.SKIPPED}),
+}
 RunEnd = Literal["success", "failed"]
 
 
@@ -41,34 +48,30 @@ class Decisions(msgspec.Struct, frozen=True):
     end: RunEnd | None = None
 
 
-def decide(graph: Graph, now: Mapping[str, TaskState], *, may_start: bool = True) -> Decisions:
+def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: bool = True) -> Decisions:
     """Evaluate the trigger rules of all tasks in ``none``; skips and failures are passed downstream at once.
 
-    ``now`` has the states of the run's tasks: those of the DAG, and maybe some that it no longer has. A run does not
-    end before they have ended, but their end states do not count. If ``may_start`` is False, because the DAG is paused,
-    no task begins.
+    ``now`` has the states of the run's tasks: those of the DAG, and maybe some that it no longer has. A task has one
+    state, or those of its instances if it is mapped; the decision is about its instances in ``none``. A run does not
+    end before all have ended, but the end states of tasks that the DAG no longer has do not count. If ``may_start`` is
+    False, because the DAG is paused, no task begins.
     """
     after = dict(now)
     decided: dict[trigger_rules.Readiness, list[str]] = {"run": [], "upstream_failed": [], "skipped": []}
     for task in graph.in_order:
-        if after.get(task.task_id) is not TaskState.NONE:
+        before = after.get(task.task_id, _NO_STATES)
+        if TaskState.NONE not in before:
             continue
-        readiness = trigger_rules.ready(task.trigger_rule, [after[upstream] for upstream in task.upstream])
-        match readiness:
-            case "wait":
-                continue
-            case "run":
-                if not may_start:
-                    continue
-                after[task.task_id] = TaskState.SCHEDULED
-            case "upstream_failed":
-                after[task.task_id] = TaskState.UPSTREAM_FAILED
-            case "skipped":
-                after[task.task_id] = TaskState.SKIPPED
+        above = _NO_STATES.union(*(after[upstream] for upstream in task.upstream))
+        readiness = trigger_rules.ready(task.trigger_rule, above)
+        if readiness == "wait" or (readiness == "run" and not may_start):
+            continue
+        after[task.task_id] = before - _NONE | _BECOMES[readiness]
         decided[readiness].append(task.task_id)
     end: RunEnd | None = None
-    if not any(state in states.UNFINISHED for state in after.values()):
-        end = "failed" if any(after.get(leaf) in _BROKEN for leaf in graph.leaves) else "success"
+    if all(states.UNFINISHED.isdisjoint(some) for some in after.values()):
+        is_broken = not all(_BROKEN.isdisjoint(after.get(leaf, _NO_STATES)) for leaf in graph.leaves)
+        end = "failed" if is_broken else "success"
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
 
 

@@ -89,9 +89,13 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("skipped", _S.RUNNING, _S.SKIPPED, "-", "-", "worker", "Task done"),
     _row("failed", _S.RUNNING, _S.FAILED, "-", "-", "worker", "Task failed, and no try is left"),
     _row("failed_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "worker", "Wait for the retry delay"),
+    _row("stream_waits", _S.RUNNING, _S.DEFERRED, "set", "-", "worker", "Wait for the next events; new token"),
+    _row("stream_goes_on", _S.RUNNING, _S.SCHEDULED, "-", "-", "worker", "More events wait, or the stream is over"),
+    _row("stream_failed", _S.RUNNING, _S.SCHEDULED, "-", "__fail__", "worker", "All are handled; its trigger failed"),
     _row("retry_due", _S.UP_FOR_RETRY, _S.SCHEDULED, "-", "-", "scheduler", "Begin the next try, from execute"),
     # --- while it waits for its trigger ----------------------------------------------------------
     _row("event", _S.DEFERRED, _S.SCHEDULED, "clear", "set", "triggerer", "Resume via callback, with the event"),
+    _row("stream_event", _S.DEFERRED, _S.SCHEDULED, "clear", "-", "triggerer", "Handle events; the trigger runs on"),
     _row("trigger_failed", _S.DEFERRED, _S.SCHEDULED, "clear", "__fail__", "triggerer", "Resume to fail, with error"),
     _row("timed_out", _S.DEFERRED, _S.SCHEDULED, "clear", "__fail__", "supervisor", "Resume to fail; cancel trigger"),
     _row("ended_success", _S.DEFERRED, _S.SUCCESS, "clear", "-", "triggerer", "TaskSuccessEvent; store its XComs"),

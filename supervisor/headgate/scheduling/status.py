@@ -65,6 +65,20 @@ class Letters(msgspec.Struct, frozen=True):
     newest_age_s: float
 
 
+class TroubledConsumer(msgspec.Struct, frozen=True):
+    """A consumer whose next event has failed alone ``failures`` times, or that has unresolved letters.
+
+    ``newest_age_s`` is the age of the newest of its ``letters``. They are counted among the newest `COUNTED_MAX` events
+    that any consumer has set aside.
+    """
+
+    name: str
+    failures: int
+    error: str
+    letters: int
+    newest_age_s: float
+
+
 class StatusFacts(msgspec.Struct, frozen=True):
     """Everything that `problems` looks at. No list has more than `COUNTED_MAX` rows.
 
@@ -80,6 +94,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     troubled: tuple[TroubledTrigger, ...] = ()
     overdue: tuple[Overdue, ...] = ()
     letters: tuple[Letters, ...] = ()
+    consumers: tuple[TroubledConsumer, ...] = ()
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
     failed_runs: tuple[tuple[str, str], ...] = ()
     old_keys: int = 0
@@ -111,6 +126,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_triggers(facts.troubled),
         *_tasks(facts.overdue),
         *_letters(facts.letters),
+        *_consumers(facts.consumers),
         *_files(facts.import_errors),
         *_runs(facts.failed_runs),
         *_keys(facts.old_keys),
@@ -288,6 +304,29 @@ def _letters(letters: Sequence[Letters]) -> list[Problem]:
     newest_s = min(one.newest_age_s for one in letters)
     text = f"{total:,} open dead letter{several}{more}, the newest stored {span(newest_s)} ago: {some(each)}"
     return [Problem("attention", "dead_letters", text, "headgate dlq list", tuple(each))]
+
+
+def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
+    found: list[Problem] = []
+    failing = [one for one in troubled if one.failures]
+    if failing:
+        worst = max(failing, key=lambda one: one.failures)
+        times = "once" if worst.failures == 1 else f"{worst.failures:,} times"
+        text = f"{counted(failing, 'consumer')} cannot take the next event: {worst.name}, {times}: {worst.error}"
+        lines = tuple(f"{one.name}: {one.failures:,}: {one.error}" for one in failing)
+        severity: Severity = "broken" if worst.failures >= FAILURES_BROKEN_MIN else "attention"
+        found.append(Problem(severity, "consumer_fails", text, "headgate consumers list --wide", lines))
+    with_letters = [one for one in troubled if one.letters]
+    if with_letters:
+        total = sum(one.letters for one in with_letters)
+        newest = min(with_letters, key=lambda one: one.newest_age_s)
+        each = tuple(f"{one.name} ({one.letters:,})" for one in with_letters)
+        text = (
+            f"{total:,} event{'s' if total > 1 else ''} set aside by {counted(with_letters, 'consumer')}, the newest "
+        )
+        text += f"{span(newest.newest_age_s)} ago: {some(each)}"
+        found.append(Problem("attention", "set_aside", text, f"headgate consumers letters {newest.name}", each))
+    return found
 
 
 def _files(errors: Sequence[tuple[str, str]]) -> list[Problem]:

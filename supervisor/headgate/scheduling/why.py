@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from headgate.protocol.messages.dags import TaskState, TriggerRule
+from headgate.scheduling.error_text import error_line
 
 HEADGATE_UP = "start `headgate up`"
 CLOCK_TOLERANCE_S = 1.0  # a heartbeat may be this much later than the transaction that looks at it
@@ -26,8 +27,6 @@ ERROR_CHARS_SHOWN_MAX = 300  # of an error in one sentence; `show` prints all of
 
 RunState = Literal["queued", "running", "success", "failed"]
 SupervisorState = Literal["alive", "silent", "fenced", "ended", "gone"]  # gone: its process is no longer there
-
-_TRACEBACK = "Traceback (most recent call last):"  # also of a group of errors, with more before it
 
 
 # --- facts ---------------------------------------------------------------------------------------
@@ -127,6 +126,20 @@ class Pool(msgspec.Struct, frozen=True):
     holders: tuple[tuple[str, str, str, int], ...] = ()
 
 
+class TaskStreamFacts(msgspec.Struct, frozen=True):
+    """The stream of a task: how many events are handled, how many wait, counted up to a limit, and how many it takes.
+
+    ``reopens``: its trigger is to be opened again when its last run has ended. ``ended_as``: why no event will come.
+    """
+
+    handled: int
+    waiting: int
+    wanted: int
+    contract: str
+    reopens: bool = False
+    ended_as: str | None = None
+
+
 class TaskFacts(msgspec.Struct, frozen=True):
     """One task of one run. ``*_in_s`` are seconds until a moment, negative if it is past, None if there is none.
 
@@ -162,6 +175,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     timeout_in_s: float | None = None
     deadline_in_s: float | None = None
     last_error: str | None = None
+    stream: TaskStreamFacts | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -210,15 +224,8 @@ def some(names: Sequence[str]) -> str:
 
 def shortened(error: str | None) -> str:
     """Return an error on one line, without its traceback, its end cut if it is long."""
-    text = " ".join(_headline(error or "").split())
+    text = error_line(error or "")
     return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
-
-
-def _headline(error: str) -> str:
-    """Return an error up to its traceback; of a traceback alone the last line."""
-    lines = error.strip().splitlines()
-    begins = next((at for at, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)), len(lines))
-    return "\n".join(lines[:begins] or lines[-1:])
 
 
 def moment(in_s: float | None) -> str:

@@ -14,6 +14,7 @@ from headgate.scheduling.why import (
     Finding,
     Supervisor,
     TaskFacts,
+    TaskStreamFacts,
     answered,
     gone,
     moment,
@@ -215,6 +216,9 @@ def _deferred(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
             found.append(nobody)
         soon = "a supervisor resumes it to fail, within seconds"
         found.append(Finding("timed_out", f"its wait timed out {moment(facts.timeout_in_s)}", soon))
+    if facts.stream is not None and facts.stream.reopens:
+        text = "its stream goes on with the trigger of the try before, whose last run has not ended yet"
+        return [*found, Finding("trigger_ending", text, "it is started again as soon as that run has ended")]
     found += why_triggers.findings(facts.trigger, supervisors)
     return found
 
@@ -267,6 +271,8 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
         if facts.next_method is not None:
             how = "to fail, with its error" if facts.next_method == FAIL_METHOD else f"in {facts.next_method}()"
             told.append(("resumes", how))
+    if facts.stream is not None:
+        told.append(("stream", _stream(facts.stream)))
     if facts.owner is not None:
         told += owner_facts(facts.owner)
     if facts.trigger is not None:
@@ -277,6 +283,13 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
     if facts.last_error and facts.state is not _S.FAILED and facts.state is not _S.UP_FOR_RETRY:
         told.append(("last error", shortened(facts.last_error)))
     return told
+
+
+def _stream(stream: TaskStreamFacts) -> str:
+    waits = f"{stream.waiting:,} wait" if stream.waiting != 1 else "1 waits"
+    whole = f" for a batch of {stream.wanted:,}" if stream.contract == "batch" and stream.ended_as is None else ""
+    over = "" if stream.ended_as is None else "; no more will come"
+    return f"{stream.handled:,} events handled, {waits}{whole}{over}"
 
 
 def _pool_facts(facts: TaskFacts) -> list[tuple[str, str]]:

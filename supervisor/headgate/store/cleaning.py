@@ -8,8 +8,9 @@ These rows are kept at any age:
 
 - of an open trigger its newest event, because `last_event` returns it in the next run, and every event with a key,
   because the key identifies a message that is delivered again (I2); the latter unless ``keyed_events`` are asked for;
+- an event of a task's stream that the task has not handled, and the stream's trigger, as long as the task exists;
 - an event that resumed a task, or for which a run was created, as long as the task or the run exists;
-- an event that still waits for a run of a DAG, or that a consumer has yet to get;
+- an event that still waits for a run of a DAG, that a consumer has yet to get, or that one has set aside;
 - a trigger that is open, waited for, that of a watcher, or owned by a supervisor that is not known to have ended;
 - a stream that a trigger refers to.
 
@@ -35,6 +36,7 @@ from headgate.store.ids import Epoch
 from headgate.store.tables import (
     asset_subscription,
     asset_watcher,
+    consumer_letter,
     dag,
     dag_run,
     dag_run_event,
@@ -44,6 +46,7 @@ from headgate.store.tables import (
     stream,
     strike,
     task_instance,
+    task_stream,
     trigger,
     trigger_event,
     triggerer,
@@ -74,6 +77,7 @@ Kind = Literal[
     "triggerers",
     "dead_letters",
     "open_dead_letters",
+    "consumer_letters",
 ]
 # In this order, because rows of an earlier kind may refer to rows of a later one.
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -102,23 +106,30 @@ def _ended_runs(before: datetime) -> ColumnElement[bool]:
 
 
 def _event_is_free() -> ColumnElement[bool]:
-    """Return the condition that no task was resumed by it, no run was or will be created, and no consumer awaits it."""
+    """Return the condition that no task was or will be resumed by it, no run created, and no consumer needs it."""
     return and_(
-        ~consumers.is_unread(),
+        ~consumers.is_needed(),
         ~exists().where(task_instance.c.event_id == trigger_event.c.id),
+        ~exists().where(
+            task_stream.c.trigger_id == trigger_event.c.trigger_id, task_stream.c.handled_to < trigger_event.c.id
+        ),
         ~exists().where(dag_run_event.c.trigger_event_id == trigger_event.c.id),
         ~exists().where(waiting_event.c.trigger_event_id == trigger_event.c.id),
     )
 
 
 def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
-    """Return the condition that it ended before then, and has no owner, no task, and no watcher that is not removed."""
+    """Return the condition that it ended before then, and has no owner, no task, and no watcher that is not removed.
+
+    The stream of a task may go on, and open its trigger again.
+    """
     present = exists().where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
     return and_(
         or_(trigger.c.finished_at.is_not(None), trigger.c.removed_at.is_not(None)),
         func.coalesce(trigger.c.removed_at, trigger.c.finished_at) < before,
         is_gone(trigger.c.triggerer_id),
         ~exists().where(task_instance.c.trigger_id == trigger.c.id),
+        ~exists().where(task_stream.c.trigger_id == trigger.c.id),
         ~present,
     )
 
@@ -171,7 +182,12 @@ def _old_letters(before: datetime) -> ColumnElement[bool]:
 
 
 def _old_open_letters(before: datetime) -> ColumnElement[bool]:
-    return and_(dead_letter.c.resolved_at.is_(None), dead_letter.c.stored_at < before)
+    is_open = and_(dead_letter.c.resolved_at.is_(None), dead_letter.c.state != "redriving")
+    return and_(is_open, dead_letter.c.stored_at < before)
+
+
+def _old_consumer_letters(before: datetime) -> ColumnElement[bool]:
+    return consumer_letter.c.resolved_at < before
 
 
 # --- deleting ------------------------------------------------------------------------------------
@@ -243,6 +259,7 @@ def _remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
     runs = tuple((name, run_id) for name, run_id in tx.connection.execute(names))
     rows = {
         "xcom": _delete(tx, xcom, xcom.c.task_instance_id, task_ids),
+        "task_stream": _delete(tx, task_stream, task_stream.c.task_instance_id, task_ids),
         "task_instance": _delete(tx, task_instance, task_instance.c.id, task_ids),
         "dag_run_event": _delete(tx, dag_run_event, dag_run_event.c.dag_run_id, whole),
         "dag_run": _delete(tx, dag_run, dag_run.c.id, whole),
@@ -294,6 +311,10 @@ def _remove_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
     return Cleaned(rows, ids[-1])
 
 
+def _remove_consumer_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
+    return Cleaned({"consumer_letter": _delete(tx, consumer_letter, consumer_letter.c.id, ids)}, ids[-1])
+
+
 class _Rows(NamedTuple):
     """The table of a kind, the column with the age of a row, the condition to delete it, and the deletion."""
 
@@ -313,6 +334,9 @@ _KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
     "triggerers": _Rows(triggerer, triggerer.c.started_at, _old_triggerers, _remove_triggerers),
     "dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_letters, _remove_letters),
     "open_dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_open_letters, _remove_letters),
+    "consumer_letters": _Rows(
+        consumer_letter, consumer_letter.c.set_aside_at, _old_consumer_letters, _remove_consumer_letters
+    ),
 }
 
 

@@ -164,6 +164,21 @@ class ConsumerBusy(StoreError):
         self.name = name
 
 
+class NotSetAside(StoreError):
+    """The consumer has no unresolved letter of this event; ``state`` is that of a resolved one."""
+
+    def __init__(self, consumer: str, event_id: int, state: str | None) -> None:
+        why = (
+            f": it was {state.replace('_', ' ')} before"
+            if state
+            else f"; `headgate consumers letters {consumer}` lists"
+        )
+        super().__init__(f"the consumer {consumer!r} has not set aside event {event_id}{why}")
+        self.consumer = consumer
+        self.event_id = event_id
+        self.state = state
+
+
 class LetterRefused(StoreError):
     """A dead letter cannot be redriven, edited or discarded; ``reason`` says why. It is left as it is."""
 

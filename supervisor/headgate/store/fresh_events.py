@@ -16,8 +16,8 @@ from headgate.store.db.engine import database_name
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import Tx
 from headgate.store.errors import DatabaseFault
-from headgate.store.tables import asset_watcher, trigger_event
-from headgate.store.tasks import deferral
+from headgate.store.tables import asset_watcher, task_stream, trigger_event
+from headgate.store.tasks import deferral, task_streams
 from headgate.store.triggers import assets
 from headgate.store.triggers.events import EVENT, rows_of
 
@@ -41,7 +41,8 @@ def store_by_hand(tx: Tx, event: FiredEvent) -> StoredByHand:
     if not inserted:
         return _find(tx, event)
     event_id = int(inserted[0][0])
-    deferral.take_events(tx, [event], {event.trigger_id})
+    if not task_streams.take_by_hand(tx, event):
+        deferral.take_events(tx, [event], {event.trigger_id})
     if event.kind == "event":
         of_trigger = select(asset_watcher.c.asset_id).where(asset_watcher.c.trigger_id == event.trigger_id)
         asset_id = tx.connection.execute(of_trigger).scalar_one_or_none()
@@ -49,6 +50,15 @@ def store_by_hand(tx: Tx, event: FiredEvent) -> StoredByHand:
             assets.wait(tx, {event_id: asset_id})
     tx.notify()
     return StoredByHand(event_id, is_new=True, is_same=True)
+
+
+def is_passed_over(tx: Tx, event: FiredEvent) -> bool:
+    """Whether an event is in the log, and behind the place of the task's stream that it belongs to."""
+    c = trigger_event.c
+    place = task_stream.join(trigger_event, task_stream.c.trigger_id == c.trigger_id)
+    named = (c.trigger_run_id == event.trigger_run_id, c.sequence_index == event.sequence_index)
+    found = select(c.id).select_from(place).where(*named, c.id <= task_stream.c.handled_to)
+    return tx.connection.execute(found).first() is not None
 
 
 def _find(tx: Tx, event: FiredEvent) -> StoredByHand:

@@ -21,10 +21,14 @@ TaskInstanceId = NewType("TaskInstanceId", int)
 Hold = Literal["paused", "brake", "quarantine"]
 
 # What has become of a dead letter. ``open``: it can be redriven or discarded. ``at_broker``: only its head is kept, so
-# there is nothing to redrive, but its broker has the message. ``redriven``: its event was stored from the letter;
-# ``stored_meanwhile``: there was one of the same names already. ``discarded``: a user does not want it.
-LetterState = Literal["open", "at_broker", "redriven", "stored_meanwhile", "discarded"]
-LetterAction = Literal["redriven", "stored_meanwhile", "edited", "discarded"]
+# there is nothing to redrive, but its broker has the message. ``redriving``: its message is to be given to its trigger
+# once more. ``redriven``: its event was stored from the letter, or its trigger has handled its message;
+# ``stored_meanwhile``: there was an event of the same names already. ``discarded``: a user does not want it.
+LetterState = Literal["open", "at_broker", "redriving", "redriven", "stored_meanwhile", "discarded"]
+# The same of an event that a consumer has set aside. ``redeliver``: it is handed over again with the next batch.
+ConsumerLetterState = Literal["open", "redeliver", "handed_over", "discarded"]
+# What was done with a dead letter, by users and supervisors. ``failed`` and ``rejected``: a message that is open again.
+LetterAction = Literal["redriving", "redriven", "stored_meanwhile", "edited", "discarded", "failed", "rejected"]
 
 
 class TryName(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -29,12 +29,15 @@ from headgate.store.db.transaction import Tx, lock_primary_key, read_clock
 from headgate.store.db.verbs import Verbs, writing
 from headgate.store.errors import BadKey, NoKeyFile, UnusableKey
 from headgate.store.tables import connection as connection_table
-from headgate.store.tables import encryption_key, task_instance, trigger, variable
+from headgate.store.tables import encryption_key, task_instance, task_stream, trigger, variable
 
-# Every column that is encrypted; its table has an integer primary key ``id``.
+# Every column that is encrypted; its table has one integer as its primary key.
 ENCRYPTED: Final[dict[str, Column[Any]]] = {
     str(column): column
-    for column in (trigger.c.kwargs, task_instance.c.next_kwargs, variable.c.value, connection_table.c.value)
+    for column in (
+        *(trigger.c.kwargs, task_instance.c.next_kwargs, task_stream.c.state),
+        *(variable.c.value, connection_table.c.value),
+    )
 }
 BATCH_ROWS = 500  # read in one transaction of a rotation: some tens of milliseconds
 _K = encryption_key.c
@@ -175,7 +178,7 @@ class KeyVerbs(Verbs):
     def encrypt_again(self, tx: Tx, name: str, after_id: int, *, rows_max: int = BATCH_ROWS) -> Batch:
         """Rewrite the values of one column of `ENCRYPTED` that are not under the primary key, beginning after an id."""
         column = ENCRYPTED[name]
-        key = column.table.c.id
+        (key,) = column.table.primary_key.columns
         rows = tx.connection.execute(
             select(key, column).where(key > after_id, column.is_not(None)).order_by(key).limit(rows_max)
         ).all()

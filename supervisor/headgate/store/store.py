@@ -16,6 +16,7 @@ from headgate.protocol.messages.runner import (
     DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
+    RedeliveryEnd,
     RefusedEvent,
 )
 from headgate.store.db.changes import Followers
@@ -26,14 +27,15 @@ from headgate.store.errors import EventExists, ValueRefused
 from headgate.store.ids import Epoch, Hold
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.task_verbs import TaskVerbs
-from headgate.store.tasks import deferral, task_rows
+from headgate.store.tasks import deferral, resuming, task_rows, task_streams
 from headgate.store.tasks.graphs import Graphs
-from headgate.store.triggers import by_hand, dead_letters, holds, streams, watchers
+from headgate.store.triggers import by_hand, dead_letters, holds, redrives, reopening, streams, watchers
 from headgate.store.triggers import events as event_log
 from headgate.store.triggers.changes import ChangeVerbs
 from headgate.store.triggers.events import EventVerbs
 from headgate.store.triggers.holds import HoldVerbs
 from headgate.store.triggers.leases import LeaseVerbs
+from headgate.store.triggers.redrives import RedriveVerbs
 from headgate.store.triggers.strikes import StrikeVerbs
 from headgate.store.triggers.watchers import WatcherVerbs
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from headgate.store.letters import LetterVerbs
 
 
-class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs):
+class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs, RedriveVerbs):
     """The verbs of the database, each one transaction (`headgate.store.db.verbs`): here those of triggers.
 
     Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, the deletion
@@ -125,6 +127,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         """
         dead_letters.dead_letter(tx, event, reason)
         deferral.take_refused(tx, {event.trigger_id: reason}, self.waited_for)
+        task_streams.take(tx, self.task_streams, refused={event.trigger_id: reason})
 
     def store_slice(
         self,
@@ -134,6 +137,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
         described: Sequence[DescribedTrigger] = (),
+        redriven: Sequence[RedeliveryEnd] = (),
     ) -> event_log.StoredSlice:
         """Store a slice of a round in one transaction: after the return all of it is durable (I1, I2).
 
@@ -141,38 +145,64 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         is; then nothing of the slice is stored, and the caller finds the event by halving. The rest can always be
         stored.
         """
-        waited_for, assets = self.waited_for, self.assets
+        waited_for, streams_of_tasks, assets = self.waited_for, self.task_streams, self.assets
         with self.database.leased(epoch) as tx:
             marks.reach("store.begun")
             stored, redelivered, differing = event_log.insert_events(tx, events, assets)
-            if stored:
-                self._followers.tell(tx.connection, {event.trigger_id for event in events})
+            if stored and self._followers.are_there(tx.connection):
+                tx.notify_readers({event.trigger_id for event in events})
             marks.reach("store.rows_inserted")
             dead_letters.dead_letter_refused(tx, refused)
             over: frozenset[int] = frozenset()
-            if waited_for:  # before the triggers' own rows: see `headgate.store.tasks.task_rows` on locks
-                over = deferral.take_events(tx, events, waited_for)
-                reasons = {one.trigger_id: one.reason for one in refused}
+            reasons = {one.trigger_id: one.reason for one in refused}
+            # Tasks before the triggers' own rows: see `headgate.store.tasks.task_rows` on locks.
+            if streams_of_tasks:
+                over = task_streams.take(tx, streams_of_tasks, events=events, refused=reasons, finished=finished)
+            if waited_for:
+                over |= deferral.take_events(tx, events, waited_for)
                 over |= deferral.take_refused(tx, reasons, waited_for)
                 over |= deferral.take_ends(tx, finished, waited_for)
             placed = self._place(tx, described)
             if placed.refused and waited_for:
                 over |= deferral.take_ends(tx, placed.refused, waited_for)
+            if placed.refused and streams_of_tasks:
+                over |= task_streams.take(tx, streams_of_tasks, finished=placed.refused)
+            if over:
+                tx.notify()  # this supervisor may run no tasks, or have no worker that is free
             ends = (*finished, *placed.refused)
+            redrives.end(tx, redriven)
+            redrives.returned(tx, self._returned_from_messages(finished))
             failure_counts, struck = event_log.finish(tx, ends)
+            # Only a run that has returned is let go here, and its task is locked already.
+            if streams_of_tasks and (returned := [run.trigger_id for run in finished if run.outcome == "returned"]):
+                reopening.reopen(tx, returned)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
         moved_tasks = False
-        if waited_for or assets:
+        if waited_for or streams_of_tasks or assets:
             ids = {item.trigger_id for items in (events, refused, ends) for item in items}
-            moved_tasks = not ids.isdisjoint(waited_for) or not ids.isdisjoint(assets)
+            moved_tasks = not all(map(ids.isdisjoint, (waited_for, streams_of_tasks, assets)))
         if moved_tasks:
             marks.reach("resume.committed")
+        fired = event_log.fired_by_runs((*events, *refused), streams_of_tasks) if streams_of_tasks else {}
         self.forget([run.trigger_id for run in finished if run.outcome == "returned"])
         self.forget(sorted(placed.elsewhere))
         self.streamed.difference_update([*placed.here, *[run.trigger_id for run in placed.refused]])
         self.streamed.update(trigger_id for trigger_id, digest in placed.here.items() if digest)
-        return event_log.StoredSlice(stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed)
+        return event_log.StoredSlice(
+            stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed, fired
+        )
+
+    def forget(self, trigger_ids: Sequence[int]) -> None:
+        """Forget triggers that are not run here any more."""
+        super().forget(trigger_ids)
+        self.redriven_to.difference_update(trigger_ids)
+
+    def _returned_from_messages(self, finished: Sequence[FinishedTrigger]) -> list[FinishedTrigger]:
+        """Return the runs that have returned, of triggers that were given messages of dead letters."""
+        if not self.redriven_to:
+            return []
+        return [run for run in finished if run.outcome == "returned" and run.trigger_id in self.redriven_to]
 
     def put_event(self, watcher: str, payload: bytes, *, key: str | None = None) -> int:
         """Store an event by hand, as if the watcher had fired it now; return its id.
@@ -199,8 +229,10 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         news = [one for one in described if one.stream or one.trigger_id in self.streamed]
         if not news:
             return streams.NOTHING_PLACED
-        for trigger_id in sorted(self.waited_for.intersection(one.trigger_id for one in news)):
-            task_rows.locked_by_trigger(tx, trigger_id)  # before the trigger's own row, as in `store_slice`
+        ids = {one.trigger_id for one in news}  # their tasks before the triggers' own rows, as in `store_slice`
+        task_streams.locked_of_triggers(tx, self.task_streams & ids)
+        for trigger_id in sorted(self.waited_for & ids):
+            task_rows.locked_by_trigger(tx, trigger_id)
         return streams.describe(tx, news)
 
     @leased
@@ -210,12 +242,17 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         A trigger of a task cannot wait for that: its task fails at once with the reason, and the trigger is over. A
         trigger that is held already, or that another epoch owns, is left unchanged. Repeating it changes nothing.
         """
-        task = task_rows.locked_by_trigger(tx, trigger_id)  # before the trigger's own row, as in `store_slice`
+        # The task before the trigger's own row, as in `store_slice`.
+        streaming = task_streams.locked_of_triggers(tx, [trigger_id])
+        task = None if streaming else task_rows.locked_by_trigger(tx, trigger_id)
         if not holds.hold_own(tx, trigger_id, hold, reason):
             return False
         marks.reach("holds.written")
-        if task is None:
+        if streaming:
+            task_streams.fail(tx, trigger_id, reason)
+        elif task is None:
             return True
+        else:
+            resuming.resume_to_fail(tx, task, "trigger_failed", "trigger_failure", reason)
         tx.notify()
-        deferral.resume_to_fail(tx, task, "trigger_failed", "trigger_failure", reason)
         return False

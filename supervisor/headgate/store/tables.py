@@ -20,9 +20,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     Index,
-    Integer,
     LargeBinary,
-    MetaData,
     Table,
     Text,
     TextClause,
@@ -35,19 +33,12 @@ from sqlalchemy import (
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BYTES_MAX, TaskState
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
+from headgate.store.consumer_tables import BigId
+from headgate.store.consumer_tables import consumer as consumer
+from headgate.store.consumer_tables import consumer_letter as consumer_letter
+from headgate.store.consumer_tables import metadata as metadata
 from headgate.store.db.times import UtcDateTime
-
-# On SQLite only a column declared INTEGER counts up by itself; it has 64 bits there.
-BigId = BigInteger().with_variant(Integer(), "sqlite")
-
-metadata = MetaData(
-    naming_convention={
-        "pk": "pk_%(table_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-    }
-)
+from headgate.store.task_stream_tables import task_stream as task_stream
 
 # One supervisor's lease. The id is the epoch: a supervisor that comes back registers again, and gets another.
 triggerer = Table(
@@ -232,7 +223,7 @@ dead_letter = Table(
     Column("payload_kept", Boolean, nullable=False),
     Column("reason", Text, nullable=False),
     Column("stored_at", UtcDateTime, nullable=False),
-    Column("content", Text, nullable=False, server_default=text("'event'")),  # or 'message': a raw one of its stream
+    Column("content", Text, nullable=False, server_default=text("'event'")),  # or 'message': of its stream
     Column("kind", Text, nullable=False, server_default=text("'event'")),
     Column("is_last", Boolean, nullable=False, server_default=false()),
     Column("traceback", Text, nullable=False, server_default=text("''")),
@@ -243,6 +234,7 @@ dead_letter = Table(
     Column("resolved_at", UtcDateTime),  # null as long as something is to be done about it
     Column("resolved_by", Text),
     Column("note", Text),
+    Column("target_id", BigInteger),  # the trigger that a message which is redriving is given to
     UniqueConstraint("trigger_run_id", "sequence_index"),
     sqlite_autoincrement=True,
 )
@@ -254,6 +246,9 @@ _keyed_resolved = and_(dead_letter.c.key.is_not(None), dead_letter.c.resolved_at
 Index("ix_dead_letter_resolved", *_message, postgresql_where=_keyed_resolved, sqlite_where=_keyed_resolved)
 _open_letter = dead_letter.c.resolved_at.is_(None)
 Index("ix_dead_letter_open", dead_letter.c.id, postgresql_where=_open_letter, sqlite_where=_open_letter)
+_redriving = dead_letter.c.state == text("'redriving'")
+_of_target = (dead_letter.c.target_id, dead_letter.c.id)
+Index("ix_dead_letter_redriving", *_of_target, postgresql_where=_redriving, sqlite_where=_redriving)
 
 # Who did something to a dead letter: each act a row, deleted only with its letter.
 letter_action = Table(
@@ -268,23 +263,6 @@ letter_action = Table(
     Index("ix_letter_action_letter", "letter_id"),
     sqlite_autoincrement=True,
 )
-
-# How far a consumer has got in the events of a watcher. The place is moved in the transaction that hands them over.
-consumer = Table(
-    "consumer",
-    metadata,
-    Column("id", BigId, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("watcher", Text, nullable=False),
-    Column("trigger_id", BigInteger, nullable=False, server_default=text("0")),  # no foreign key: it may be cleaned
-    Column("event_id", BigInteger, nullable=False, server_default=text("0")),
-    Column("handed_over", BigInteger, nullable=False, server_default=text("0")),  # events, in all batches
-    Column("created_date", UtcDateTime, nullable=False),
-    Column("moved_at", UtcDateTime),  # the last batch that had events
-    UniqueConstraint("name"),
-    sqlite_autoincrement=True,
-)
-Index("ix_consumer_watcher", consumer.c.watcher)
 
 # --- tasks ---------------------------------------------------------------------------------------
 
@@ -395,6 +373,8 @@ task_instance = Table(
     Column("id", BigId, primary_key=True),
     Column("dag_run_id", BigId, ForeignKey("dag_run.id"), nullable=False),
     Column("task_id", Text, nullable=False),
+    Column("map_index", BigInteger, nullable=False, server_default=text("-1")),  # -1: the task is not mapped
+    Column("map_name", Text),
     Column("state", Text, nullable=False, server_default=text("'none'")),
     Column("try_number", BigInteger, nullable=False, server_default=text("0")),  # the try it is in, the first is 1
     Column("tries_max", BigInteger, nullable=False),  # no try after this one; a clear raises it
@@ -421,7 +401,9 @@ task_instance = Table(
     Column("started_at", UtcDateTime),  # when this try began
     Column("ended_at", UtcDateTime),
     Column("last_error", Text),
-    UniqueConstraint("dag_run_id", "task_id"),
+    # In this order, one range of it has the tasks of a run that are not mapped, without the instances of the others.
+    UniqueConstraint("dag_run_id", "map_index", "task_id"),
+    CheckConstraint("map_index >= -1", name="map_index"),
     CheckConstraint(column("state").in_([state.value for state in TaskState]), name="state"),
     CheckConstraint("(state = 'deferred') = (trigger_id IS NOT NULL)", name="trigger"),
     CheckConstraint("(state IN ('running', 'restarting')) = (triggerer_id IS NOT NULL)", name="owner"),
@@ -431,13 +413,19 @@ task_instance = Table(
 )
 
 
-def _index_tasks(name: str, *columns: str, where: ColumnElement[bool] | TextClause, unique: bool = False) -> None:
-    of = [task_instance.c[column] for column in columns]
+def _index_tasks(
+    name: str, *columns: str | TextClause, where: ColumnElement[bool] | TextClause, unique: bool = False
+) -> None:
+    of = [task_instance.c[column] if isinstance(column, str) else column for column in columns]
     Index(name, *of, unique=unique, postgresql_where=where, sqlite_where=where)
 
 
 # As text: a partial index is only used for a statement with the same condition, here ``state = 'scheduled'``.
-_index_tasks("ix_task_instance_scheduled", "pool", "queue", "priority_weight", "id", where=text("state = 'scheduled'"))
+# The most urgent task of a pool and a queue comes first, as `headgate.store.tasks.dispatch` asks for them.
+_urgency = (text("(next_method IS NOT NULL) DESC"), text("priority_weight DESC"), "id")
+_index_tasks("ix_task_instance_scheduled", "pool", "queue", *_urgency, where=text("state = 'scheduled'"))
+# The states of a mapped task are found in it without a look at each instance (`headgate.store.tasks.run_states`).
+_index_tasks("ix_task_instance_look", "dag_run_id", "task_id", "state", "map_index", where=text("map_index >= 0"))
 _index_tasks("ix_task_instance_retry", "retry_at", where=task_instance.c.retry_at.is_not(None))
 _index_tasks("ix_task_instance_timeout", "trigger_timeout", where=text("state = 'deferred'"))
 _index_tasks("uq_task_instance_trigger", "trigger_id", where=task_instance.c.trigger_id.is_not(None), unique=True)

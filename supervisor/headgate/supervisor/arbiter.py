@@ -46,17 +46,20 @@ class Arbiter:
         *,
         task_logs: TaskLogs | None = None,
         selector: selectors.BaseSelector | None = None,
+        bell: int | None = None,
     ) -> None:
         """``spawn`` starts the runner of an incarnation, ``link_of`` makes its link.
 
-        Other parts may have registered descriptors with ``selector``, each with a function that is called when it is
-        ready.
+        ``bell`` is a descriptor that is readable when others have written to the database. Other parts may have
+        registered descriptors with ``selector``, each with a function that is called when it is ready.
         """
         self._core = core
         self._task_logs = task_logs
         self._spawn = spawn
         self._link_of = link_of
         self._selector = selector or selectors.DefaultSelector()
+        self._bell = bell
+        self._is_listening = False
         self._signals: deque[int] = deque()
         self._runner: _WatchedRunner | None = None
         self._incarnation = 0
@@ -67,6 +70,7 @@ class Arbiter:
         """Run until the core decides to exit; return the exit code. SIGTERM and SIGINT drain, a second one kills."""
         with _Signals(self._selector, self._signals):
             while self._exit is None:
+                self._listen(self._core.is_listening)
                 wait_s = min(self._core.wake_at() - time.monotonic(), WAIT_MAX_S)
                 for key, _ in self._selector.select(max(0.0, wait_s)):
                     key.data()
@@ -79,6 +83,16 @@ class Arbiter:
         if self._runner is not None:
             self._runner.destroy()
         return self._exit.code
+
+    def _listen(self, wanted: bool) -> None:
+        """Be woken by the bell, or not: the step that follows each turn hears by itself whether it has rung."""
+        if self._bell is None or wanted == self._is_listening:
+            return
+        self._is_listening = wanted
+        if wanted:
+            self._selector.register(self._bell, selectors.EVENT_READ, lambda: None)
+        else:
+            self._selector.unregister(self._bell)
 
     def _handle_command(self, command: Command) -> None:
         match command:

@@ -15,6 +15,7 @@ The core connects parts that each have their own state:
 `releases`       triggers that must end for good
 `holds`          triggers that are owned and must not run
 `changes`        triggers that a user has changed
+`redrives`       messages that users have redriven
 `recoveries`     triggers that had failed, and do not fail any more
 tasks            scheduling and workers, if this supervisor runs tasks
 ===============  =============================================================================
@@ -40,7 +41,6 @@ from headgate.protocol.messages.runner import (
     FinishedTrigger,
     FromRunner,
     Hello,
-    RunnerSettings,
     StateChanges,
     StateSync,
 )
@@ -50,7 +50,8 @@ from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
 from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry, RateBackoff, Waits
 from headgate.supervisor.commands import Command, Exit, Kill
-from headgate.supervisor.leaving import LOG_INTERVAL_S, Leaving
+from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.leaving import Leaving
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
@@ -58,36 +59,16 @@ from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.supervisor.triggers.blame import Blame
 from headgate.supervisor.triggers.changes import Changes
+from headgate.supervisor.triggers.credits import Credits
 from headgate.supervisor.triggers.holds import Holds
 from headgate.supervisor.triggers.intake import Intake, Stored
-from headgate.supervisor.triggers.leases import Identity, Leases, LeaseTimes
+from headgate.supervisor.triggers.leases import Identity, Leases
 from headgate.supervisor.triggers.queries import TriggerQueries
 from headgate.supervisor.triggers.recoveries import Recoveries
+from headgate.supervisor.triggers.redrives import Redrives
 from headgate.supervisor.triggers.releases import Releases
 
 log = structlog.get_logger(__name__)
-
-TASKS_NAMED_MAX = 5  # of the tasks for which a drain waits, in one record
-
-
-class CoreSettings(msgspec.Struct, frozen=True):
-    """Settings of `SupervisorCore`; times in seconds. See `headgate.supervisor.config`."""
-
-    runner: RunnerSettings
-    lease: LeaseTimes
-    capacity: int = 1000
-    queues: tuple[str, ...] = ("default",)
-    workers: int = 0  # of tasks
-    runner_silence_max_s: float = 30.0
-    respawn_wait_s: float = 0.1
-    respawn_wait_max_s: float = 30.0
-    respawn_healthy_s: float = 60.0
-    retry_wait_s: float = 1.0
-    retry_wait_max_s: float = 300.0
-    database_retry_wait_s: float = 0.1
-    database_retry_wait_max_s: float = 10.0
-    slice_events_max: int = 5000
-    drain_s: float = 30.0
 
 
 class SupervisorCore:
@@ -114,6 +95,7 @@ class SupervisorCore:
             return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s, outage)
 
         outage = outage or DatabaseOutage()
+        frame_max = settings.runner.frame_bytes_max
         self._store = store
         self._tasks = tasks
         self._task_logs = task_logs
@@ -136,11 +118,13 @@ class SupervisorCore:
             retry_wait_s=settings.retry_wait_s,
             retry_wait_max_s=settings.retry_wait_max_s,
             healthy_s=settings.respawn_healthy_s,
-            frame_bytes_max=settings.runner.frame_bytes_max,
+            frame_bytes_max=frame_max,
         )
         self.releases = Releases(store, self.assignments, retry=retry_of("releases", outage))
         self.holds = Holds(store, self.assignments, retry=retry_of("holds", outage))
         self.changes = Changes(self.assignments, self.releases, queues=settings.queues)
+        self.redrives = Redrives(store, self.assignments, frame_bytes_max=frame_max, retry=retry_of("redrives", outage))
+        self.credits = Credits(store.tasks, self.assignments, retry=retry_of("credits", outage))
         self.blame = Blame(
             store,
             self.assignments,
@@ -162,9 +146,7 @@ class SupervisorCore:
             is_owed_answer=self.intake.is_waiting_for,
         )
         # Queries are not in the outage: after one that failed there may never be another.
-        self._queries = TriggerQueries(
-            store, answers, frame_bytes_max=settings.runner.frame_bytes_max, retry=retry_of("queries", None)
-        )
+        self._queries = TriggerQueries(store, answers, frame_bytes_max=frame_max, retry=retry_of("queries", None))
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -246,6 +228,7 @@ class SupervisorCore:
                 self._keep_lease(now)
                 self._store_slice(now)
                 self._step_tasks(now)
+                self.leases.listen(now, owned=self.assignments.owned)
         except LeaseLost as exc:
             self._lose_lease(exc, now)
         except DatabaseReplaced as exc:
@@ -268,9 +251,9 @@ class SupervisorCore:
         times: list[float | None] = [self._leaving.log_at]
         if not self._leaving.is_fenced:
             times += [self.leases.wake_at(), self.intake.wake_at(), self.holds.wake_at()]
-            times += [self.recoveries.wake_at(), self.blame.wake_at()]
-            if self._tasks is not None and self.leases.is_held:
-                times.append(self._tasks.wake_at())
+            times += [self.recoveries.wake_at(), self.blame.wake_at(), self.redrives.wake_at()]
+            if self.leases.is_held:
+                times += [self.credits.wake_at(), None if self._tasks is None else self._tasks.wake_at()]
         if self.is_leaving and self.runner.state is RunnerState.ABSENT:
             times.append(self._leaving.deadline)
         elif self.leases.is_held or self.runner.state is not RunnerState.ABSENT:
@@ -278,6 +261,11 @@ class SupervisorCore:
         if self._may_start:
             times += [self.assignments.next_start_at(), self.blame.release_at()]
         return min((time for time in times if time is not None), default=math.inf)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether to step at once when the bell of the database rings."""
+        return self.leases.is_listening and not self._leaving.is_fenced
 
     @property
     def is_leaving(self) -> bool:
@@ -301,18 +289,25 @@ class SupervisorCore:
         self.blame.forget([trigger.id for trigger in found.changed])
         if claimed := found.claimed + readable:
             log.debug("claimed triggers", triggers=len(claimed))
+            self.releases.reclaimed([trigger.id for trigger in claimed])
             for trigger in self.assignments.assign(claimed, now):
                 self._report_unreadable(trigger)
             # Before they are started: a stream has to know for whom it waits.
             absent = self.assignments.absent([trigger.id for trigger in claimed if trigger.hold is not None])
             self._send_if_running(StateSync(absent=absent) if absent else None)
+        self.redrives.found(found.redriving)
+        if found.has_looked:
+            self.credits.look()
         self._send_cancels(self.releases.cancel(found.removed, "user"))
         self._send_cancels(self.releases.cancel(found.ended, "timeout"))
         if self.leases.is_held:
             self.blame.store(self.leases.epoch, now)
             self.holds.store(self.leases.epoch, now)
-            self.releases.release(self.leases.epoch, now, self.intake.is_waiting_for_others(self.runner.running))
+            if self.releases.release(self.leases.epoch, now, self.intake.is_waiting_for_others(self.runner.running)):
+                self.leases.poll_soon()  # the supervisor's own writes cause no notification
             self.recoveries.step(self.leases.epoch, now)
+            self._send_if_running(self.redrives.step(self.leases.epoch, now))
+            self._send_if_running(self.credits.step(now))
 
     def _send_cancels(self, cancels: tuple[CancelTrigger, ...]) -> None:
         self._send_if_running(StateSync(to_cancel=cancels) if cancels else None)
@@ -351,6 +346,7 @@ class SupervisorCore:
             is_first = self._absent_told_to != self.runner.incarnation
             self._absent_told_to = self.runner.incarnation
             self.runner.send(StateSync(to_create=specs, absent=self.assignments.absent() if is_first else ()))
+            self.credits.started(specs)
         for spec in specs:
             self._log_to_task(spec.trigger_id, "its trigger is started", classpath=spec.classpath)
 
@@ -383,6 +379,8 @@ class SupervisorCore:
         for finished in stored.finished:
             self._end_run(finished, stored, now)
         self._take_descriptions(stored, now)
+        self.redrives.ended(stored.redriven)
+        self.credits.fired(stored.result.fired)
         self.releases.expect_ends(stored.result.over)
         if stored.result.moved_tasks and self._tasks is not None:
             self._tasks.notify()
@@ -427,6 +425,8 @@ class SupervisorCore:
             finished = msgspec.structs.replace(finished, outcome="returned")
         wait_s = self.assignments.end_run(finished, now)
         self.releases.ended(trigger_id, for_good=is_over or finished.reason in ("user", "timeout"))
+        if is_over and trigger_id in self.credits:
+            self.leases.poll_soon()  # the stream of a task may have opened it again
         if wait_s is not None:
             # Not a warning, and without the error: the runner has logged the failure.
             failures = stored.result.failure_counts.get(trigger_id)
@@ -441,6 +441,7 @@ class SupervisorCore:
             self._tasks.drain(now)
         if self._tasks.step(self.leases.epoch, now):
             self.leases.poll_soon()  # the supervisor's own writes cause no notification
+        self.credits.handled(self._tasks.take_handled())
 
     def _are_tasks_done(self, now: float) -> bool:
         """Whether leaving need not wait for tasks. Tasks that still run at the end of the drain are ended."""
@@ -478,20 +479,10 @@ class SupervisorCore:
 
     def _log_drain(self, now: float) -> None:
         """Log every few seconds what the drain waits for."""
-        if now < self._leaving.log_at:
-            return
-        self._leaving.log_at = now + LOG_INTERVAL_S
-        waits_for = []
-        if self.runner.state is not RunnerState.ABSENT:
-            waits_for.append("the runner")
-        if not self.intake.is_empty:
-            waits_for.append("events to be stored")
-        if self._tasks is not None and (tasks := self._tasks.running()):
-            names = ", ".join(f"{task.dag_id}/{task.run_id}/{task.task_id}" for task in tasks[:TASKS_NAMED_MAX])
-            more = ", ..." if len(tasks) > TASKS_NAMED_MAX else ""
-            waits_for.append(f"{len(tasks)} task{'s' if len(tasks) > 1 else ''}: {names}{more}")
-        if waits_for:
-            log.info("the drain waits", waits_for="; ".join(waits_for), ends_in_s=self._leaving.remaining_s(now))
+        if now >= self._leaving.log_at:
+            has_runner = self.runner.state is not RunnerState.ABSENT
+            tasks = [] if self._tasks is None else self._tasks.running()
+            self._leaving.log(now, has_runner=has_runner, has_events=not self.intake.is_empty, tasks=tasks)
 
     def _release_lease(self) -> None:
         try:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import structlog
+
+from headgate.store.ids import TryName
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit
 
+log = structlog.get_logger(__name__)
+
 LOG_INTERVAL_S = 5.0  # between two records that say what a drain waits for
+TASKS_NAMED_MAX = 5  # of the tasks for which a drain waits, in one record
 DRAIN_MARGIN_S = 5.0  # after the end of its drain, until a runner is killed
 
 
@@ -53,6 +60,17 @@ class Leaving:
         """Set the reason why the drain was not completed. Does nothing if there is no drain."""
         if self.exit is not None:
             self._cut_short = reason
+
+    def log(self, now: float, *, has_runner: bool, has_events: bool, tasks: Sequence[TryName]) -> None:
+        """Log what the drain waits for, and do it again later: the runner, events to be stored, and running tasks."""
+        self.log_at = now + LOG_INTERVAL_S
+        waits_for = ["the runner"] * has_runner + ["events to be stored"] * has_events
+        if tasks:
+            names = ", ".join(f"{task.dag_id}/{task.run_id}/{task.task_id}" for task in tasks[:TASKS_NAMED_MAX])
+            more = ", ..." if len(tasks) > TASKS_NAMED_MAX else ""
+            waits_for.append(f"{len(tasks)} task{'s' if len(tasks) > 1 else ''}: {names}{more}")
+        if waits_for:
+            log.info("the drain waits", waits_for="; ".join(waits_for), ends_in_s=self.remaining_s(now))
 
     def result(self, now: float, *, is_all_stored: bool) -> Exit | None:
         """Return the exit, now that the runner has ended; None while events still wait for the database."""

@@ -29,7 +29,8 @@ from headgate.supervisor.children.isolation import RunAs, hide_memory, user_name
 from headgate.supervisor.children.link import RunnerLink
 from headgate.supervisor.children.process import environment_of_children, start_runner
 from headgate.supervisor.config import ConfigError, Settings
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.logs import process_log
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import StoreQueries
@@ -180,6 +181,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
                 partial(_link_of, settings, recorder),
                 task_logs=task_logs,
                 selector=selector,
+                bell=store.database.doorbell(),
             ).run()
     finally:
         if tasks is not None:

@@ -1,9 +1,10 @@
 """The crash tests: ``python -m tests.proof.crash``, from the root of the repository.
 
 Runs every mark with every fault on every database, with random kills between, first of the pair, then of the pair with
-users' code that does harm, and then of tasks, and adds what it counted to ``docs/proof.md``. The exit code is 1 where
-anything failed. ``--minutes`` bounds each of the three: what has begun is finished. Ten thousand kills: ``--kills
-10000``, or ``--repeat 20``, which is twenty times the matrix. ``--pair``, ``--harm`` and ``--tasks`` run one alone.
+users' code that does harm, with programs of users beside it, of tasks, and of tasks with streams, and adds what it
+counted to ``docs/proof.md``. The exit code is 1 where anything failed. ``--minutes`` bounds each of the five: what has
+begun is finished. Ten thousand kills: ``--kills 10000``, or ``--repeat 20``, which is twenty times the matrix.
+``--pair``, ``--harm``, ``--programs``, ``--tasks`` and ``--task-streams`` run one alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from tests.proof.crash import proof as crash_proof
 from tests.proof.crash.campaign import Result
 from tests.proof.crash.databases import POSTGRES_URL, Databases
 from tests.proof.crash.pair import HarmWorkload, PairWorkload
+from tests.proof.crash.programs import ProgramWorkload
 from tests.proof.crash.server import NoServer, Server, why_none
+from tests.proof.crash.task_streams import StreamWorkload
 from tests.proof.crash.tasks import TaskWorkload
 
 from headgate.supervisor.config import Settings
@@ -128,7 +131,9 @@ def _parse() -> argparse.Namespace:
     for name, workload, what in (
         ("--pair", PairWorkload, "the pair of supervisor and runner"),
         ("--harm", HarmWorkload, "the pair with users' code that does harm"),
+        ("--programs", ProgramWorkload, "the pair with a redrive and a consumer beside it"),
         ("--tasks", TaskWorkload, "tasks that defer"),
+        ("--task-streams", StreamWorkload, "tasks with streams"),
     ):
         only.add_argument(name, dest="only", action="store_const", const=workload, help=f"only {what}")
     parser.add_argument("--db", choices=["sqlite", "postgresql"], help="only this database")

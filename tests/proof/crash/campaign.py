@@ -20,7 +20,8 @@ from tests.proof.crash.workload import Fault, Workload
 from headgate.supervisor.replay.run import LogIncomplete, ReplayStuck, open_replay_store, replay
 
 COMPLETE_S_MAX = 60.0  # after a fault all work is done within this time, or never will be
-RUNNERLESS_MARKS = ("arbiter.reaped", "arbiter.before_spawn", "leases.registered")
+# A quarantine is stored between the end of the runner and the start of the next.
+RUNNERLESS_MARKS = ("arbiter.reaped", "arbiter.before_spawn", "leases.registered", "holds.written", "holds.stored")
 
 
 def is_possible(mark: str, fault: Fault, dialect: str) -> bool:
@@ -100,7 +101,7 @@ class Campaign:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._faults.end_all()
-        self._truth.close()
+        self._workload.close()
 
     # --- results ----------------------------------------------------------------------------------
 

@@ -80,6 +80,10 @@ class FaultInjector:
         self._server = server
         self._supervisors: list[Supervisor] = []
         self._dropped: set[Backend] = set()
+        environment = environment_of(workload.folder, workload.url, workload.keys, workload.settings)
+        python_path = [str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        armed = {"PYTHONPATH": os.pathsep.join(python_path), "CRASH_CONTROL": str(self.control.folder)}
+        workload.environment = environment | armed
 
     @property
     def main(self) -> Supervisor:
@@ -94,10 +98,7 @@ class FaultInjector:
     def start(self) -> None:
         """Start a supervisor."""
         work = self._workload
-        environment = environment_of(work.folder, work.url, work.keys, work.settings)
-        python_path = [str(HERE / "armed"), *environment.get("PYTHONPATH", "").split(os.pathsep)]
-        environment |= {"PYTHONPATH": os.pathsep.join(python_path), "CRASH_CONTROL": str(self.control.folder)}
-        self._supervisors.append(Supervisor(environment, self._workload.folder, self._workload.command))
+        self._supervisors.append(Supervisor(work.environment, work.folder, work.command))
 
     def drain(self) -> None:
         """Have all supervisors leave. Raises `CellFailed` when one does not leave well."""
@@ -115,6 +116,8 @@ class FaultInjector:
     def inject(self, fault: Fault, held: int = 0) -> None:
         """Do it, while the process ``held`` stands at a mark, and let that process go on."""
         match fault:
+            case "kill program":
+                self._kill_programs(held)
             case "kill workers":
                 self._kill_workers()
             case "kill runner":
@@ -170,6 +173,11 @@ class FaultInjector:
 
         wait_until(is_found, "a runner to kill")
         self.counts["kills"] += send(found[0], signal.SIGKILL)
+
+    def _kill_programs(self, held: int) -> None:
+        """Kill the program of a user that is held, or all of them."""
+        pids = [held] if held else self._workload.programs()
+        self.counts["kills"] += sum(send(pid, signal.SIGKILL) for pid in pids)
 
     def _kill_workers(self) -> None:
         """Kill all workers. A step that is given to one of them afterwards is given to another."""

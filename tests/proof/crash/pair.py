@@ -15,7 +15,7 @@ from tests.proof.crash.processes import wait_until
 from tests.proof.crash.truth import Truth
 from tests.proof.crash.workload import Fault, Workload
 
-from headgate.protocol.marks import MARKS, POISON_MARKS, RUNAWAY_MARKS, Mark
+from headgate.protocol.marks import MARKS, POISON_MARKS, REDELIVERY_MARKS, RUNAWAY_MARKS, Mark
 from headgate.store.store import Store
 from headgate.testing.crash.history import (
     Checker,
@@ -30,6 +30,7 @@ from headgate.testing.crash.history import (
     decode_lines,
 )
 from headgate.testing.crash.journal import JournalReader
+from headgate.testing.poisonous import MENDED
 
 GROUP = "g"
 PARTITIONS = 2
@@ -49,6 +50,10 @@ _COUNT = "SELECT count(*) FROM trigger_event"
 _PASSED_OVER = "SELECT id, trigger_id, payload FROM dead_letter WHERE position = -1 AND id > :after ORDER BY id"
 _QUARANTINED_COUNT = "SELECT count(*) FROM trigger WHERE hold = 'quarantine'"
 _PASSED_OVER_COUNT = "SELECT count(*) FROM dead_letter WHERE position = -1 AND payload IS NOT NULL"
+_PUT_ASIDE_COUNT = f"{_PASSED_OVER_COUNT} AND state <> 'redriven'"
+_REDRIVEN_COUNT = f"{_PASSED_OVER_COUNT} AND state = 'redriven'"
+_REDRIVING_COUNT = "SELECT count(*) FROM dead_letter WHERE state = 'redriving'"
+_OPEN_MESSAGES = "SELECT id FROM dead_letter WHERE position = -1 AND state = 'open' ORDER BY id"
 
 
 class Log:
@@ -137,14 +142,26 @@ class PairTruth(Truth[Record, Report]):
 
     def is_complete(self) -> bool:
         """Whether all events are stored for all subscribers, and acknowledged, and all runaways are quarantined."""
-        if self.quarantined() < self.runaways:
+        if self.quarantined() < self.runaways or self.redriving():
             return False
-        kept = self.rows() + self.passed_over()
+        kept = self.rows() + self._number(_PUT_ASIDE_COUNT)
         return self._log.committed(self._group) == self._log.ends and kept >= self.events * len(self._names)
 
     def passed_over(self) -> int:
         """Return the number of messages that became whole dead letters because a trigger cannot take them."""
         return self._number(_PASSED_OVER_COUNT)
+
+    def open_messages(self) -> list[int]:
+        """Return the dead letters of messages that nobody has redriven."""
+        return [letter for (letter,) in self._reader.ask(_OPEN_MESSAGES)]
+
+    def redriving(self) -> int:
+        """Return the number of messages that are on their way to their trigger."""
+        return self._number(_REDRIVING_COUNT)
+
+    def redriven(self) -> int:
+        """Return the number of messages that came back."""
+        return self._number(_REDRIVEN_COUNT)
 
     def quarantined(self) -> int:
         """Return the number of triggers that are not started any more because they end their runner."""
@@ -188,7 +205,7 @@ class PairWorkload(Workload):
     name = "pair"
     command = "triggerer"
     marks: ClassVar[Mapping[str, Mark]] = MARKS
-    faults = (
+    faults: ClassVar[tuple[Fault, ...]] = (
         *("kill runner", "kill supervisor", "kill both", "stop", "drop connection", "database away"),
         *("restart server", "crash server"),
     )
@@ -199,6 +216,7 @@ class PairWorkload(Workload):
     is_captured = True
     is_stuck_after_error = False  # an event may be on its way yet
     at_rest = "everything is stored and acknowledged"
+    truth_type: ClassVar[type[PairTruth]] = PairTruth
 
     def __init__(self, folder: Path, url: str, subscribers: int, *, trigger: str = "CrashTrigger") -> None:
         super().__init__(folder, url, subscribers)
@@ -209,7 +227,7 @@ class PairWorkload(Workload):
             kwargs = {"path": str(log.folder), "group": GROUP, "journal": str(journals)}
             for number in range(subscribers):
                 self._add_subscriber(store, number, f"crash_triggers.{trigger}", kwargs)
-        self.truth: PairTruth = PairTruth(log, GROUP, journals, url)
+        self.truth: PairTruth = self.truth_type(log, GROUP, journals, url)
         self.settings = {"capture": str(folder / "capture"), "capture_files_max": str(CAPTURES_MAX)}
         self._fed_at = 0.0
 
@@ -227,7 +245,10 @@ class PairWorkload(Workload):
         self._fed_at = time.monotonic()
 
     def is_hungry(self) -> bool:
-        return time.monotonic() - self._fed_at >= APPEND_INTERVAL_S
+        return self._is_hungry_after(1)
+
+    def _is_hungry_after(self, intervals: int) -> bool:
+        return time.monotonic() - self._fed_at >= intervals * APPEND_INTERVAL_S
 
     def work_until_kill(self, randomness: random.Random) -> None:
         """Wait until events flow again, mostly; the other kills meet an incarnation that is starting."""
@@ -248,18 +269,22 @@ class PairWorkload(Workload):
 
 
 class HarmWorkload(PairWorkload):
-    """The pair, with a subscriber that can never take some of the lines, and triggers that end their runner."""
+    """The pair, with a subscriber that cannot take some of the lines, and triggers that end their runner.
+
+    A user mends the subscriber whenever some lines are dead letters, redrives these, and spoils it again.
+    """
 
     name = "harm"
-    marks: ClassVar[Mapping[str, Mark]] = {**POISON_MARKS, **RUNAWAY_MARKS}
+    marks: ClassVar[Mapping[str, Mark]] = {**POISON_MARKS, **REDELIVERY_MARKS, **RUNAWAY_MARKS}
     skips_max = 1  # a message is passed over now and then, not all the time
-    is_captured = False  # a log does not show what the supervisor reads in the black box
+    is_captured = True
     at_rest = "everything is stored or put aside, and acknowledged; every runaway is quarantined"
 
     def __init__(self, folder: Path, url: str, subscribers: int) -> None:
         super().__init__(folder, url, subscribers, trigger="PoisonTrigger")
         self.settings |= {"retry_wait_s": "0.1", "respawn_wait_s": "0.05"}
         self._runaway_at = 0.0
+        self._mended = folder / "journals" / MENDED
 
     def _add_subscriber(self, store: Store, number: int, classpath: str, kwargs: dict[str, Any]) -> None:
         store.add_watcher(f"s{number}", classpath, {**kwargs, "is_unfit": number == 0}, max_deliveries=2)
@@ -272,10 +297,23 @@ class HarmWorkload(PairWorkload):
             with self._store() as store:
                 store.add_watcher(f"runaway-{self.truth.runaways}", "crash_triggers.Runaway", {})
             self.truth.runaways += 1
+        self._redrive()
+
+    def _redrive(self) -> None:
+        if self._mended.exists():
+            if not self.truth.redriving():
+                self._mended.unlink()
+        elif letters := self.truth.open_messages():
+            self._mended.touch()
+            with self._store() as store:
+                for letter in letters:
+                    store.letters.redrive(letter, by="the crash test")
 
     def is_hungry(self) -> bool:
         # Each line that is passed over holds the stream up for some tenths of a second.
-        return time.monotonic() - self._fed_at >= 10 * APPEND_INTERVAL_S
+        return self._is_hungry_after(10)
 
     def counts(self) -> Counter[str]:
-        return super().counts() + Counter(passed_over=self.truth.passed_over(), quarantined=self.truth.quarantined())
+        truth = self.truth
+        harm = Counter(passed_over=truth.passed_over(), quarantined=truth.quarantined(), redriven=truth.redriven())
+        return super().counts() + harm

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.proof import document as proof
+from tests.proof.crash import programs
 from tests.proof.crash.campaign import Result, is_possible
 from tests.proof.crash.pair import HarmWorkload, PairWorkload
+from tests.proof.crash.task_streams import StreamWorkload
 from tests.proof.crash.tasks import TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
-from tests.proof.history import task_history
+from tests.proof.history import stream_history, task_history
 
 from headgate.testing.crash import history
 
@@ -27,8 +29,10 @@ TITLES = {  # of columns, by the name of the count, where that is no title
     "dropped_busy": "in a transaction",
     "logs": "logs replayed",
     "executions": "steps executed",
+    "repeated": "handled by steps that were not committed",
     "tries_lost": "tries lost",
     "passed_over": "put aside",
+    "handed_over": "handed over",
 }
 
 Total = Callable[[str], str]
@@ -85,12 +89,33 @@ def _harm_summary(total: Total, commits: str, versions: str) -> list[str]:
     ]
 
 
+def _program_summary(total: Total, commits: str, versions: str) -> list[str]:
+    return [
+        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
+        f"{total('events')} events written; on {commits}",
+        ", ".join(f"**{total(kind)} {kind}**" for kind in PROGRAMS.kinds),
+        f"{total('redriven')} dead letters redriven, {total('handed_over')} events handed over to consumers",
+        f"{total('failed')} results failed; {total('dropped')} connections dropped; the last run on {versions}",
+    ]
+
+
 def _task_summary(total: Total, commits: str, versions: str) -> list[str]:
     return [
         f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
         f"{total('tasks')} tasks, {total('deferrals')} deferrals; on {commits}",
         ", ".join(f"**{total(kind)} {kind}**" for kind in task_history.KINDS),
         f"{total('tries_lost')} tries lost to faults, and begun anew; {total('failed')} results failed",
+        f"{total('dropped')} connections dropped; the last run on {versions}",
+    ]
+
+
+def _stream_summary(total: Total, commits: str, versions: str) -> list[str]:
+    return [
+        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
+        f"{total('streams')} streams, {total('events')} events handled in {total('steps')} steps; on {commits}",
+        ", ".join(f"**{total(kind)} {kind}**" for kind in STREAMS.kinds),
+        f"{total('repeated')} events handled by steps that were not committed, and handled again; "
+        f"{total('failed')} results failed",
         f"{total('dropped')} connections dropped; the last run on {versions}",
     ]
 
@@ -151,6 +176,31 @@ is acknowledged, and every trigger that ended the runner is quarantined.
     stretches=("kills", "events", "redelivered", "lost", "stored twice"),
     summary=_harm_summary,
 )
+PROGRAMS = Layout(
+    name="program crash",
+    workload=programs.ProgramWorkload,
+    kinds=(*PAIR.kinds, *programs.KINDS),
+    among=" among programs",
+    matrix="Mark of a program by fault",
+    marks="What the marks of programs mean, and how it is counted",
+    introduction="""\
+The same pair with programs of users beside it: some events are too long and become dead letters, which `headgate dlq
+redrive` stores, and a program consumes all events into a table of its own; its code raises now and then. The command,
+the program and the pair are killed at every mark of a redrive and of a batch, and at random. Written by `make crash`.
+""",
+    matrix_introduction="""\
+A cell says: runs / letters redriven / events handed over / findings. `kill program` kills the process at the mark.
+""",
+    how="""\
+The truth of the pair is read and judged as above. Each letter that is resolved must have its event, with the same
+names, kind and payload, and one record. The table of the user must have the events of each watcher in the order in
+which they became visible, each once, at any moment; at rest, all of them, and no letter is open.
+""",
+    columns=("kills", "cells", "events", "redelivered", "redriven", "handed_over", "dropped"),
+    cells=("runs", "redriven", "handed_over", "findings", "failed"),
+    stretches=("kills", "events", "redriven", "handed_over", "findings"),
+    summary=_program_summary,
+)
 TASKS = Layout(
     name="task crash",
     workload=TaskWorkload,
@@ -179,8 +229,38 @@ that outlive their supervisor: each fails its cell.
     stretches=("kills", "tasks", "deferrals", "tries_lost", "findings"),
     summary=_task_summary,
 )
+STREAMS = Layout(
+    name="stream crash",
+    workload=StreamWorkload,
+    kinds=stream_history.KINDS,
+    among=" among task streams",
+    matrix="Mark of a stream by fault",
+    marks="What the marks of task streams mean, and how it is counted",
+    introduction="""\
+A real `headgate up` with tasks that handle many events of one trigger: as they come, in batches or one by one; from a
+trigger that fires its events anew whenever it is started, or goes on after the last one; with a trigger or a handler
+that fails in the middle; ended by the trigger, by its last event or by the task. Killed, stopped and cut off as above.
+Written by `make crash`.
+""",
+    matrix_introduction="""\
+A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / events that were
+handled by a step that was not committed, and handled again / findings, over all runs on both databases. A dash: SQLite
+has no connection to drop.
+""",
+    how="""\
+The events are numbers, and the state of each task is a chain of hashes over those that it has handled. Each step
+journals what it is given before it handles it, and leaves a value that says how far it came, which is in the database
+only if the step is committed. `tests.proof.history.stream_history` judges both, and the rows of streams, which are read
+all the time; its docstring says what is promised. At rest, the values of the committed steps are all of the events, end
+to end, each once. A mark that is not reached, tasks that do not end, a wrong exit code: each fails its cell.
+""",
+    columns=("kills", "cells", "streams", "events", "steps", "repeated", "dropped"),
+    cells=("runs", "repeated", "findings", "failed"),
+    stretches=("kills", "streams", "events", "repeated", "findings"),
+    summary=_stream_summary,
+)
 
-LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, TASKS)}
+LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, PROGRAMS, TASKS, STREAMS)}
 
 Counts = tuple[int, ...]
 

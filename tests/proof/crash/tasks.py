@@ -6,14 +6,15 @@ import itertools
 import json
 import random
 import time
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from tests.proof.crash.processes import wait_until
-from tests.proof.crash.truth import Truth
+from tests.proof.crash.truth import RecordT, ReportT, Truth
 from tests.proof.crash.workload import Fault, Workload
 from tests.proof.history.task_history import TERMINAL, Checker, Report
 from tests.proof.history.task_records import Fault as FaultRecord
@@ -49,14 +50,16 @@ SELECT t.id, d.name, r.run_id, t.task_id, t.state, t.try_number,
 FROM task_instance t JOIN dag_run r ON r.id = t.dag_run_id JOIN dag d ON d.id = r.dag_id
 LEFT JOIN "trigger" g ON g.id = t.trigger_id ORDER BY t.id
 """
-_UNFINISHED = f"""
-SELECT count(*) FROM task_instance WHERE state NOT IN ({", ".join(f"'{state}'" for state in sorted(TERMINAL))})
-"""
+_ENDED = ", ".join(f"'{state}'" for state in sorted(TERMINAL))
+_UNFINISHED = f"SELECT count(*) FROM task_instance WHERE state NOT IN ({_ENDED})"
 _RUNS_GOING_ON = "SELECT count(*) FROM dag_run WHERE ended_at IS NULL"
 _XCOMS = "SELECT task_instance_id, key, value FROM xcom"
-_ORPHANS = """
+# A task that handles the events of its stream keeps the trigger, and does not wait for it at that moment.
+_ORPHANS = f"""
 SELECT g.id FROM "trigger" g WHERE g.finished_at IS NULL AND g.removed_at IS NULL
 AND NOT EXISTS (SELECT 1 FROM task_instance t WHERE t.trigger_id = g.id)
+AND NOT EXISTS (SELECT 1 FROM task_stream s JOIN task_instance t ON t.id = s.task_instance_id
+                WHERE s.trigger_id = g.id AND t.state NOT IN ({_ENDED}))
 AND NOT EXISTS (SELECT 1 FROM asset_watcher w WHERE w.trigger_id = g.id)
 """
 # A trigger that a dead supervisor owned when its task was resumed keeps that owner: nobody runs it.
@@ -67,40 +70,12 @@ WHERE o.fenced_at IS NULL AND o.stopped_at IS NULL
 _DAGS = "SELECT count(*) FROM dag"
 
 
-class TaskTruth(Truth[Record, Report]):
-    """The history of one database and the journal of its tasks and triggers."""
+class DagTruth(Truth[RecordT, ReportT]):
+    """The history of the tasks of one DAG, in one database and in their journal."""
 
-    def __init__(self, url: str, journals: Path) -> None:
-        super().__init__(url, Checker())
-        self._journals = JournalReader(journals, decode_lines)
-        self._rows: dict[str, Row] = {}
-
+    @abstractmethod
     def made(self, tasks: Iterable[str], at: str) -> None:
         """Record that a run was made with these tasks."""
-        self._record(Made(task, at=at) for task in tasks)
-
-    def note_fault(self, at: str, pid: int = 0) -> None:
-        """See `Truth`: the tries of one worker, or of all."""
-        self._record([FaultRecord(at, pid)])
-
-    def look(self, at: str, *, at_rest: bool = False, is_over: bool = False) -> None:
-        """See `Truth`: the tables rest on the journal."""
-        # At the end nobody should own a trigger any more, not even one that is over.
-        orphans = self._ids(_ORPHANS) | (self._ids(_OWNED) if is_over else set())
-        found = self._reader.ask(_ROWS)
-        xcoms = self._read_xcoms() if at_rest else {}  # after the rows: an ended task has all its values by then
-        rows = [
-            Row(f"{dag}/{run}/{task}", state, try_number, xcoms.get(id_, {}), bool(is_stranded), at)
-            for id_, dag, run, task, state, try_number, is_stranded in found
-        ]
-        self._record(self._journals.read())
-        for row in rows:
-            known = self._rows.get(row.task)
-            if known is None or msgspec.structs.replace(known, at=at) != row:
-                self._rows[row.task] = row
-                self._record([row])
-        self._record(LeftBehind(str(trigger), at) for trigger in sorted(orphans))
-        self._record([Looked(at, at_rest)])
 
     def is_complete(self) -> bool:
         """Whether every task and every run has ended, and no trigger is left open."""
@@ -118,14 +93,53 @@ class TaskTruth(Truth[Record, Report]):
         """Whether a DAG is known."""
         return bool(self._number(_DAGS))
 
-    def _read_xcoms(self) -> dict[int, dict[str, str]]:
-        found: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    def _left_behind(self, *, is_over: bool) -> set[int]:
+        """Return the triggers that nothing waits for; at the end nobody should own even one that is over."""
+        return self._ids(_ORPHANS) | (self._ids(_OWNED) if is_over else set())
+
+    def _read_xcoms(self) -> dict[int, dict[str, Any]]:
+        found: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         for task_instance_id, key, value in self._reader.ask(_XCOMS):
             found[task_instance_id][key] = json.loads(bytes(value))
         return found
 
     def _ids(self, statement: str) -> set[int]:
         return {id_ for (id_,) in self._reader.ask(statement)}
+
+
+class TaskTruth(DagTruth[Record, Report]):
+    """The history of one database and the journal of its tasks and triggers."""
+
+    def __init__(self, url: str, journals: Path) -> None:
+        super().__init__(url, Checker())
+        self._journals = JournalReader(journals, decode_lines)
+        self._rows: dict[str, Row] = {}
+
+    def made(self, tasks: Iterable[str], at: str) -> None:
+        """See `DagTruth`."""
+        self._record(Made(task, at=at) for task in tasks)
+
+    def note_fault(self, at: str, pid: int = 0) -> None:
+        """See `Truth`: the tries of one worker, or of all."""
+        self._record([FaultRecord(at, pid)])
+
+    def look(self, at: str, *, at_rest: bool = False, is_over: bool = False) -> None:
+        """See `Truth`: the tables rest on the journal."""
+        orphans = self._left_behind(is_over=is_over)
+        found = self._reader.ask(_ROWS)
+        xcoms = self._read_xcoms() if at_rest else {}  # after the rows: an ended task has all its values by then
+        rows = [
+            Row(f"{dag}/{run}/{task}", state, try_number, xcoms.get(id_, {}), bool(is_stranded), at)
+            for id_, dag, run, task, state, try_number, is_stranded in found
+        ]
+        self._record(self._journals.read())
+        for row in rows:
+            known = self._rows.get(row.task)
+            if known is None or msgspec.structs.replace(known, at=at) != row:
+                self._rows[row.task] = row
+                self._record([row])
+        self._record(LeftBehind(str(trigger), at) for trigger in sorted(orphans))
+        self._record([Looked(at, at_rest)])
 
 
 class TaskWorkload(Workload):
@@ -145,16 +159,22 @@ class TaskWorkload(Workload):
     skips_max = 8
     is_stuck_after_error = True
     at_rest = "everything has ended"
+    tasks: ClassVar[tuple[str, ...]] = TASKS
+    dag_file: ClassVar[str] = DAG_FILE
+    truth: DagTruth[Any, Any]
 
     def __init__(self, folder: Path, url: str, subscribers: int = 0) -> None:
         super().__init__(folder, url, subscribers)
         journals, dags = folder / "journals", folder / "dags"
         journals.mkdir()
         dags.mkdir()
-        (dags / "crash.py").write_text(DAG_FILE.format(name=DAG_NAME, journal=str(journals / "tasks.jsonl")))
-        self.truth: TaskTruth = TaskTruth(url, journals)
+        (dags / "crash.py").write_text(self.dag_file.format(name=DAG_NAME, journal=str(journals / "tasks.jsonl")))
+        self.truth = self._open_truth(url, journals)
         self.settings = {"workers": "3", "dags_look_s": "0.2", "worker_grace_s": "2"}
         self._numbers = itertools.count(1)
+
+    def _open_truth(self, url: str, journals: Path) -> DagTruth[Any, Any]:
+        return TaskTruth(url, journals)
 
     def warm_up(self, *, is_new: bool) -> None:
         """Have one run end first, so that nothing is under way when the next one is made."""
@@ -168,7 +188,7 @@ class TaskWorkload(Workload):
         run_id = f"r{next(self._numbers)}"
         with self._store() as store:
             store.tasks.create_run(DAG_NAME, run_id)
-        self.truth.made([f"{DAG_NAME}/{run_id}/{task}" for task in TASKS], run_id)
+        self.truth.made([f"{DAG_NAME}/{run_id}/{task}" for task in self.tasks], run_id)
 
     def is_hungry(self) -> bool:
         """Whether the run before has ended: a process held in a transaction of SQLite would not let one be made."""
@@ -176,7 +196,7 @@ class TaskWorkload(Workload):
 
     def work_until_kill(self, randomness: random.Random) -> None:
         """Make a run, unless several are under way, and sleep."""
-        if self.truth.unfinished() < len(TASKS) * RUNS_AT_ONCE_MAX:
+        if self.truth.unfinished() < len(self.tasks) * RUNS_AT_ONCE_MAX:
             self.feed()
         time.sleep(randomness.expovariate(1 / PAUSE_S))
 

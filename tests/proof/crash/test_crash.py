@@ -12,10 +12,12 @@ from tests.proof.crash.databases import Databases
 from tests.proof.crash.faults import SERVER_FAULTS
 from tests.proof.crash.matrix import plans
 from tests.proof.crash.pair import HarmWorkload, PairWorkload
+from tests.proof.crash.programs import ProgramWorkload
 from tests.proof.crash.server import why_none
+from tests.proof.crash.task_streams import StreamWorkload
 from tests.proof.crash.tasks import TASKS, TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
-from tests.proof.history import task_history
+from tests.proof.history import stream_history, task_history
 from tests.proof.history.task_records import decode_lines
 
 from headgate.protocol.marks import TASK_MARKS
@@ -49,16 +51,38 @@ OF_TASKS: dict[str, Cells] = {
     "sqlite": [("defer.committed", "kill supervisor")],
     "postgresql": [("resume.by_event", "drop connection"), ("resume.committed", "kill all")],
 }
+OF_STREAMS: dict[str, Cells] = {
+    "sqlite": [("stream.handled_committed", "kill supervisor"), ("stream.reopened", "kill all")],
+    "postgresql": [("stream.handled_written", "drop connection"), ("host.no_credit", "kill runner")],
+}
 OF_HARM: dict[str, Cells] = {
     "sqlite": [
         ("strikes.passed_over", "kill supervisor"),
         ("letters.passed_over", "kill both"),
+        ("redelivery.read", "kill supervisor"),
+        ("redelivery.given", "kill runner"),
         ("holds.written", "kill supervisor"),
     ],
     "postgresql": [
         ("strikes.passed_over", "drop connection"),
         ("letters.passed_over", "kill supervisor"),
-        ("holds.stored", "kill both"),
+        ("redelivery.stored", "drop connection"),
+        ("redelivery.settled", "kill both"),
+        ("holds.stored", "kill supervisor"),
+    ],
+}
+OF_PROGRAMS: dict[str, Cells] = {
+    "sqlite": [
+        ("redrive.event_stored", "kill program"),
+        ("redrive.committed", "kill both"),
+        ("consumer.place_moved", "kill program"),
+        ("consumer.failure_counted", "kill program"),
+    ],
+    "postgresql": [
+        ("redrive.written", "drop connection"),
+        ("redrive.trigger_found", "kill supervisor"),
+        ("consumer.committed", "kill program"),
+        ("consumer.block_done", "kill runner"),
     ],
 }
 DIALECTS = ["sqlite", "postgresql"]
@@ -87,8 +111,54 @@ def test_what_a_trigger_cannot_take_is_a_letter_and_what_ends_the_runner_is_quar
         assert result.is_good, str(result)
     counts = campaign.counted
     assert counts["passed_over"]
+    assert counts["redriven"]
     assert counts["quarantined"]
     assert campaign.finish() is None
+
+
+@pytest.mark.parametrize("dialect", OF_PROGRAMS)
+def test_every_letter_is_redriven_once_and_every_event_handed_over_once_whatever_dies(
+    start_campaign: StartCampaign, dialect: str
+) -> None:
+    campaign = start_campaign(ProgramWorkload, dialect, subscribers=3, seed=7)
+    for mark, fault in OF_PROGRAMS[dialect]:
+        result = campaign.run_cell(mark, fault)
+        assert result.is_good, str(result)
+    result = campaign.run_random(4)
+    assert result.is_good, str(result)
+    counts = campaign.counted
+    assert counts["redriven"]
+    assert counts["handed_over"] == 3 * counts["events"]
+    assert campaign.finish() is None
+
+
+def test_what_is_wrong_with_letters_and_in_the_table_of_the_user_is_found(
+    start_campaign: StartCampaign, sqlite_url: str
+) -> None:
+    campaign = start_campaign(ProgramWorkload, "sqlite", subscribers=1, seed=8)
+    result = campaign.run_cell("redrive.committed", "kill program")
+    assert result.is_good, str(result)
+    assert result.counts["redriven"]
+    engine = open_engine(sqlite_url)
+    with engine.begin() as connection:
+        for statement in (
+            "DELETE FROM letter_action WHERE id = 1",
+            "UPDATE trigger_event SET kind = 'success' WHERE id = (SELECT min(event_id) FROM dead_letter)",
+            "INSERT INTO users_bill (watcher, event_id, payload) SELECT watcher, event_id, payload FROM users_bill "
+            "WHERE n = 3",
+            "DELETE FROM users_bill WHERE n = 2",
+        ):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+    campaign.complete_s_max = 0.5
+    result = campaign.run_cell("no.such_mark", "kill runner")
+    assert {finding.kind for finding in result.findings} >= {
+        "redriven without a record",
+        "redriven without its event",
+        "handed over twice",
+        "never handed over",
+        "handed over out of order",
+    }
 
 
 @pytest.mark.parametrize("dialect", OF_TASKS)
@@ -103,6 +173,66 @@ def test_every_task_is_resumed_once_and_ends_once_whatever_dies_at_a_mark(
         assert result.counts["tasks"] >= 2 * len(TASKS)
     if dialect == "sqlite":  # a supervisor takes its time to cancel what is over
         assert campaign.finish() is None
+
+
+@pytest.mark.parametrize("dialect", OF_STREAMS)
+def test_every_event_of_a_stream_is_handled_once_and_in_order_whatever_dies_at_a_mark(
+    start_campaign: StartCampaign, dialect: str
+) -> None:
+    campaign = start_campaign(StreamWorkload, dialect, seed=9)
+    for mark, fault in OF_STREAMS[dialect]:
+        result = campaign.run_cell(mark, fault)
+        assert result.is_good, str(result)
+        assert result.counts["events"] >= stream_history.TOTAL * len(StreamWorkload.tasks)
+    if dialect == "sqlite":
+        assert campaign.finish() is None
+
+
+@pytest.mark.parametrize(
+    ("bug", "kind"),
+    [
+        ("place_moved_without_the_outcome", "event left out"),
+        ("state_not_that_of_the_place", "state of another history"),
+        ("retry_from_the_first_event", "handled twice"),
+        ("credit_ignored", "beyond its credit"),
+    ],
+)
+def test_a_bug_in_the_streams_of_tasks_is_found(
+    start_campaign: StartCampaign, tmp_path: Path, bug: str, kind: stream_history.Kind
+) -> None:
+    campaign = start_campaign(StreamWorkload, "sqlite", seed=11)
+    (tmp_path / "campaign" / "control" / "bug").write_text(bug)
+    result = campaign.run_cell("stream.handled_written", "kill workers")
+    assert not result.error
+    assert result.count(kind), str(result)
+
+
+def test_what_is_wrong_with_the_stream_of_a_task_is_found(
+    start_campaign: StartCampaign, sqlite_url: str, tmp_path: Path
+) -> None:
+    campaign = start_campaign(StreamWorkload, "sqlite", seed=10)
+    result = campaign.run_random(1)
+    assert result.is_good, str(result)
+    engine = open_engine(sqlite_url)
+    endless = "(SELECT trigger_id FROM task_stream WHERE task_instance_id = 6)"
+    part = "FROM xcom WHERE task_instance_id = 2 AND key LIKE 'part %'"
+    with engine.begin() as connection:
+        for statement in (
+            "DELETE FROM xcom WHERE task_instance_id = 1",
+            f"INSERT INTO xcom SELECT task_instance_id, 'part x', value, stored_at {part} LIMIT 1",
+            "UPDATE task_stream SET handled = handled - 1 WHERE task_instance_id = 3",
+            "UPDATE task_stream SET handled_to = 0, ahead = 3 WHERE task_instance_id = 4",
+            f"UPDATE trigger SET finished_at = NULL WHERE id = {endless}",
+        ):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+    campaign.complete_s_max = 0.5
+    result = campaign.run_cell("no.such_mark", "kill runner")
+    wrong = {"event left out", "handled twice", "state of another history", "beyond its credit", "trigger left behind"}
+    assert {finding.kind for finding in result.findings} >= wrong
+    kept = tmp_path / "campaign" / "history.jsonl"
+    again = stream_history.check(stream_history.decode_lines(kept.read_bytes()))
+    assert {finding.kind for finding in again.findings} >= wrong
 
 
 @pytest.mark.skipif(bool(why_none()), reason=why_none())
@@ -169,7 +299,7 @@ def test_a_producer_that_commits_too_early_is_found_out_and_its_history_kept(
     assert again.count("lost") == result.count("lost")
 
 
-@pytest.mark.parametrize("workload", [PairWorkload, TaskWorkload])
+@pytest.mark.parametrize("workload", [PairWorkload, HarmWorkload, ProgramWorkload, TaskWorkload, StreamWorkload])
 def test_the_matrix_holds_every_mark_with_every_fault_and_all_numbers_of_subscribers(workload: type[Workload]) -> None:
     todo = plans(workload, DIALECTS, None, kills=95, seed=0, repeat=2)
     cells = Counter((plan.mark, plan.dialect, plan.subscribers, fault) for plan in todo for fault in plan.faults)

@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.proof.crash import programs
 from tests.proof.crash.campaign import Result
 from tests.proof.crash.proof import (
     LAYOUTS,
     PAIR,
+    PROGRAMS,
+    STREAMS,
     TASKS,
     Layout,
     Tally,
@@ -21,7 +24,7 @@ from tests.proof.crash.proof import (
     tally_of,
     write,
 )
-from tests.proof.history import task_history
+from tests.proof.history import stream_history, task_history
 
 from headgate.testing.crash.history import Finding
 
@@ -47,6 +50,24 @@ RESUMED_TWICE = task_history.Finding("resumed twice", "d/r/t", "after d1, by x1 
 TASK_TWICE = replace(TASK_CELL, findings=[RESUMED_TWICE])
 TASK_UNREACHED = Result("resume.by_end", "stop", "postgresql", error="the mark resume.by_end: not within 60 s")
 
+STREAM_CELL = Result(
+    *("stream.reopened", "kill all", "sqlite"),
+    is_reached=True,
+    counts=Counter(kills=5, streams=14, events=168, steps=70, repeated=4),
+)
+STREAM_RANDOM = Result(
+    "random", "kills", "postgresql", counts=Counter(kills=40, streams=700, events=8_400, repeated=31)
+)
+STREAM_LEFT_OUT = replace(STREAM_CELL, findings=[stream_history.Finding("event left out", "d/r/t", "events 3 to 4")])
+
+PROGRAM_CELL = Result(
+    *("redrive.written", "kill program", "postgresql", 3),
+    is_reached=True,
+    counts=Counter(kills=1, events=120, redelivered=3, redriven=12, handed_over=360, dropped=0),
+)
+PROGRAM_RANDOM = Result("random", "kills", "sqlite", 1, counts=Counter(kills=40, events=9_000, handed_over=9_000))
+PROGRAM_TWICE = replace(PROGRAM_CELL, findings=[programs.Finding("handed over twice", "s1 17")])
+
 
 def tally(*results: Result, layout: Layout = PAIR, commit: str = "c0ffee") -> Tally:
     return tally_of(results, layout, seed=7, took_s=125.0, commit=commit, ended="2026-01-01 00:00 UTC")
@@ -60,7 +81,9 @@ def text_of(tally: Tally, layout: Layout = PAIR) -> str:
     ("layout", "results"),
     [
         (PAIR, [CELL, RANDOM, REPLAYED, LOST, UNREACHED]),
+        (PROGRAMS, [PROGRAM_CELL, PROGRAM_RANDOM, PROGRAM_TWICE]),
         (TASKS, [TASK_CELL, TASK_RANDOM, TASK_TWICE, TASK_UNREACHED]),
+        (STREAMS, [STREAM_CELL, STREAM_RANDOM, STREAM_LEFT_OUT]),
     ],
 )
 def test_a_section_is_read_as_it_was_written(layout: Layout, results: list[Result]) -> None:
@@ -100,7 +123,11 @@ def test_runs_of_tasks_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
     assert "What failed" not in text
 
 
-@pytest.mark.parametrize(("layout", "other"), [(PAIR, "simulation"), (TASKS, "crash")])
+@pytest.mark.parametrize(
+    ("layout", "other"),
+    [(layout, "simulation") for layout in LAYOUTS.values()] + [(layout, "crash") for layout in (TASKS, STREAMS)],
+    ids=lambda of: of if isinstance(of, str) else of.name,
+)
 def test_the_other_sections_stay_as_they_are(tmp_path: Path, layout: Layout, other: str) -> None:
     path = tmp_path / "proof.md"
     path.write_text(f"<!-- begin {other} -->\n\nthe other one\n\n<!-- end {other} -->\n")

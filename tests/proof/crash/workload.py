@@ -19,6 +19,7 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 
 Fault = Literal[
+    "kill program",
     "kill workers",
     "kill runner",
     "kill supervisor",
@@ -57,6 +58,7 @@ class Workload(ABC):
         self.subscribers = subscribers
         self.keys = Fernet.generate_key().decode()
         self.settings: dict[str, str] = {}
+        self.environment: Mapping[str, str] = {}  # of all processes of the campaign, which arms their marks
 
     @abstractmethod
     def warm_up(self, *, is_new: bool) -> None:
@@ -81,6 +83,14 @@ class Workload(ABC):
     def wait_progress(self) -> None:
         """Return when all work is done that does not need the one worker that is stopped."""
         raise NotImplementedError("this workload has no workers")
+
+    def programs(self) -> list[int]:
+        """Return the pids of the programs of users that run beside the supervisor."""
+        raise NotImplementedError("this workload has no programs")
+
+    def close(self) -> None:
+        """Leave nothing behind: no connection, and nothing that only this workload has."""
+        self.truth.close()
 
     def is_drainable(self) -> bool:
         """Whether a drain has nothing left to cancel."""

@@ -56,7 +56,8 @@ from headgate.store.errors import StoreError
 from headgate.store.tables import metadata
 from headgate.supervisor.children import link as supervisor_link
 from headgate.supervisor.commands import Exit, Kill
-from headgate.supervisor.core import CoreSettings, SupervisorCore
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.replay.run import LogIncomplete, ReplayStore, ReplayStuck, replay
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
@@ -300,7 +301,9 @@ def core(data: bytes) -> str:
         who = Identity("fuzz", 0, "fuzz", 0.0)
         supervisor = SupervisorCore(store, who, settings, is_gone=lambda row: False)
         # The runs of the captures are those of epoch 1, whose triggers have these ids.
-        store.allow([TriggerSpec(number, "", f"watcher-{number}", "users.Trigger", b"{}") for number in (1, 2)])
+        for number in (1, 2):
+            store.make(TriggerSpec(number, "", f"watcher-{number}", "users.Trigger", b"{}"))
+        store.allow((1, 2))
         try:
             _settle(supervisor)
             for read in _reads(data):

@@ -46,10 +46,18 @@ def test_the_second_half_comes_only_after_the_mark(reached: list[str]) -> None:
 
 def test_every_mark_stands_once_in_the_code_of_its_side() -> None:
     places: Counter[str] = Counter()
-    all_marks = (marks.MARKS, marks.TASK_MARKS, marks.POISON_MARKS, marks.RUNAWAY_MARKS)
+    all_marks = (
+        *(marks.MARKS, marks.TASK_MARKS, marks.POISON_MARKS, marks.REDELIVERY_MARKS, marks.RUNAWAY_MARKS),
+        *(marks.LETTER_MARKS, marks.CONSUMER_MARKS, marks.TASK_STREAM_MARKS),
+    )
     known = {name: mark for some in all_marks for name, mark in some.items()}
     assert len(known) == sum(map(len, all_marks))
-    for root, sides in (("protocol", {"supervisor"}), ("runner", {"runner", "worker"}), ("supervisor", {"supervisor"})):
+    roots = {
+        "protocol": {"supervisor"},
+        "runner": {"runner", "worker"},
+        "supervisor": {"supervisor", "command", "consumer"},
+    }
+    for root, sides in roots.items():
         for path in (ROOT / root).rglob("*.py"):
             if path.name == "marks.py":
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 from tests.proof.simulation import records
@@ -50,7 +50,18 @@ def _encoded(delivery: Delivery) -> list[str | int]:
     return list(delivery)
 
 
-values.register(Delivery, "delivery", _encoded, lambda fields: Delivery(*fields))
+def _given_again(fields: list[Any]) -> Delivery:
+    """Return the message of a dead letter as the runner gives it to its trigger: it is another handout."""
+    from tests.proof.simulation.processes import running_in
+
+    delivery, runner = Delivery(*fields), running_in.get()
+    runner.world.broker.handouts += 1
+    again = delivery._replace(handout=runner.world.broker.handouts)
+    runner.note(records.Redelivered(trio.current_time(), again.handout, again.lane, again.offset))
+    return again
+
+
+values.register(Delivery, "delivery", _encoded, _given_again)
 
 
 class Place(NamedTuple):

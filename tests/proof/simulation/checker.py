@@ -23,6 +23,8 @@ looks for, by name:
 - ``taken in part``: a stream has another owner, but not all of its triggers do (I19)
 - ``failed without a cause``: a trigger failed of something no plan and no fault explains (I5, I9)
 - ``timed out late``: a filter that hung was left alone beyond the ack timeout
+- of dead letters, of redriven messages and of consumers, those of `tests.proof.simulation.users.letter_books`,
+  ``message_books`` and ``consumer_books``
 - ``broke``: an exception escaped from one of the halves
 - ``stuck``: not everything is committed when time is up, or when everybody left, though somebody never wished to
 """
@@ -45,8 +47,12 @@ from tests.proof.simulation.scenario import (
     Plan,
     Scenario,
 )
+from tests.proof.simulation.users.consumer_books import ConsumerBooks
+from tests.proof.simulation.users.letter_books import LetterBooks
+from tests.proof.simulation.users.message_books import MessageBooks
 
 MESSAGE_OF_NOBODY = "?"
+NO_READER = 0  # of a message that comes out of a dead letter
 PASSED_OVER_POSITION = -1  # of the letter of a message that a trigger did not get
 # Adding floating-point times may cost one more look, a millisecond later; in whole binary times it costs nothing.
 LATE_TOLERANCE_S = 0.0015
@@ -164,6 +170,10 @@ class Checker(HistoryChecker):
         self._handout_rows: Counter[tuple[str, int]] = Counter()  # by trigger and handout
         self._letters: set[tuple[str, str, int]] = set()
         self._events: set[tuple[str, int]] = set()  # run id and index, of rows and letters
+        self._letter_books = LetterBooks(self._find)
+        self._message_books = MessageBooks(self._find, self._plan_by_name, lambda place: place in self._rows)
+        consumers = {f"c{number}": plan for number, plan in enumerate(scenario.consumers, start=1)}
+        self._consumer_books = ConsumerBooks(self._find, consumers)
         self._reported: dict[tuple[int, int], records.Reported] = {}  # by runner and seq
         self._supervisor_of: dict[int, int] = {}  # of runners
         self._out_of_office: set[int] = set()  # supervisors that were fenced
@@ -181,6 +191,17 @@ class Checker(HistoryChecker):
                 self._runner_of[record.reader] = record.runner
             case records.Stored() | records.DeadLettered():
                 self._see_row(record)
+            case records.Logged() | records.Taken() | records.Caught():
+                self._consumer_books.take(record)
+            case records.NotTaken() | records.SetAside() | records.AskedFor():
+                self._consumer_books.take(record)
+            case records.LetterSeen() | records.Tended() | records.Mended():
+                self._letter_books.take(record, self._added.keys() - self._gone)
+            case records.MessageSeen() | records.MessageRedriven():
+                self._message_books.take(record, self._added.keys() - self._gone - self._returned)
+            case records.Redelivered():
+                handed_out = records.HandedOut(record.at, NO_READER, record.handout, record.lane, record.offset)
+                self._handouts[record.handout] = _Handout(handed_out, frozenset())
             case records.HandedOut() | records.Pulled() | records.Fired() | records.Refused() | records.Hung():
                 self._see_delivery(record)
             case records.AdvanceBegan() | records.AdvanceEnded() | records.Closed() | records.Committed():
@@ -209,6 +230,8 @@ class Checker(HistoryChecker):
                 self._forget_harm(record.trigger)
             case records.Added():
                 self._added.setdefault(record.trigger)
+                if record.trigger in self._gone:
+                    self._see_again(record.trigger)
             case records.Rested():
                 self._see_rest(record)
             case records.Owned():
@@ -223,6 +246,12 @@ class Checker(HistoryChecker):
                 super()._take(record)
                 if isinstance(record, records.Fenced):
                     self._out_of_office.add(record.supervisor)
+
+    def _see_again(self, trigger: str) -> None:
+        """A user has added a trigger anew that has a name of before: it has begun nowhere yet."""
+        self._gone.discard(trigger)
+        for those_there in (self._subscribed, self._begun, *self._joined.values()):
+            those_there.pop(trigger, None)
 
     # --- deliveries -------------------------------------------------------------------------------
 
@@ -239,12 +268,15 @@ class Checker(HistoryChecker):
         match record:
             case records.Pulled():
                 handout.pulled_at = record.at
+                if handout.reader == NO_READER:
+                    return  # it was given to this trigger alone
                 for trigger in self._begun.keys() - self._joined[record.runner].keys() - self._gone - self._returned:
                     self._find("broadcast without a trigger", f"{record.trigger} gets {handout.message}, not {trigger}")
             case records.Fired():
                 handout.fired.append((record.trigger, record.position))
             case records.Refused():
                 handout.refused_by.add(record.trigger)
+                self._message_books.cause(record.trigger, handout.message)
             case records.Hung():
                 self._see_hung(record, handout)
 
@@ -272,24 +304,31 @@ class Checker(HistoryChecker):
     def _see_end(self, record: records.Finished) -> None:
         if record.outcome == "failed":
             self._failures[record.trigger, record.message_key] += 1
+            self._message_books.cause(record.trigger, record.message_key)
         if record.outcome == "failed" and not record.error.startswith(_CAUSES):
             self._find("failed without a cause", f"{record.trigger}: {record.error}")
 
     def _see_killed(self, record: records.Killed) -> None:
         message = record.message if self._scenario.topology.keyed else None
         self._kills[record.trigger, message] += 1
-        kills, ends = self._kills[record.trigger, message], len(self._gone_supervisors)
+        self._message_books.cause(record.trigger, message)
+        kills, ends = self._kills[record.trigger, message], len(self._gone_supervisors | self._out_of_office)
         if message is None:
             is_too_often = kills > HARM_MAX
         else:
             messages = sum(name == record.trigger and of is not None for name, of in self._kills)
-            # A supervisor that ends may take a strike with it that is not stored.
-            is_too_often = kills > KILLS_MAX + ends or messages > (KILLER_KEYS_MAX + 1) * (1 + ends)
+            # A supervisor that ends or is fenced may take a strike with it that is not stored.
+            redrives = self._message_books.redrives[record.trigger, message]
+            is_too_often = kills > KILLS_MAX + ends + redrives or messages > (KILLER_KEYS_MAX + 1) * (1 + ends)
         if is_too_often:
             self._find("ends its runner again and again", f"{record.trigger} with {message}, {kills} times")
 
     def _forget_harm(self, trigger: str) -> None:
         self._kills.pop((trigger, None), None)
+
+    def _plan_by_name(self, trigger: str, message: str) -> Plan:
+        lane, offset = map(int, message.split(":"))
+        return self._scenario.lanes[lane][offset].plans.get(trigger, Plan())
 
     def _plan(self, trigger: str, handout: _Handout) -> Plan:
         return self._scenario.lanes[handout.lane][handout.offset].plans.get(trigger, Plan())
@@ -373,9 +412,10 @@ class Checker(HistoryChecker):
         """Whether the database holds an event of this handout, or of another of the same message."""
         if self._scenario.topology.keyed:
             return self._is_kept((trigger, handout.message, position))
-        if self._plan(trigger, handout).kind in ("refused", "poison"):
+        if self._plan(trigger, handout).kind in ("refused", "poison", "long"):
             # Without keys nobody can say which message's letter it is; that there is one has to do.
-            return any(name == trigger for name, _, _ in self._letters)
+            if any(name == trigger for name, _, _ in self._letters):
+                return True
         return self._handout_rows[trigger, handout.number] > position
 
     def _is_kept(self, place: tuple[str, str, int]) -> bool:
@@ -384,6 +424,7 @@ class Checker(HistoryChecker):
     def _see_rest(self, record: records.Rested) -> None:
         """Nothing may be left over, unless for want of anybody who wants it: whom the database forgot still does."""
         there = [name for name in self._added if name not in self._gone | self._returned]
+        self._message_books.at_rest(set(there) - self._held)
         left_over = any(self._forgotten[lane] < len(messages) for lane, messages in enumerate(self._scenario.lanes))
         if not record.in_time or (there and left_over):
             self._find("stuck", f"committed by lane: {dict(self._forgotten)}, while {there} want more")
@@ -432,7 +473,9 @@ class Checker(HistoryChecker):
             if record.position == PASSED_OVER_POSITION:
                 self._see_passed_over(record)
             return
-        if event in self._events:
+        self._letter_books.take(record, set())
+        self._consumer_books.take(record)
+        if event in self._events and not self._letter_books.is_redriven(*event):
             self._find("stored twice", f"event {record.index} of run {record.run_id}")
         self._events.add(event)
         handout = self._handouts[record.handout]

@@ -8,6 +8,7 @@ what makes SQLAlchemy fast.
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -17,12 +18,14 @@ import trio
 from tests.proof.simulation import records
 from tests.proof.simulation.scenario import MAX_DELIVERIES
 
+from headgate.client.client import Client
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import decode_value
 from headgate.store.db.database_file import DatabaseFile
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
+from headgate.store.db.transaction import Database
 from headgate.store.errors import DatabaseAway, DatabaseReplaced, RowsRefused, StoreError
 from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
@@ -116,10 +119,65 @@ def add(store: Store, name: str) -> int:
     return store.add_watcher(name, CLASSPATH, {"name": name}, max_deliveries=MAX_DELIVERIES)
 
 
+def open_client() -> Client:
+    """Return what a program of a user opens to read events; it has a connection of its own as far as it knows."""
+    return Client(Database(_engine, Secrets.none(), _clock))
+
+
+def make_table_of_users() -> None:
+    """Make the table that consumers write to."""
+    _raw().execute(
+        "CREATE TABLE taken (id INTEGER PRIMARY KEY AUTOINCREMENT, consumer TEXT, worker INTEGER, event_id INTEGER, "
+        "trigger_id INTEGER, key TEXT, handout INTEGER)"
+    )
+
+
+def refuse_poison() -> None:
+    """Have the database itself refuse poisoned events, whoever stores them."""
+    _raw().execute(
+        f"CREATE TRIGGER refuses_poison BEFORE INSERT ON trigger_event "
+        f"WHEN instr(NEW.payload, CAST('{POISON}' AS BLOB)) BEGIN SELECT RAISE(ABORT, 'this row is poison'); END"
+    )
+
+
+def take_poison() -> None:
+    """Have the database store poisoned events as well."""
+    _raw().execute("DROP TRIGGER refuses_poison")
+
+
+def said_in(payload: bytes) -> dict[str, Any]:
+    """Return what the filter has said in the payload of an event; nothing if it is no event of a filter."""
+    said = decode_value(payload)
+    said = said.get("xcoms", said) if isinstance(said, dict) else None
+    return said if isinstance(said, dict) else {}
+
+
 _OWNERS = """
 SELECT s.digest, t.id, coalesce(o.id, 0) FROM trigger t JOIN stream s ON s.id = t.stream_id
 LEFT JOIN triggerer o ON o.id = t.triggerer_id AND o.fenced_at IS NULL AND o.stopped_at IS NULL
 WHERE t.finished_at IS NULL AND t.removed_at IS NULL ORDER BY s.id, t.id
+"""
+
+
+_TOLD = "{0}.trigger_id, {0}.trigger_run_id, {0}.sequence_index, {0}.key, {0}.position, {0}.kind, {0}.is_last"
+_LETTERS = f"""
+SELECT l.id, l.state, l.event_id,
+  (SELECT group_concat(action, ' ') FROM (SELECT action FROM letter_action WHERE letter_id = l.id ORDER BY id)),
+  coalesce(l.edited_payload, l.payload, l.payload_head), coalesce(l.payload, l.payload_head),
+  {_TOLD.format("l")}, {_TOLD.format("e")}, e.payload, t.removed_at IS NOT NULL, l.payload_kept
+FROM dead_letter l LEFT JOIN trigger_event e ON e.id = l.event_id LEFT JOIN trigger t ON t.id = e.trigger_id
+WHERE l.content = 'event' ORDER BY l.id
+"""
+
+
+_MESSAGES = """
+SELECT id, coalesce(target_id, trigger_id), key, position, state FROM dead_letter
+WHERE content = 'message' AND key IS NOT NULL ORDER BY id
+"""
+
+_SET_ASIDE = """
+SELECT l.id, c.name, l.event_id, l.trigger_id, l.state FROM consumer_letter l JOIN consumer c ON c.id = l.consumer_id
+ORDER BY l.id
 """
 
 
@@ -128,9 +186,12 @@ class Reader:
 
     def __init__(self) -> None:
         self._connection = _raw()
-        self._last_row = self._last_letter = 0
+        self._last_row = self._last_letter = self._last_logged = self._last_taken = 0
         self._names: dict[int, str] = {}
         self._owners: dict[str, dict[str, int]] = {}  # by stream
+        self._letters: dict[int, tuple[Any, ...]] = {}
+        self._messages: dict[int, tuple[Any, ...]] = {}
+        self._set_aside: dict[int, list[Any]] = {}
 
     def look(self) -> list[records.Stored | records.DeadLettered]:
         """Return what is new since the last look."""
@@ -143,8 +204,8 @@ class Reader:
         ).fetchall()
         for row, trigger, run_id, index, key, position, payload in rows:
             self._last_row = row
-            said = decode_value(payload)
-            message, handout = str(said["message"]), int(said["handout"])
+            said = said_in(payload)
+            message, handout = str(said["message"]).removesuffix(f" {POISON}"), int(said["handout"])
             found.append(
                 records.Stored(now, row, self.name_of(trigger), run_id, index, key, position, message, handout)
             )
@@ -158,6 +219,83 @@ class Reader:
             name, is_whole = self.name_of(trigger), payload is not None
             found.append(records.DeadLettered(now, row, name, run_id, index, key, position, is_whole))
         return found
+
+    def look_at_owned_rows(self) -> list[records.Logged]:
+        """Return the triggers of the events that were stored since the last look."""
+        rows = self._connection.execute(
+            "SELECT id, trigger_id FROM trigger_event WHERE id > ? ORDER BY id", (self._last_logged,)
+        ).fetchall()
+        self._last_logged = max([self._last_logged, *(row for row, _ in rows)])
+        return [records.Logged(trio.current_time(), *row) for row in rows]
+
+    def look_at_taken(self) -> list[records.Taken]:
+        """Return the rows of the user's table that are new since the last look."""
+        rows = self._connection.execute("SELECT * FROM taken WHERE id > ? ORDER BY id", (self._last_taken,)).fetchall()
+        self._last_taken = max([self._last_taken, *(row[0] for row in rows)])
+        return [records.Taken(trio.current_time(), *row[1:]) for row in rows]
+
+    def look_at_set_aside(self) -> list[records.SetAside]:
+        """Return the letters of consumers that are new or have changed since the last look."""
+        found = []
+        for letter, *row in self._connection.execute(_SET_ASIDE).fetchall():
+            if self._set_aside.get(letter) != row:
+                self._set_aside[letter] = row
+                found.append(records.SetAside(trio.current_time(), *row))
+        return found
+
+    def letters(self) -> dict[int, bytes | None]:
+        """Return the payload of each dead letter of an event, by the id of the letter; None if only a head is kept."""
+        letters = self._connection.execute("SELECT id, payload FROM dead_letter WHERE content = 'event' ORDER BY id")
+        return dict(letters.fetchall())
+
+    def look_at_letters(self) -> list[records.LetterSeen]:
+        """Return the dead letters of events that are new or have changed since the last look."""
+        found = []
+        for row in self._connection.execute(_LETTERS).fetchall():
+            if self._letters.get(row[0]) == row:
+                continue
+            self._letters[row[0]] = row
+            letter, state, event_id, actions, payload, original = row[:6]
+            event, stored = row[6:13], row[13:20]
+            has_row = stored[0] is not None
+            found.append(
+                records.LetterSeen(
+                    trio.current_time(),
+                    letter,
+                    state,
+                    self._told(event, payload, is_whole=bool(row[22])),
+                    zlib.crc32(original),
+                    event_id or 0,
+                    self._told(stored, row[20]) if has_row else None,
+                    has_row and bool(row[21]),
+                    tuple((actions or "").split()),
+                )
+            )
+        return found
+
+    def _told(self, names: tuple[Any, ...], payload: bytes, *, is_whole: bool = True) -> records.Told:
+        trigger_id, run_id, index, key, position, kind, is_last = names
+        name = self.name_of(trigger_id)
+        handout = said_in(payload).get("handout", 0) if is_whole else 0
+        return records.Told(name, run_id, index, key, position, kind, bool(is_last), zlib.crc32(payload), handout)
+
+    def messages(self) -> list[int]:
+        """Return the dead letters of messages, by their ids, the oldest first."""
+        return [row[0] for row in self._connection.execute(_MESSAGES).fetchall()]
+
+    def redriving(self) -> list[int]:
+        """Return those of them that are on their way to their trigger."""
+        return [row[0] for row in self._connection.execute(_MESSAGES).fetchall() if row[4] == "redriving"]
+
+    def look_at_messages(self) -> list[records.MessageSeen]:
+        """Return the dead letters of messages that are new or have changed since the last look."""
+        rows = self._connection.execute(_MESSAGES).fetchall()
+        changed = [row for row in rows if self._messages.get(row[0]) != row]
+        self._messages.update((row[0], row) for row in changed)
+        return [
+            records.MessageSeen(trio.current_time(), letter, self.name_of(trigger), message, position, state)
+            for letter, trigger, message, position, state in changed
+        ]
 
     def look_at_owners(self) -> list[records.Owned]:
         """Return the streams whose owners have changed since the last look."""
@@ -228,6 +366,10 @@ class FailingStore:
         """See `Store`. It asks nothing of the database."""
         return self._store.has_changes()
 
+    def no_bell(self) -> str | None:
+        """See `Store`."""
+        return self._store.no_bell()
+
     def fence_triggerers(self, epoch: Any, **kwargs: Any) -> list[Any]:
         """See `Store`."""
         fenced: list[Any] = self.call("fence_triggerers", self._store.fence_triggerers, epoch, **kwargs)
@@ -251,7 +393,8 @@ class FailingStore:
         """See `Store`. A slice with a poisoned event is refused, as a database would refuse a row."""
 
         def store(epoch: Any, *, events: Sequence[FiredEvent], **rest: Any) -> StoredSlice:
-            if any(POISON in str(decode_value(event.payload)) for event in events):
+            is_poisoned = any(POISON in str(decode_value(event.payload)) for event in events)
+            if is_poisoned and not self._world.weather.takes_poison:
                 raise RowsRefused("one of these rows is poison")
             return self._store.store_slice(epoch, events=events, **rest)
 

@@ -37,6 +37,7 @@ from tests.proof.simulation.scenario import (
     TakeOver,
     Topology,
 )
+from tests.proof.simulation.users.directed import OF_USERS
 
 from headgate.protocol.marks import POISON_MARKS
 from headgate.supervisor.commands import EXIT_DATABASE_REPLACED
@@ -455,4 +456,5 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "quarantine and death": a_death_while_a_trigger_is_quarantined_loses_nothing,
     "search": a_search_goes_on_when_a_user_removes_what_it_waits_for,
     "overflow": an_overflow_fails_everything_its_subscriber_owes,
+    **OF_USERS,
 }

@@ -28,9 +28,9 @@ class Family(NamedTuple):
 def family(name: FamilyName) -> Family:
     """Return a family; its modules are imported only now."""
     if name == "pair":
-        from tests.proof.simulation import checker, directed, scenario, world
+        from tests.proof.simulation import checker, directed, drawing, world
 
-        return Family(name, "", scenario.draw, world.run, checker.check, directed.DIRECTED)
+        return Family(name, "", drawing.draw, world.run, checker.check, directed.DIRECTED)
     from tests.proof.simulation.tasks import checker as of_tasks
     from tests.proof.simulation.tasks import directed as tasks_directed
     from tests.proof.simulation.tasks import scenario as tasks_scenario

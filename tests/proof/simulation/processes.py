@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import trio
 from tests.proof.simulation import records
-from tests.proof.simulation.database import FailingStore
+from tests.proof.simulation.database import FailingStore, said_in
 from tests.proof.simulation.wire import Bell, Pipe, RunnerStream, SupervisorSocket
 
 from headgate.child.parent_death import SupervisorGone
@@ -29,7 +29,6 @@ from headgate.protocol.messages.runner import (
     StateSync,
     Welcome,
 )
-from headgate.protocol.values import decode_value
 from headgate.runner.black_box import BlackBox
 from headgate.runner.link import AsyncLink
 from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_PROTOCOL, RunnerSession
@@ -345,8 +344,7 @@ class SupervisorProcess:
         reported: list[FiredEvent | RefusedEvent] = [*message.events, *message.refused]
         for event in reported:
             names = (name_of(event.trigger_id), event.trigger_run_id, event.sequence_index, event.key, event.position)
-            payload = decode_value(event.payload) if isinstance(event, FiredEvent) else None
-            handout = payload.get("handout", 0) if isinstance(payload, dict) else 0  # 0: of no message
+            handout = said_in(event.payload).get("handout", 0) if isinstance(event, FiredEvent) else 0  # 0: of none
             self.world.note(records.Reported(now, runner.number, event.seq, *names, handout))
         for end in message.finished:
             self.world.note(

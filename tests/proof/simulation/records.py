@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -142,6 +143,23 @@ class Released(Record, frozen=True, gc=False):
     trigger: str
 
 
+class Tended(Record, frozen=True, gc=False):
+    """A user has tried to redrive, edit or discard a dead letter, and was told that it is done, or refused and ``why``.
+
+    A user who "died" in between was told nothing. ``payload`` is the CRC of what an edit wants stored, else 0.
+    """
+
+    letter: int
+    what: str
+    outcome: Literal["done", "refused", "died"]
+    why: str = ""
+    payload: int = 0
+
+
+class Mended(Record, frozen=True, gc=False):
+    """The database stores what it refused before."""
+
+
 # --- the broker ------------------------------------------------------------------------------------
 
 
@@ -166,6 +184,36 @@ class HandedOut(Record, frozen=True, gc=False):
     handout: int
     lane: int
     offset: int
+
+
+class Redelivered(Record, frozen=True, gc=False):
+    """A message of a dead letter is given to its trigger once more, and not by a reader."""
+
+    handout: int
+    lane: int
+    offset: int
+
+
+class MessageSeen(Record, frozen=True, gc=False):
+    """A dead letter of a message that is new, or has changed; only if users redrive messages.
+
+    ``trigger`` is the one that gets the message. ``position``: that of the event for which the letter stands, -1 for
+    the whole message.
+    """
+
+    letter: int
+    trigger: str
+    message: str
+    position: int
+    state: str
+
+
+class MessageRedriven(Record, frozen=True, gc=False):
+    """A user has tried to redrive a dead letter of a message: it is ``done``, or refused and ``why``."""
+
+    letter: int
+    outcome: str
+    why: str = ""
 
 
 class AdvancedItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -297,6 +345,92 @@ class DeadLettered(Record, frozen=True, gc=False):
     key: str | None
     position: int
     is_whole: bool = False
+
+
+class Told(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """An event as a dead letter or a row of the log has it: its names, its kind, and the CRC of its payload.
+
+    ``handout`` is what the payload says, 0 for the head of one.
+    """
+
+    trigger: str
+    run_id: str
+    index: int
+    key: str | None
+    position: int
+    kind: str
+    is_last: bool
+    payload: int
+    handout: int = 0
+
+
+class LetterSeen(Record, frozen=True, gc=False):
+    """A dead letter of an event that is new, or has changed; only if users care for letters.
+
+    ``event`` is what a redrive is to store, ``original`` the CRC of the payload before any edit. ``row`` is that of the
+    event that stands for the letter (0: none), ``stored`` what the row holds now; ``is_behind``: its trigger is one
+    that was removed. ``actions`` are those of the letter's record, the oldest first.
+    """
+
+    letter: int
+    state: str
+    event: Told
+    original: int
+    row: int
+    stored: Told | None
+    is_behind: bool
+    actions: tuple[str, ...]
+
+
+class Logged(Record, frozen=True, gc=False):
+    """The trigger that a row of the event log belongs to, by its id; only if there are consumers."""
+
+    row: int
+    trigger_id: int
+
+
+class Taken(Record, frozen=True, gc=False):
+    """A row of a user's table, in which a consumer has been handed over an event; in the order of the table."""
+
+    consumer: str
+    worker: int
+    row: int
+    trigger_id: int
+    key: str | None
+    handout: int
+
+
+class NotTaken(Record, frozen=True, gc=False):
+    """The code of a user has not taken a batch: it raised, or its process died; ``rows`` are those that it has seen.
+
+    ``has_died``: nobody is told that it was not taken.
+    """
+
+    consumer: str
+    rows: tuple[int, ...]
+    has_died: bool
+
+
+class SetAside(Record, frozen=True, gc=False):
+    """The letter of an event that a consumer has set aside is new, or has changed its state."""
+
+    consumer: str
+    row: int
+    trigger_id: int
+    state: str
+
+
+class AskedFor(Record, frozen=True, gc=False):
+    """A user has asked for the events that a consumer has set aside."""
+
+    consumer: str
+
+
+class Caught(Record, frozen=True, gc=False):
+    """A consumer has been told that there is nothing more, when everything had come to rest."""
+
+    consumer: str
+    watcher: str
 
 
 class Rested(Record, frozen=True, gc=False):

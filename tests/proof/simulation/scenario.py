@@ -1,34 +1,27 @@
 """What a seed means: who subscribes to what, what is published when, what users' filters do, and what goes wrong.
 
-A scenario is data. It is drawn from its seed before anything runs, from one generator a part, so that taking away
-a fault (`tests.proof.simulation.shrinking`) changes nothing about the topology and the workload.
+A scenario is data; `drawing` draws it from a seed.
 """
 
 from __future__ import annotations
 
-import random
 from typing import Literal
 
 import msgspec
 
-from headgate.protocol.marks import MARKS
+from headgate.protocol.messages.runner import EVENT_BYTES_MAX
 
-FAULTS_FROM_S = 0.0
 FAULTS_UNTIL_S = 6.0  # no fault begins later: what follows is the time to come to rest
-PUBLISH_UNTIL_S = 4.0
-MESSAGES_PER_LANE = (1, 1, 1, 2, 2, 3, 4)  # the canary not counted; many small seeds find more than few large ones
 CANARY_AT_S = 10.0  # one more message a lane, when all faults are over: a pair that only looks healthy does not take it
 FRAME_BYTES_SMALL = 40_000  # the report of a failure with its traceback fits; a few padded events do not
 PADDING_BYTES = 15_000
+EVENT_BYTES_SMALL = 18_000  # a padded event fits, a long one does not; a whole letter of it fits into a small frame
+LONG_BYTES = 20_000
 MAX_DELIVERIES = 5  # of all triggers: after so many failures on one message they are passed over it
 KILLS_MAX = 3  # ends of the process with one message, after which its trigger is passed over it
 KILLER_KEYS_MAX = 3  # messages with which one trigger may end the process; with one more it is quarantined
 HARM_MAX = 3  # ends of the process by a trigger without a message, after which it is quarantined
 UNFIT = 1_000_000  # failures: the trigger can never take the message
-
-# Marks of other parts of the product, which the simulation does not run.
-_NOT_SIMULATED = ("filelog.", "capture.", "arbiter.")
-MARKS_SIMULATED = tuple(name for name in MARKS if not name.startswith(_NOT_SIMULATED))
 
 
 class Part(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -37,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 # --- the workload ----------------------------------------------------------------------------------
 
-PlanKind = Literal["fire", "reject", "return", "refused", "poison"]
+PlanKind = Literal["fire", "reject", "return", "refused", "poison", "long"]
 
 
 class Plan(Part, frozen=True):
@@ -47,6 +40,11 @@ class Plan(Part, frozen=True):
     filter raises after ``fired_before_failing`` events; the first ``stalls`` times it hangs until it is cancelled.
     Before that, the first ``kills`` times (`UNFIT`: always), the filter ends the process that it runs in.
     ``swallows``: while hanging it ignores its cancellation, so that only the end of its process ends it.
+
+    What becomes of the events is the ``kind``: those of "refused" have no form on the wire, those of "long" are too
+    big (in a topology with `EVENT_BYTES_SMALL`), those of "poison" are refused by the database. ``steady``: they are
+    the same at each delivery, and do not name the handout that they derive from. ``ends``: they are of the kind that
+    ends a task, and the trigger returns with the first.
     """
 
     kind: PlanKind = "fire"
@@ -58,6 +56,8 @@ class Plan(Part, frozen=True):
     kills: int = 0
     swallows: bool = False
     padded: bool = False
+    steady: bool = False
+    ends: bool = False
 
 
 class Message(Part, frozen=True):
@@ -83,6 +83,7 @@ class Topology(Part, frozen=True):
     outbox_events_max: int = 10_000
     slice_events_max: int = 500
     frame_bytes_max: int = 16 * 1024 * 1024
+    event_bytes_max: int = EVENT_BYTES_MAX
     ack_timeout_s: float = 5.0
     cohort_grace_s: float = 0.0
     latency_s: float = 0.0
@@ -220,6 +221,57 @@ class ChangeWatcher(Timed, frozen=True):
     name: str
 
 
+LetterAct = Literal["redrive", "edit", "discard"]
+LETTER_ACTS: tuple[LetterAct, ...] = ("redrive", "redrive", "edit", "discard")  # redrives are what there is most of
+
+
+class TendLetters(Timed, frozen=True):
+    """A user does this to one dead letter of an event after the other, resolved ones too; all ``times`` over.
+
+    A user who dies at a mark (`KillAtMark`) leaves the other letters to the next time.
+    """
+
+    what: LetterAct
+    times: int = 1
+    pause_s: float = 0.0
+
+
+class RedriveMessages(Timed, frozen=True):
+    """A user redrives every message that is a dead letter, and waits for what becomes of them; all ``times`` over."""
+
+    times: int = 1
+
+
+class MendDatabase(Timed, frozen=True):
+    """From now on the database stores what it has refused."""
+
+
+class Redeliver(Timed, frozen=True):
+    """A user has all events handed over again that were set aside by a consumer, by the place of its plan."""
+
+    consumer: int
+
+
+class Consuming(Part, frozen=True):
+    """A consumer of the events of a trigger: its workers take batches into a table of the user's, and pause between.
+
+    By the number of the batch, over all workers: ``fails`` are those in which the user's code raises, ``dies`` those in
+    which its process ends, both in the middle of the user's rows. The code always raises at the events of the messages
+    ``unfit``, by the broker's names, until the user mends it.
+    """
+
+    watcher: str
+    begins_at: float = 0.0
+    workers: int = 1
+    limit: int = 100
+    pause_s: float = 0.2
+    fails: tuple[int, ...] = ()
+    dies: tuple[int, ...] = ()
+    unfit: tuple[str, ...] = ()
+    mended_at: float = 0.0
+    max_deliveries: int = 5
+
+
 class Scenario(Part, frozen=True):
     """All of it. ``lanes`` are the messages, in order, by lane."""
 
@@ -227,6 +279,7 @@ class Scenario(Part, frozen=True):
     topology: Topology
     lanes: tuple[tuple[Message, ...], ...] = ()
     faults: tuple[Fault, ...] = ()
+    consumers: tuple[Consuming, ...] = ()
 
 
 def trigger_names(topology: Topology) -> list[str]:
@@ -235,184 +288,3 @@ def trigger_names(topology: Topology) -> list[str]:
 
 
 LATE = "late"  # the name of the trigger that a fault adds
-
-
-# --- from a seed -----------------------------------------------------------------------------------
-
-
-def draw(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
-    rng = random.Random(f"{seed}/scenario")
-    topology = _draw_topology(rng)
-    faults = _draw_faults(random.Random(f"{seed}/faults"), topology)
-    names = trigger_names(topology)
-    if any(isinstance(fault, AddWatcher) for fault in faults):
-        names.append(LATE)
-    lanes = _draw_lanes(random.Random(f"{seed}/workload"), topology, names)
-    if topology.keyed:
-        lanes = _with_unfit(random.Random(f"{seed}/unfit"), lanes, names)
-        lanes = _with_killer(random.Random(f"{seed}/killer"), lanes, names)
-    return Scenario(seed, topology, lanes, faults)
-
-
-def _draw_topology(rng: random.Random) -> Topology:
-    # A subscriber that is failed for being slow starts again from the first message of its burst. It only ever gets
-    # anywhere where nothing but its own naps makes it slow; that is why the pair pauses instead.
-    overflows = rng.random() < 0.15
-    # One event a round, each way over a slow link, is slower than any ack timeout: that would be no fault of the pair.
-    latency_s = 0.0 if overflows else rng.choice((0.0, 0.0, 0.01, 0.2))
-    is_far = latency_s > 0.1
-    frame_bytes_max = FRAME_BYTES_SMALL if rng.random() < 0.3 else 16 * 1024 * 1024
-    return Topology(
-        triggers=rng.choice((1, 1, 1, 2, 2, 3)),
-        lanes=rng.choice((1, 1, 1, 2, 3)),
-        keyed=rng.random() < 0.85,
-        overflow="fail" if overflows else "pause",
-        subscriber_queue_max=rng.choice((4, 8)) if overflows else rng.choice((1, 2, 1024)),
-        in_flight_max=rng.choice((1, 3, 100)),
-        round_events_max=rng.choice((1000, 100) if is_far or overflows else (1, 3, 1000)),
-        outbox_events_max=10_000 if overflows else rng.choice((1, 4, 10_000)),
-        slice_events_max=rng.choice((1, 2, 500)),
-        frame_bytes_max=frame_bytes_max,
-        ack_timeout_s=rng.choice((4.0, 10.0) if is_far else (2.0, 4.0, 10.0)),
-        cohort_grace_s=rng.choice((0.0, 0.0, 0.5)),
-        latency_s=latency_s,
-        chops_writes=not overflows and frame_bytes_max != FRAME_BYTES_SMALL and rng.random() < 0.1,
-    )
-
-
-def _draw_lanes(rng: random.Random, topology: Topology, names: list[str]) -> tuple[tuple[Message, ...], ...]:
-    # One trigger at most goes for good, and never the only one: somebody has to take the rest.
-    may_return = rng.choice(names) if len(names) > 1 and rng.random() < 0.15 else None
-    bursts = [round(rng.uniform(0.0, PUBLISH_UNTIL_S), 2) for _ in range(rng.randint(1, 3))]
-    is_calm = rng.random() < 0.25
-    lanes = []
-    for _ in range(topology.lanes):
-        messages = []
-        times = sorted(
-            rng.choice(bursts) + rng.choice((0.0, 0.0, 0.1, 0.5)) for _ in range(rng.choice(MESSAGES_PER_LANE))
-        )
-        for publish_at in times:
-            plans = {}
-            for name in names:
-                plan = _draw_plan(rng, topology, is_calm=is_calm, may_return=name == may_return)
-                if plan is not None:
-                    plans[name] = plan
-            messages.append(Message(publish_at, plans))
-        lanes.append((*messages, Message(CANARY_AT_S)))
-    return tuple(lanes)
-
-
-def _with_unfit(
-    rng: random.Random, lanes: tuple[tuple[Message, ...], ...], names: list[str]
-) -> tuple[tuple[Message, ...], ...]:
-    """Now and then make one message one that one of the triggers can never take."""
-    if rng.random() >= 0.2:
-        return lanes
-    unfit = Plan(events=rng.choice((0, 1)), failures=UNFIT, fired_before_failing=rng.choice((0, 0, 1)))
-    return _with_plan(rng, lanes, names, unfit)
-
-
-def _with_killer(
-    rng: random.Random, lanes: tuple[tuple[Message, ...], ...], names: list[str]
-) -> tuple[tuple[Message, ...], ...]:
-    """Now and then make one message one with which one of the triggers ends its process."""
-    if rng.random() >= 0.1:
-        return lanes
-    killer = Plan(events=rng.choice((0, 1)), kills=rng.choice((1, KILLS_MAX - 1, UNFIT)))
-    return _with_plan(rng, lanes, names, killer)
-
-
-def _with_plan(
-    rng: random.Random, lanes: tuple[tuple[Message, ...], ...], names: list[str], plan: Plan
-) -> tuple[tuple[Message, ...], ...]:
-    """Give a plan to one of the triggers for one of the messages, but the canary."""
-    lane, name = rng.randrange(len(lanes)), rng.choice(names)
-    offset = rng.randrange(len(lanes[lane]) - 1)
-    message = lanes[lane][offset]
-    if message.plans.get(name, Plan()).kind == "return":
-        return lanes
-    message = msgspec.structs.replace(message, plans={**message.plans, name: plan})
-    changed = (*lanes[lane][:offset], message, *lanes[lane][offset + 1 :])
-    return (*lanes[:lane], changed, *lanes[lane + 1 :])
-
-
-def _draw_plan(rng: random.Random, topology: Topology, *, is_calm: bool, may_return: bool) -> Plan | None:
-    """Return a plan, or None for the ordinary one: fire one event at once."""
-    if is_calm or rng.random() < 0.6:
-        return None
-    padded = topology.frame_bytes_max == FRAME_BYTES_SMALL and rng.random() < 0.5
-    nap_s = rng.choice((0.0, 0.0, 0.05, 0.4))
-    match rng.randrange(12):
-        case 0:
-            return Plan(events=0, nap_s=nap_s)
-        case 1 | 2:
-            return Plan(events=rng.randint(2, 3), nap_s=nap_s, padded=padded)
-        case 3:
-            return Plan("reject", events=rng.choice((0, 0, 1)))
-        case 4 | 5:
-            fired = rng.choice((0, 1))
-            return Plan(events=rng.randint(1, 2), failures=rng.randint(1, 2), fired_before_failing=fired, padded=padded)
-        case 6:
-            return Plan(events=rng.randint(0, 2), stalls=1, swallows=rng.random() < 0.15)
-        case 7:
-            # Of two of them in a row the second is too late.
-            return Plan(events=1, nap_s=round(topology.ack_timeout_s * 0.6, 3))
-        case 8:
-            return Plan("refused")
-        case 9:
-            return Plan("poison", events=rng.randint(1, 2))
-        case 10 if may_return:
-            return Plan("return", events=rng.choice((1, 1, 2)))
-        case _:
-            return Plan(padded=padded)
-
-
-def _draw_faults(rng: random.Random, topology: Topology) -> tuple[Fault, ...]:
-    faults = [_draw_fault(rng) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4)))]
-    if rng.random() < 0.15:
-        faults.append(AddWatcher(_time(rng), LATE))
-    if topology.triggers > 1 and rng.random() < 0.2:
-        faults.append(RemoveWatcher(_time(rng), rng.choice(trigger_names(topology))))
-    if rng.random() < 0.15:
-        faults.append(StartBeside(_time(rng)))
-    return tuple(faults)
-
-
-def _time(rng: random.Random) -> float:
-    return round(rng.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S), 2)
-
-
-def _share(rng: random.Random) -> float:
-    return 1.0 if rng.random() < 0.5 else round(rng.random(), 3)
-
-
-def _draw_fault(rng: random.Random) -> Fault:
-    at, seconds = _time(rng), rng.choice((0.3, 1.5, 3.0))
-    match rng.randrange(20):
-        case 0 | 1:
-            return KillRunner(at, _share(rng))
-        case 2 | 3:
-            return KillSupervisor(at, runner_at_once=rng.random() < 0.5, down_s=rng.choice((0.0, 0.3, 2.0)))
-        case 4 | 5 | 6 | 7 | 8:
-            return KillAtMark(rng.choice(MARKS_SIMULATED), rng.choice((1, 1, 2, 3, 5)))
-        case 9:
-            return CutLink(at, _share(rng))
-        case 10:
-            return StallLink(at, seconds, up=rng.random() < 0.5)
-        case 11 | 12:
-            return DatabaseIsAway(at, seconds, ambiguous=rng.random() < 0.7)
-        case 13:
-            return DatabaseIsSlow(at, seconds)
-        case 14:
-            return FreezeSupervisor(at, seconds)
-        case 15:
-            return AdvanceFails(at, after_commit=rng.random() < 0.5)
-        case 16:
-            return AdvanceHangs(at, seconds)
-        case 17:
-            return StreamFails(at)
-        case 18:
-            return TakeOver(at)
-        case _:
-            return Drain(at)

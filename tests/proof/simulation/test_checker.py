@@ -257,6 +257,12 @@ def test_the_harm_of_a_trigger_is_counted_anew_after_a_release_and_in_another_su
     assert kinds(history) == set()
 
 
+@pytest.mark.parametrize("gone", [records.Fenced(0.0, 2, supervisor=2), records.SupervisorEnded(0.0, 2, "killed")])
+def test_a_supervisor_that_is_fenced_or_ends_may_take_a_strike_with_it(gone: Record) -> None:
+    assert "ends its runner again and again" in kinds([*[KILLED_WITH_MESSAGE] * (KILLS_MAX + 1), *good()])
+    assert kinds([gone, *[KILLED_WITH_MESSAGE] * (KILLS_MAX + 1), *good()]) == set()
+
+
 def test_nothing_is_lost_by_a_trigger_that_a_user_removed_or_that_returned() -> None:
     gone: list[Record] = [records.Removed(0.5, "t1"), records.Returned(0.5, "t1")]
     for record in gone:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 from tests.proof.simulation import records
 from tests.proof.simulation.database import POISON
-from tests.proof.simulation.scenario import PADDING_BYTES, Plan
+from tests.proof.simulation.scenario import LONG_BYTES, PADDING_BYTES, Plan
 
-from headgate.triggers.base import BaseEventTrigger, TriggerEvent
+from headgate.triggers.base import BaseEventTrigger, TaskSuccessEvent, TriggerEvent
 from headgate.triggers.shared_stream import SharedStreamProducer, reject_shared_stream_event
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class SimulatedTrigger(BaseEventTrigger):
             for position in range(plan.events):
                 if plan.nap_s and tried <= NAPPING_TRIES_MAX:
                     await runner.nap(plan.nap_s)
+                if plan.ends:
+                    runner.note(records.Returned(trio.current_time(), self.name))
                 yield self._event(runner, delivery, plan, position)
             if plan.kind == "reject":
                 reject_shared_stream_event()
@@ -111,10 +113,15 @@ class SimulatedTrigger(BaseEventTrigger):
     def _event(self, runner: RunnerProcess, delivery: Delivery, plan: Plan, position: int) -> TriggerEvent:
         """Say that the event is fired, which it is in this very step, and return it."""
         runner.note(records.Fired(trio.current_time(), self.name, delivery.handout, position))
+        handout = delivery.handout
+        if plan.steady and not runner.is_dead:  # of what a ghost fires, nothing is seen
+            handout = runner.world.first_fired.setdefault((self.name, delivery.message, position), handout)
         message = delivery.message if plan.kind != "poison" else f"{delivery.message} {POISON}"
-        payload: dict[str, Any] = {"message": message, "handout": delivery.handout}
+        payload: dict[str, Any] = {"message": message, "handout": handout}
         if plan.padded:
             payload["padding"] = "." * PADDING_BYTES
+        if plan.kind == "long":
+            payload["padding"] = "." * LONG_BYTES
         if plan.kind == "refused":
             payload["unfit"] = object()
-        return TriggerEvent(payload)
+        return TaskSuccessEvent(xcoms=payload) if plan.ends else TriggerEvent(payload)

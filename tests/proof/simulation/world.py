@@ -11,7 +11,7 @@ import random
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +22,9 @@ from tests.proof.simulation.broker import Broker
 from tests.proof.simulation.processes import Boxes, Died, RunnerProcess, SupervisorProcess, running_in
 from tests.proof.simulation.scenario import Plan, Scenario, Timed
 from tests.proof.simulation.triggers import ORDINARY
+from tests.proof.simulation.users.consumers import SimulatedConsumer, catch_up
+from tests.proof.simulation.users.letters import tend_letters
+from tests.proof.simulation.users.messages import redrive_messages
 from tests.proof.simulation.wire import Bell
 from trio._core._io_epoll import EpollIOManager
 from trio._core._run import GLOBAL_RUN_CONTEXT
@@ -33,7 +36,7 @@ from headgate.protocol.messages.runner import RunnerSettings
 from headgate.runner import session
 from headgate.store.errors import StoreError
 from headgate.streams.manager import SharedStreamManager
-from headgate.supervisor.core import CoreSettings
+from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.triggers.leases import LeaseTimes
 
 TAKE_OVER_S = 0.5  # after a lease has run out
@@ -48,6 +51,7 @@ class Weather:
     def __init__(self) -> None:
         self.database_back_at = 0.0
         self.commit_is_ambiguous = False
+        self.takes_poison = False
         self.advance_fails: scenario.AdvanceFails | None = None
         self.advance_hangs_s = 0.0
         self.stream_fails = False
@@ -75,6 +79,11 @@ class World:
         self._marks_reached: Counter[str] = Counter()
         self._rested = Bell()
         self._is_over = False
+        self.first_fired: dict[tuple[str, str, int], int] = {}  # the handout, by trigger, message and position
+        self.users_at_work = 0
+        self.consumers: list[SimulatedConsumer] = []
+        self._has_letters = any(isinstance(fault, scenario.TendLetters) for fault in plan.faults)
+        self._has_redrives = any(isinstance(fault, scenario.RedriveMessages) for fault in plan.faults)
 
     # --- the journal ------------------------------------------------------------------------------
 
@@ -90,6 +99,15 @@ class World:
         """Add what is new in the database's file. Nothing happens between this and the record that follows."""
         if self.weather.file_in_place is not None:
             return  # nothing is: what is committed now goes to one that was replaced
+        if self._has_letters:
+            for letter in self.reader.look_at_letters():
+                self.note(letter)
+        if self._has_redrives:
+            for message in self.reader.look_at_messages():
+                self.note(message)
+        if self.scenario.consumers:
+            for owned in self.reader.look_at_owned_rows():
+                self.note(owned)
         for record in self.reader.look():
             self.note(record)
 
@@ -185,7 +203,11 @@ class World:
             raise Died(mark)
 
     def _side_of(self, mark: str) -> str:
-        return (marks.MARKS | marks.POISON_MARKS | marks.RUNAWAY_MARKS)[mark].side
+        of_pair = marks.MARKS | marks.POISON_MARKS | marks.REDELIVERY_MARKS | marks.RUNAWAY_MARKS
+        # An event may end the task of its trigger, though there is none here.
+        return (of_pair | marks.TASK_MARKS | marks.TASK_STREAM_MARKS | marks.LETTER_MARKS | marks.CONSUMER_MARKS)[
+            mark
+        ].side
 
     async def _inject(self) -> None:
         timed = [fault for fault in self.scenario.faults if isinstance(fault, Timed)]
@@ -249,11 +271,28 @@ class World:
                 self._remove(fault.name)
             case scenario.ChangeWatcher():
                 self._store.change_watcher(fault.name, max_deliveries=scenario.MAX_DELIVERIES)
+            case scenario.TendLetters():
+                self.nursery.start_soon(self._employ, tend_letters, fault)
+            case scenario.RedriveMessages():
+                self.nursery.start_soon(self._employ, redrive_messages, fault)
+            case scenario.MendDatabase():
+                database.take_poison()
+                weather.takes_poison = True
+                self.note(records.Mended(now))
+            case scenario.Redeliver():
+                self.consumers[fault.consumer].redeliver()
             case scenario.Release():
                 self._store.resume_watcher(fault.name)
                 self.note(records.Released(now, fault.name))
             case _:
                 raise AssertionError(f"nothing does this: {fault}")
+
+    async def _employ(self, work: Callable[[World, Any], Awaitable[None]], fault: Timed) -> None:
+        """Have a user do something that takes a while, and that the simulation waits for."""
+        self.users_at_work += 1
+        await work(self, fault)
+        self.users_at_work -= 1
+        self._rested.ring()
 
     async def _take_over(self, supervisor: SupervisorProcess) -> None:
         """Start another supervisor when the lease of one that is cut off has run out; before, it could fence nobody."""
@@ -280,14 +319,26 @@ class World:
         for name in scenario.trigger_names(self.scenario.topology):
             self.note(records.Added(0.0, name))
         async with trio.open_nursery() as self.nursery:
+            if self._has_letters:
+                database.refuse_poison()
+            if self.scenario.consumers:
+                database.make_table_of_users()
+            self.consumers = [SimulatedConsumer(self, number) for number in range(len(self.scenario.consumers))]
+            for consumer in self.consumers:
+                for worker in range(consumer.plan.workers):
+                    self.nursery.start_soon(consumer.work, worker)
             self.nursery.start_soon(self._inject)
             self.start_supervisor()
             deadline = scenario.CANARY_AT_S + REST_WITHIN_S
-            while not self.broker.is_empty and self._somebody_listens() and trio.current_time() < deadline:
+            while self._is_anybody_busy() and trio.current_time() < deadline:
                 await self._rested.wait_until(min(deadline, trio.current_time() + 20.0))
             self.look()
             self.note(records.Rested(trio.current_time(), self.broker.is_empty or not self._somebody_listens()))
+            catch_up(self.consumers)
             self._end()
+
+    def _is_anybody_busy(self) -> bool:
+        return bool(self.users_at_work) or (not self.broker.is_empty and self._somebody_listens())
 
     def _somebody_listens(self) -> bool:
         return bool(self.reader.unfinished()) or trio.current_time() < scenario.FAULTS_UNTIL_S
@@ -312,6 +363,7 @@ def core_settings(plan: Scenario) -> CoreSettings:
         runner=RunnerSettings(
             heartbeat_s=6.0,
             frame_bytes_max=topology.frame_bytes_max,
+            event_bytes_max=topology.event_bytes_max,
             round_events_max=topology.round_events_max,
             outbox_events_max=topology.outbox_events_max,
             subscriber_queue_max=topology.subscriber_queue_max,
@@ -320,7 +372,9 @@ def core_settings(plan: Scenario) -> CoreSettings:
             cancel_grace_s=1.0,
             hook_timeout_s=1.0,
         ),
-        lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=looks_s, notice_interval_s=looks_s),
+        lease=LeaseTimes(
+            10.0, silence_max_s=30.0, poll_interval_s=looks_s, listen_pause_max_s=looks_s / 10, look_interval_s=looks_s
+        ),
         capacity=10,
         runner_silence_max_s=15.0,
         respawn_wait_s=0.1,

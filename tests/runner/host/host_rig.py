@@ -51,25 +51,29 @@ class Rig:
         self.items: list[FiredEvent | RefusedEvent | FinishedTrigger] = []
         self.stuck: list[int] = []
         self.asked: list[int] = []
+        self.earlier: StoredEvent | None = StoredEvent("earlier", 3, b"[1]", "k")
 
     async def _last_event(self, trigger_id: int) -> StoredEvent | None:
         await trio.lowlevel.checkpoint()
         self.asked.append(trigger_id)
-        return StoredEvent("earlier", 3, b"[1]", "k")
+        return self.earlier
 
     async def start(self, cls: type[BaseTrigger] | str, trigger_id: int = 1, **kwargs: Any) -> None:
-        await self._start(cls, trigger_id, kwargs, takes_one_event=False)
+        await self._start(cls, trigger_id, kwargs)
 
     async def start_for_a_task(self, cls: type[BaseTrigger], trigger_id: int = 1) -> None:
         await self._start(cls, trigger_id, {}, takes_one_event=True)
 
+    async def start_for_a_stream(self, cls: type[BaseTrigger], credit: int, trigger_id: int = 1) -> None:
+        await self._start(cls, trigger_id, {}, credit=credit)
+
     async def _start(
-        self, cls: type[BaseTrigger] | str, trigger_id: int, kwargs: dict[str, Any], *, takes_one_event: bool
+        self, cls: type[BaseTrigger] | str, trigger_id: int, kwargs: dict[str, Any], **fields: Any
     ) -> None:
         classpath = cls if isinstance(cls, str) else publish(cls)
         encoded = encode_value(kwargs, where="kwargs")
         spec = expected(TriggerSpec(trigger_id, f"run-{trigger_id}", f"name-{trigger_id}", classpath, encoded))
-        await self.host.start((msgspec.structs.replace(spec, takes_one_event=takes_one_event),))
+        await self.host.start((msgspec.structs.replace(spec, **fields),))
 
     def cancel(self, reason: CancelReason, trigger_id: int = 1) -> None:
         self.host.cancel(CancelTrigger(trigger_id, reason))
@@ -115,6 +119,7 @@ async def hosting(settings: RunnerSettings = SETTINGS) -> AsyncIterator[Rig]:
     async with SharedStreamManager() as streams, trio.open_nursery() as nursery:
         rig = Rig(settings, streams, nursery)
         yield rig
+        rig.host.cancel_all("shutdown")  # as the session does: a trigger that waits for credit is shielded
         nursery.cancel_scope.cancel()
 
 

@@ -17,6 +17,7 @@ from headgate.protocol.messages.runner import (
     DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
+    RedeliveryEnd,
     RefusedEvent,
     RunnerSettings,
     TriggerSpec,
@@ -108,6 +109,7 @@ class Rig:
         self.refused: list[RefusedEvent] = []
         self.finished: list[FinishedTrigger] = []
         self.described: list[DescribedTrigger] = []
+        self.redriven: list[RedeliveryEnd] = []
 
     async def start(self, cls: type[BaseEventTrigger], *trigger_ids: int, **kwargs: Any) -> None:
         classpath, data = publish(cls), encode_value(kwargs, where="kwargs")
@@ -126,6 +128,7 @@ class Rig:
         self.refused += changes.refused
         self.finished += changes.finished
         self.described += changes.described
+        self.redriven += changes.redriven
 
     async def confirm(self) -> None:
         self.streams.confirm_persisted([event.seq for event in self.events])

@@ -233,6 +233,7 @@ async def test_a_hook_that_is_no_method_at_all_harms_nothing(autojump_clock: Moc
         cleanup = None  # type: ignore[assignment]
 
     async with beside_a_neighbour() as rig:
+        rig.earlier = None
         await rig.start(Trigger)
         assert (await rig.end_of()).outcome == "failed"
 

@@ -15,7 +15,7 @@ from headgate.protocol.messages.runner import (
     FinishedTrigger,
     RunnerSettings,
 )
-from headgate.runner.host import EVENTS_A_STEP
+from headgate.runner.pauses import EVENTS_A_STEP
 from headgate.triggers.base import (
     TaskFailedEvent,
     TaskSkippedEvent,

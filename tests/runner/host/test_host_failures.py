@@ -185,6 +185,7 @@ async def test_a_trigger_whose_run_fails_fails_alone_and_is_reported_once_with_i
     Trigger.run = run  # type: ignore[method-assign]
     Trigger.__abstractmethods__ = frozenset()
     async with beside_a_neighbour() as rig:
+        rig.earlier = None
         await rig.start(Trigger)
         end = await rig.end_of()
         assert end.error.startswith(error)

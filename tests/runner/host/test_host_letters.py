@@ -331,7 +331,7 @@ async def test_a_message_that_the_producer_cannot_decode_is_a_letter_of_each_sub
         assert [letter.trigger_id for letter in letters] == [1, 2]
         for letter in letters:
             assert letter.reason == "the message cannot be decoded: no JSON: \\ud800"
-            assert (letter.content, letter.is_whole, letter.position) == ("message", True, -1)
+            assert (letter.content, letter.is_whole, letter.position) == ("undecoded", True, -1)
             assert decode_value(letter.payload_head) == b"\xff\xfe"
         assert list(rig.broker.outcomes) == [1], "neither the message nor a later one of its lane (I1, I3)"
         rig.streams.confirm_persisted([letter.seq for letter in letters])

@@ -1,19 +1,21 @@
-"""Hearing of what others wrote: on SQLite by its count of their commits, on PostgreSQL by notifications."""
+"""Hearing of what others wrote: on SQLite by bells, on PostgreSQL by notifications."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import select
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.store.db.test_engine import terminate_backends
 from tests.store.harness import add, register
 
+from headgate.store.db import bells, changes
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
@@ -21,6 +23,7 @@ from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
 
 ARRIVES_WITHIN_S = 10.0  # a notification that takes longer than this does not come
+NEVER_S = 1000.0  # longer than any test
 
 
 def hears(store: Store) -> bool:
@@ -65,7 +68,11 @@ def gives_up(other: Store) -> None:
     other.release_triggerer(epoch)
 
 
-@pytest.mark.parametrize("change", [adds, removes, gives_up])
+def resizes_a_pool(other: Store) -> None:
+    other.tasks.set_pool("small", 1)
+
+
+@pytest.mark.parametrize("change", [adds, removes, gives_up, resizes_a_pool])
 def test_what_others_change_is_news_once(store: Store, other: Store, change: Callable[[Store], None]) -> None:
     with store, other:
         add(other, "known")
@@ -74,6 +81,18 @@ def test_what_others_change_is_news_once(store: Store, other: Store, change: Cal
         change(other)
         assert hears(store)
         assert not store.has_changes()
+
+
+def test_what_is_rolled_back_is_no_news(store: Store, other: Store) -> None:
+    with store, other:
+        with suppress(ZeroDivisionError), other.database.writing() as tx:
+            tx.notify()
+            raise ZeroDivisionError
+        assert not store.has_changes()
+        with other.database.writing() as tx:
+            tx.notify()
+            assert not store.has_changes(), "it is not committed yet"
+        assert hears(store)
 
 
 def test_what_one_writes_oneself_is_no_news(store: Store) -> None:
@@ -109,26 +128,79 @@ def test_what_others_wrote_before_one_wrote_oneself_is_still_news(store: Store, 
         assert hears(store)
 
 
-def test_what_others_wrote_right_after_one_wrote_oneself_is_news(sqlite_url: str, secrets: Secrets) -> None:
-    """Even where sizes and times of the files are what they were: a log begun anew, within one tick of the clock."""
-    path = Path(sqlite_url.removeprefix("sqlite:///"))
-    files = [path, path.with_name(f"{path.name}-wal")]
-    with (
-        Store(open_engine(sqlite_url), secrets=secrets) as store,
-        Store(open_engine(sqlite_url), secrets=secrets) as other,
-    ):
-        epoch = register(store)
-        store.tasks.variables.put("long", b"x" * 20_000)
-        with contextlib.closing(sqlite3.connect(path)) as checkpointer:
-            checkpointer.execute("PRAGMA wal_checkpoint(RESTART)")
-        store.heartbeat(epoch)
+# --- the doorbell ---------------------------------------------------------------------------------
+
+
+def rings(descriptor: int, within_s: float = 0.0) -> bool:
+    return bool(select.select([descriptor], [], [], within_s)[0])
+
+
+def test_a_descriptor_says_when_there_is_news(database_url: str, secrets: Secrets, other: Store) -> None:
+    with Store(open_engine(database_url), secrets=secrets) as store, other:
+        bell = store.database.doorbell()
+        assert not rings(bell)
         store.has_changes()
-        before = [file.stat() for file in files]
-        other.tasks.variables.put("short", b"x")
-        for file, status in zip(files, before, strict=True):
-            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-            assert file.stat().st_size == status.st_size
+        assert store.no_bell() is None
+        store.has_changes()
+        assert not rings(bell)
+        add(store, "my own")
+        assert not store.has_changes()
+        add(other, "new")
+        assert rings(bell, ARRIVES_WITHIN_S)
+        assert rings(bell), "until it is asked"
         assert store.has_changes()
+        assert not rings(bell)
+        store.database._drop_connection()
+        add(other, "while it is away")
+        assert not rings(bell)
+        assert store.has_changes()
+        add(other, "later")
+        assert rings(bell, ARRIVES_WITHIN_S), "the same descriptor, over another connection"
+
+
+def test_a_connection_that_is_lost_rings_too(postgres_url: str, secrets: Secrets) -> None:
+    with Store(open_engine(postgres_url), secrets=secrets) as store:
+        bell = store.database.doorbell()
+        store.has_changes()
+        store.has_changes()
+        terminate_backends(postgres_url)
+        assert rings(bell, ARRIVES_WITHIN_S)
+        with pytest.raises(DatabaseAway):
+            hears(store)
+        assert not rings(bell)
+
+
+def test_news_that_come_with_another_answer_are_heard_although_nothing_rings(
+    postgres_url: str, secrets: Secrets
+) -> None:
+    store, other = (Store(open_engine(postgres_url), secrets=secrets) for _ in range(2))
+    with store, other:
+        bell = store.database.doorbell()
+        store.has_changes()
+        store.has_changes()
+        add(other, "new")
+        assert rings(bell, ARRIVES_WITHIN_S)
+        store.live_triggerers()  # the driver reads what has arrived together with the answer
+        assert not rings(bell)
+        assert store.has_changes()
+
+
+def test_where_no_bell_can_hang_commits_of_others_are_counted(
+    sqlite_url: str, secrets: Secrets, tmp_path: Path
+) -> None:
+    (tmp_path / "headgate.db-bells").write_text("not a folder")
+    store, other = (Store(open_engine(sqlite_url), secrets=secrets) for _ in range(2))
+    with store, other:
+        bell = store.database.doorbell()
+        assert store.has_changes()
+        assert store.no_bell() == f"{tmp_path}/headgate.db-bells: Not a directory"
+        assert not store.has_changes()
+        add(store, "my own")
+        assert not store.has_changes()
+        add(other, "new")
+        assert not rings(bell)
+        assert store.has_changes()
+        assert not store.has_changes()
 
 
 def test_in_memory_all_that_is_written_is_news(secrets: Secrets) -> None:
@@ -170,4 +242,79 @@ def test_questions_are_one_statement_each(sqlite_url: str, secrets: Secrets) -> 
         store.live_triggerers()
         assert len(said) == 3, said
         store.has_changes()
-        assert said[3:] == ["PRAGMA data_version"]  # a look into shared memory
+        store.has_changes()
+        assert len(said) == 3, "a bell takes none"
+
+
+# --- readers on SQLite ----------------------------------------------------------------------------
+
+
+class Sleeps:
+    """A reader on SQLite, whose looks without a bell are far away if it has one."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(changes, "COMMITS_LOOK_S", NEVER_S)
+        self._store = store
+        store.database.listen_for_events()
+        self.said: list[str] = []
+        assert store.database._connection is not None
+        driver = store.database._connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.set_trace_callback(self.said.append)
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._store.database.wait_for_events(timeout_s, lambda trigger_id: True)
+
+
+def test_an_idle_reader_on_sqlite_looks_once_and_hears_of_events(
+    sqlite_url: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (Store(open_engine(sqlite_url), secrets=secrets) for _ in range(2))
+    with store, other:
+        add(other, "known")
+        reader = Sleeps(store, monkeypatch)
+        assert not reader.wait(0.1)
+        assert reader.said == ["PRAGMA data_version"] * 2, "at the beginning and at the end"
+        add(other, "new")
+        other.put_event("known", b"1")
+        assert reader.wait(NEVER_S)
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(reader.wait, NEVER_S)
+            other.put_event("known", b"2")
+            assert waits.result(ARRIVES_WITHIN_S)
+
+
+def test_a_reader_without_a_bell_looks_by_itself(
+    sqlite_url: str, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "headgate.db-bells").write_text("not a folder")
+    store, other = (Store(open_engine(sqlite_url), secrets=secrets) for _ in range(2))
+    with store, other:
+        add(other, "known")
+        reader = Sleeps(store, monkeypatch)
+        assert not reader.wait(0.0)
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(reader.wait, NEVER_S)
+            other.put_event("known", b"1")
+            assert waits.result(ARRIVES_WITHIN_S)
+
+
+def test_a_bell_that_was_taken_down_is_hung_up_again(
+    sqlite_url: str, secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a writer in another kernel does, to which the process behind it seems to have ended."""
+    monkeypatch.setattr(bells, "CHECK_S", 0.0)
+    store, other = (Store(open_engine(sqlite_url), secrets=secrets) for _ in range(2))
+    with store, other:
+        bell = store.database.doorbell()
+        store.has_changes()
+        assert not store.has_changes()
+        shutil.rmtree(tmp_path / "headgate.db-bells")
+        assert store.has_changes(), "nobody knows what was missed"
+        assert not store.has_changes()
+        add(other, "new")
+        assert rings(bell)
+        store.database.listen_for_events()
+        assert not store.database.listen_for_events()
+        shutil.rmtree(tmp_path / "headgate.db-bells")
+        assert store.database.listen_for_events()

@@ -17,9 +17,11 @@ from tests.store.tasks.test_task_races import Race, clear_in
 from tests.supervisor.tasks_harness import S, body, instance_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.steps import StepSucceeded
 from headgate.store.db.engine import open_engine
 from headgate.store.db.transaction import LeasedTx
 from headgate.store.store import Store
+from headgate.store.tasks.outcomes import StepEnd
 
 DAG = DagSpec("chain", tasks=chain("a", "b"))
 
@@ -69,8 +71,9 @@ def test_an_end_that_comes_during_a_look_is_seen_by_the_next_one(race: Planning)
 
 def test_a_look_that_comes_while_a_task_ends_does_not_wait_and_the_next_one_sees_it(race: Planning) -> None:
     race.mark_run()
+    ended = StepEnd(race.first, race.token, StepSucceeded())
     looked = race.second_passes_over(
-        lambda tx: body(race.one.tasks.succeed)(tx, race.first, race.token),
+        lambda tx: body(race.one.tasks._store_ends)(tx, [ended]),
         lambda: race.two.scheduling.plan(race.epoch),
     )
     assert (looked.evaluated, looked.scheduled) == (1, 0)

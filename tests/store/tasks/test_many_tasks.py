@@ -60,7 +60,7 @@ def run_row(tasks: Tasks) -> dict[str, Any]:
     ],
 )
 def test_a_clear_takes_the_tasks_and_their_relatives_and_the_run_goes_on(
-    ended: Tasks, names: list[str], options: dict[str, bool], cleared: str
+    ended: Tasks, names: list[str], options: dict[str, Any], cleared: str
 ) -> None:
     before = task_states(ended.store, ended.run)
 

@@ -17,12 +17,15 @@ from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, wait_until_blocked
 from tests.supervisor.tasks_harness import WAIT, Tasks, body, clear, event_of
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.steps import StepSucceeded, XCom
 from headgate.store.db.engine import open_engine
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.errors import LeaseLost
+from headgate.store.ids import TaskInstanceId
 from headgate.store.store import Store
-from headgate.store.tasks import deferral
+from headgate.store.tasks import deferral, task_rows
 from headgate.store.tasks.dispatch import TaskToRun
+from headgate.store.tasks.outcomes import StepEnd
 from headgate.store.triggers.events import insert_events
 
 S = TaskState
@@ -66,6 +69,13 @@ def race(postgres_url: str, secrets: Any) -> Iterator[Race]:
 def clear_in(tx: Tx, store: Store, run: int, task_id: str) -> bool:
     """Clear a task in a transaction that is held open; return whether it was cleared."""
     return task_id in body(store.tasks.clear_many)(tx, run, [task_id]).cleared
+
+
+def defer_in(tx: LeasedTx, instance: TaskInstanceId, token: str) -> TaskState:
+    """Defer a running task in a transaction that is held open; return its new state."""
+    task = task_rows.locked(tx, instance, token=token, state=S.RUNNING)
+    assert task is not None
+    return deferral.defer(tx, task, WAIT)
 
 
 def take_event(race: Race, trigger_id: int) -> Callable[[Tx], bool]:
@@ -157,10 +167,14 @@ def test_a_finish_that_comes_while_a_mark_is_under_way_changes_nothing(race: Rac
     assert race.one.tasks.pull_xcom(race.run, "a", "return_value") is None
 
 
+def ends_well(task: TaskInstanceId, token: str) -> StepEnd:
+    return StepEnd(task, token, StepSucceeded((XCom("return_value", b"1"),)))
+
+
 def test_a_mark_that_comes_while_the_task_is_finishing_changes_nothing(race: Race) -> None:
     token = race.run_it()
     said = race.second_waits(
-        lambda tx: body(race.one.tasks.succeed)(tx, race.a, token, xcoms={"return_value": b"1"}),
+        lambda tx: body(race.one.tasks._store_ends)(tx, [ends_well(race.a, token)]),
         lambda: race.two.tasks.mark(race.a, "failed"),
     )
     assert said is False
@@ -177,15 +191,15 @@ def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behi
         lambda tx: clear_in(tx, race.one, race.run, "a"),
         lambda: race.two.tasks.defer(race.epoch, race.a, token, WAIT),
     )
-    assert said is None
-    assert race.state() is S.RESTARTING
+    assert said is False
+    assert race.state() is S.NONE, "its worker is done with it"
     assert all(line.removed_at for line in race.one.inspect.triggers(with_ended=True))
 
 
 def test_a_clear_that_comes_while_a_task_is_deferring_takes_its_trigger_with_it(race: Race) -> None:
     token = race.run_it()
     said = race.second_passes_over(
-        lambda tx: body(race.one.tasks._defer)(tx, race.a, token, WAIT, {}),
+        lambda tx: defer_in(tx, race.a, token),
         lambda: race.two.tasks.clear_many(race.run, ["a"]),
     )
     assert (said.cleared, said.busy) == ({}, ("a",))

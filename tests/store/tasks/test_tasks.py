@@ -21,6 +21,7 @@ from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import deferral, dispatch, outcomes
 from headgate.store.tasks.dispatch import Candidate, fit
+from headgate.store.tasks.outcomes import StepEnd, WorkerLost
 
 S = TaskState
 
@@ -69,8 +70,7 @@ def test_a_pool_never_has_more_slots_in_use_than_it_has(store: Store, query: Que
     assert [task.task_id for task in given] == ["a", "b", "other"]
     assert tasks.dispatch() == []
     # A task that waits for its trigger needs no slot, and gets one again before it goes on.
-    deferred = store.tasks.defer(tasks.epoch, given[0].id, given[0].token, WAIT)
-    assert deferred is not None
+    assert store.tasks.defer(tasks.epoch, given[0].id, given[0].token, WAIT)
     assert [task.task_id for task in tasks.dispatch()] == ["c"]
     (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
     store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
@@ -120,7 +120,7 @@ def answers(tasks: Tasks, token: str) -> dict[str, object]:
     }
 
 
-REFUSED = {"defer": None, "succeed": False, "fail": None, "lose_worker": None}
+REFUSED = {"defer": False, "succeed": False, "fail": None, "lose_worker": None}
 
 
 @pytest.mark.parametrize("then", ["running again", "deferred", "resumed", "deferred again", "marked"])
@@ -175,7 +175,7 @@ def test_an_event_that_is_stored_twice_resumes_once(store: Store, query: Query) 
     event = event_of(trigger_id)
     store.store_slice(tasks.epoch, events=[event])
     (task,) = tasks.dispatch()
-    assert store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT) is not None
+    assert store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT)
     before = tasks.row()
     assert store.store_slice(tasks.epoch, events=[event]).stored == 0
     assert tasks.row() == before
@@ -237,7 +237,7 @@ def test_what_is_asked_again_and_again_never_reads_the_tasks_that_have_ended(sql
         "resume": deferral._RESUME,
         "time out": deferral._TIMED_OUT,
         "retry": dispatch._RETRY_DUE.for_all,
-        "candidates": dispatch._candidates(("default", "other")),
+        "candidates": dispatch._CANDIDATES,
         "slots in use": dispatch._USED,
         "owned": outcomes._OWNED,
         "orphans": outcomes._ORPHANS,
@@ -290,9 +290,12 @@ def calls(tasks: Tasks, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "dispatch": lambda: verbs.dispatch(epoch, limit=1, queues=QUEUES),
         "defer": lambda: verbs.defer(epoch, a, token, WAIT),
         "time_out": lambda: verbs.time_out(epoch),
+        "begin_due_batches": lambda: verbs.begin_due_batches(epoch),
+        "reopen_streams": lambda: verbs.reopen_streams(epoch),
         "succeed": lambda: verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
         "fail": lambda: verbs.fail(epoch, a, token, "error"),
         "lose_worker": lambda: verbs.lose_worker(epoch, a, token, "error"),
+        "store_ends": lambda: verbs.store_ends(epoch, [StepEnd(a, token, WorkerLost("error"))]),
         "adopt": lambda: verbs.adopt(epoch),
     }
 

@@ -14,10 +14,11 @@ from tests.store.harness import QUEUES, WAITED_MAX_S, OpenStore, add, register, 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.db.engine import open_engine
+from headgate.store.db.transaction import is_alive
 from headgate.store.errors import NoSuchRow, OwnerUnsettled, RowsRefused, StoreError, TriggerRemoved
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
-from headgate.store.tables import trigger, trigger_event
+from headgate.store.tables import trigger, trigger_event, triggerer
 from headgate.store.triggers import by_hand, leases
 from headgate.store.triggers.by_hand import OWNER_TRIES_MAX, writing_by_hand
 from headgate.store.triggers.events import insert_events
@@ -37,6 +38,12 @@ def runs_in_order(store: Store) -> list[str]:
         return list(
             tx.connection.execute(select(trigger_event.c.trigger_run_id).order_by(trigger_event.c.id)).scalars()
         )
+
+
+def holds_lease(store: Store, epoch: Epoch) -> bool:
+    with store.database.reading() as tx:
+        found = tx.connection.execute(select(triggerer.c.id).where(triggerer.c.id == epoch, is_alive()))
+        return found.first() is not None
 
 
 def test_an_event_of_a_trigger_is_stored_whoever_owns_it(store: Store) -> None:
@@ -190,6 +197,7 @@ EVENTS = 15  # of each writer
 WRITERS = 2  # by hand
 
 
+@pytest.mark.usefixtures("patient_sqlite")
 def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_misses_nothing(
     open_store: OpenStore,
 ) -> None:
@@ -214,7 +222,8 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
             store.release_triggerer(epoch)
         else:
             fencer = register(store)
-            assert epoch in store.fence_triggerers(fencer, dead=[epoch])  # and those that have been silent
+            while holds_lease(store, epoch):  # a fencing passes over a row that a writer by hand has locked
+                store.fence_triggerers(fencer, dead=[epoch])
             store.release_triggerer(fencer)
 
     def hand(name: str) -> int:
@@ -243,7 +252,7 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
         reads = pool.submit(reader)
         writes = [pool.submit(owner, f"owner {number}") for number in range(2)]
         writes += [pool.submit(hand, f"hand {number}") for number in range(WRITERS)]
-        errors: list[BaseException | None] = [write.exception(10 * WAITED_MAX_S) for write in writes]
+        errors: list[BaseException | None] = [write.exception(WAITED_MAX_S) for write in writes]
         over.set()
         assert not any(isinstance(error, StoreError) for error in errors), errors  # a deadlock is `DatabaseAway`
         assert [write.result() for write in writes] == [EVENTS] * len(writes)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert, select
 from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, add, register, wait_until_blocked
 
-from headgate.protocol.messages.runner import FiredEvent
+from headgate.protocol.messages.runner import FiredEvent, RedeliveryEnd
 from headgate.protocol.values import encode_value
 from headgate.store.db import engine
 from headgate.store.db.engine import open_engine
@@ -145,6 +145,7 @@ def writes(store: Store, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "dead_letter_event": lambda: store.dead_letter_event(epoch, event, "why"),
         "reset_failures": lambda: store.reset_failures(epoch, [1]),
         "take_changes": lambda: store.take_changes(epoch, [1]),
+        "end_redeliveries": lambda: store.end_redeliveries(epoch, [RedeliveryEnd(1, 1, "run", "handled")]),
         "strike_message": lambda: store.strike_message(epoch, 1, "key", "run", "why"),
     }
 
@@ -315,6 +316,7 @@ def test_a_poll_tells_of_removed_triggers_until_they_are_released(store: Store) 
     assert [claimed.id for claimed in store.claimed_triggers(epoch)] == [ids[1]]
 
 
+@pytest.mark.usefixtures("patient_sqlite")
 def test_supervisors_that_claim_at_once_never_get_the_same_trigger(open_store: OpenStore) -> None:
     supervisors, triggers = 4, 60
     setup = open_store()

@@ -335,6 +335,7 @@ def assert_whole(store: Store) -> None:
         assert found & live <= {rows[digest][2]}, (digest, found, rows[digest])
 
 
+@pytest.mark.usefixtures("patient_sqlite")
 def test_claims_at_the_same_moment_share_whole_streams(store: Store, open_store: OpenStore) -> None:
     described_by(store, *[(f"d{number}", 5) for number in range(8)])
     barrier = Barrier(4)
@@ -355,6 +356,7 @@ def test_claims_at_the_same_moment_share_whole_streams(store: Store, open_store:
     assert all(len(found) == 1 for found in owners(store).values())
 
 
+@pytest.mark.usefixtures("patient_sqlite")
 def test_descriptions_at_the_same_moment_choose_one_owner(store: Store, open_store: OpenStore) -> None:
     add(store, *[f"w{number}" for number in range(8)])
     barrier = Barrier(4)

@@ -52,14 +52,15 @@ def test_a_broken_file_is_an_error_of_its_own(author: Author, parser: Parser, so
     assert parser.parse(author.write(GOOD, "good.py")).dags
 
 
-def test_an_endless_file_is_ended_and_shown_where_it_hangs(author: Author, tmp_path: Path) -> None:
-    with closing(Parser(tmp_path, timeout_s=1.0)) as parser:
-        parsed = parser.parse(author.write("def hangs():\n    wait_for_ever()\n\nhangs()"))
-        assert parsed.error == "it took longer than 1 s to parse (dag_parse_timeout_s)"
-        assert re.search(r'dag\.py", line \d+ in hangs', parsed.traceback)
-        good = parser.parse(author.write(GOOD, "good.py"))
-        assert good.dags
-        assert parser.spawned == 2
+def test_an_endless_file_is_ended_and_shown_where_it_hangs(author: Author, parser: Parser, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    file = author.write(f"def hangs():\n    Path('{begun}').write_text('yes')\n    wait_for_ever()\n\nhangs()")
+    parsed = parser.parse(file, hangs_after=begun)
+    assert parsed.error == "it took longer than 30 s to parse (dag_parse_timeout_s)"
+    assert re.search(r'dag\.py", line \d+ in hangs', parsed.traceback)
+    good = parser.parse(author.write(GOOD, "good.py"))
+    assert good.dags
+    assert parser.spawned == 2
 
 
 def test_what_a_file_prints_says_which_file(author: Author, parser: Parser) -> None:
@@ -130,10 +131,9 @@ def test_a_parser_is_replaced_now_and_then(author: Author, parser: Parser, monke
     assert parser.spawned == 3
 
 
-def test_a_parser_is_killed_with_whatever_the_file_has_started(author: Author, tmp_path: Path) -> None:
-    with closing(Parser(tmp_path, timeout_s=1.0)) as parser:
-        started = tmp_path / "pid"
-        source = f"Path('{started}').write_text(str(subprocess.Popen(['sleep', '1000']).pid))\nwait_for_ever()"
-        assert "longer than 1 s" in parser.parse(author.write(source)).error
-        state = Path(f"/proc/{started.read_text()}/stat")
-        assert not state.exists() or state.read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+def test_a_parser_is_killed_with_whatever_the_file_has_started(author: Author, parser: Parser, tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+    source = f"Path('{started}').write_text(str(subprocess.Popen(['sleep', '1000']).pid))\nwait_for_ever()"
+    assert "longer than 30 s" in parser.parse(author.write(source), hangs_after=started).error
+    state = Path(f"/proc/{started.read_text()}/stat")
+    assert not state.exists() or state.read_bytes().rpartition(b")")[2].split()[0] == b"Z"

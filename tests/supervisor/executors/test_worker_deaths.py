@@ -42,14 +42,26 @@ def test_a_worker_that_dies_costs_its_step_and_says_why(author: Author, pool: Po
 def test_a_dag_file_that_never_ends_costs_its_step_and_its_worker_within_the_limit(
     author: Author, make_pool: MakePool
 ) -> None:
-    pool = make_pool(workers=1, load_timeout_s=1.0)
-    endless = author.step_of(author.write("print('looking for ever')\nwhile True: pass", "endless.py"))
-    lost = pool.run(endless)
+    pool = make_pool(workers=1, load_timeout_s=30.0)
+    looking, begun, may_end = (author.folder / name for name in ("looking", "begun", "may_end"))
+    endless = author.step_of(author.write(f"Path('{looking}').touch()\nwhile True: pass", "endless.py"))
+    pool.executor.submit(endless)
+    pool.until(looking.exists, "the load of the file")
+    pool.clock.passed_s += 30.0
+    lost = pool.wait_end(endless)
     assert isinstance(lost, StepLost)
-    assert lost.reason == f"the DAG file {endless.file} took longer than 1 s to load (dag_parse_timeout_s)"
+    assert lost.reason == f"the DAG file {endless.file} took longer than 30 s to load (dag_parse_timeout_s)"
     # The next worker runs a step that takes longer than that, because its file is loaded.
-    slow = author.step("def f(context):\n    time.sleep(1.5)\n    return 1")
-    assert pool.run(slow) == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
+    waits = f"while not Path('{may_end}').exists():\n        time.sleep(0.01)"
+    slow = author.step(f"def f(context):\n    Path('{begun}').touch()\n    {waits}\n    return 1")
+    pool.until(pool.executor.room, "room for a step")
+    pool.executor.submit(slow)
+    pool.until(begun.exists, "the step's begin")
+    pool.turn(0.0)  # that the file is loaded was said before
+    pool.clock.passed_s += 30.0
+    pool.turn(0.0)
+    may_end.touch()
+    assert pool.wait_end(slow) == StepSucceeded(xcoms=(XCom("return_value", b"1"),))
 
 
 def test_only_the_step_of_the_worker_that_died_is_lost(author: Author, make_pool: MakePool) -> None:

@@ -19,6 +19,7 @@ from headgate.supervisor.executors.base import ExecutorEvent, StepLost, StepQuer
 from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
 
+PARSE_S_MAX = 30.0  # of a parser
 WAIT_S = 60.0  # for processes to do what they are about to do
 
 HEAD = """
@@ -84,10 +85,21 @@ class Author:
         return Step(**known | fields)
 
 
+class Clock:
+    """The time, and that which a test lets pass at once."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.passed_s
+
+
 class Loop:
     """A selector, and what is read from the workers by whoever is on it."""
 
     def __init__(self) -> None:
+        self.clock = Clock()
         self.selector = selectors.DefaultSelector()
         self.records: list[tuple[Any, dict[str, Any]]] = []
         self.output: list[tuple[Any, str]] = []
@@ -98,10 +110,10 @@ class Loop:
     def turn(self, wait_s: float) -> None:
         """Wait for something to happen, at most so long, and take it in."""
         wake_at = min([part.wake_at() for part in self.parts], default=float("inf"))
-        for key, _ in self.selector.select(max(0.0, min(wait_s, wake_at - time.monotonic()))):
+        for key, _ in self.selector.select(max(0.0, min(wait_s, wake_at - self.clock()))):
             key.data()
         for part in self.parts:
-            self.events += part.events(time.monotonic())
+            self.events += part.events(self.clock())
 
     def until(self, is_so: Callable[[], Any], what: str) -> None:
         """Turn until something is so."""
@@ -136,6 +148,7 @@ class Pool(Loop):
             settings=settings,
             on_record=lambda step, record: self.records.append((step, record)),
             on_output=lambda step, line: self.output.append((step, line)),
+            clock=self.clock,
             **options,
         )
         self.parts.append(self.executor)
@@ -164,22 +177,27 @@ class Pool(Loop):
 class Parser(Loop):
     """A loop around a `FileParser`."""
 
-    def __init__(self, folder: Path, *, timeout_s: float = 30.0, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, folder: Path, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         super().__init__()
         self.parser = FileParser(
             self.selector,
             self.spawn,
-            timeout_s=timeout_s,
+            timeout_s=PARSE_S_MAX,
             settings=WorkerSettings(frame_bytes_max, (str(folder),)),
             on_record=lambda file, record: self.records.append((file, record)),
             on_output=lambda file, line: self.output.append((file, line)),
+            clock=self.clock,
         )
         self.parts.append(self.parser)
 
-    def parse(self, file: Path) -> FileParsed:
+    def parse(self, file: Path, *, hangs_after: Path | None = None) -> FileParsed:
+        """Parse a file; one that hangs after it has written another takes too long."""
         assert self.parser.room() == 1
         self.parser.parse(str(file))
         before = len(self.events)
+        if hangs_after is not None:
+            self.until(lambda: hangs_after.exists() and hangs_after.read_text(), f"{hangs_after} is written")
+            self.clock.passed_s += PARSE_S_MAX
         self.until(lambda: len(self.events) > before, f"the parse of {file}")
         parsed = self.events[-1]
         assert isinstance(parsed, FileParsed)

@@ -46,10 +46,10 @@ EDITS: dict[str, tuple[Callable[[int, Message], Any], str]] = {
     "a trigger renamed": (
         change_first(
             StateSync,
-            lambda m: with_field(to_create=(with_field(classpath="x.Y")(m.to_create[0]), *m.to_create[1:]))(m),
+            lambda m: with_field(to_create=(with_field(name="x")(m.to_create[0]), *m.to_create[1:]))(m),
             having="to_create",
         ),
-        "classpath is 'users.One', replayed 'x.Y'",  # where it is started again
+        "name is 'one', replayed 'x'",  # where it is started again: no user can rename it
     ),
     "an answer to a query changed": (
         change_first(Response, lambda m: with_field(result=with_field(payload=b"0")(m.result))(m), having="result"),

@@ -312,7 +312,7 @@ def test_an_event_the_store_loses_or_stores_otherwise_is_a_difference(
 
 def test_a_redelivery_that_is_not_counted_is_a_difference(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     a_bit_of_everything(live)
-    monkeypatch.setattr("headgate.store.triggers.redeliveries.insert_or_add", lambda *args, **kwargs: None)
+    monkeypatch.setattr("headgate.store.triggers.redeliveries.insert_or_replace", lambda *args, **kwargs: None)
     assert problem(live.files()) == "the database counts 0 redeliveries where 2 came"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,10 +21,11 @@ from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.task_streams import StreamEvent, StreamPart
 from headgate.store.errors import LeaseLost, RowsRefused
-from headgate.store.ids import TryName
+from headgate.store.ids import Epoch, TryName
 from headgate.store.store import Store
-from headgate.store.tasks.outcomes import Adopted
+from headgate.store.tasks.outcomes import Adopted, StepEnd
 from headgate.supervisor.executors.base import StepQuery
 from headgate.supervisor.tasks.scheduler import SchedulerStep
 
@@ -126,7 +129,7 @@ def test_an_outcome_waits_for_a_database_that_is_away_and_nothing_else_is_given_
     scene = Scene(store, query, "a", "b", workers=1)
     scene.begin()
     scene.executor.finish(StepSucceeded())
-    scene.store.fails = "succeed"
+    scene.store.fails = "store_ends"
     scene.step(1.0)
     assert scene.executor.steps == {}
     assert scene.core.wake_at() > 1.0
@@ -140,7 +143,7 @@ def test_an_outcome_waits_for_a_database_that_is_away_and_nothing_else_is_given_
 def test_an_outcome_whose_commit_nobody_heard_of_is_stored_once(scene: Scene) -> None:
     scene.begin()
     scene.executor.finish(StepFailed("boom"))
-    scene.store.fails, scene.store.is_done_first = "fail", True
+    scene.store.fails, scene.store.is_done_first = "store_ends", True
     scene.step(1.0)
     scene.step(scene.core.wake_at())
     assert scene.tasks.state() is S.FAILED
@@ -315,6 +318,31 @@ def test_what_does_not_end_in_time_is_ended_and_its_try_failed(scene: Scene) -> 
     assert scene.executor.ended == [(token, "lost")]
     assert scene.tasks.state() is S.FAILED
     assert scene.core.drain(1.0)
+
+
+@pytest.mark.parametrize("is_shut_down", [True, False])
+def test_no_event_is_to_blame_for_a_step_that_a_shutdown_has_ended(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, is_shut_down: bool
+) -> None:
+    token = scene.begin()
+    run = scene.core._running[token]
+    event = StreamEvent(7, "run", 0, b"1", None, False, 0.0)
+    run.task = msgspec.structs.replace(run.task, stream=StreamPart(waiting=1, events=(event,)))
+    stored: list[StepEnd] = []
+    verb = scene.tasks.store.tasks.store_ends
+
+    def store_ends(epoch: Epoch, ends: Sequence[StepEnd]) -> list[Any]:
+        stored.extend(ends)
+        return verb(epoch, ends)
+
+    monkeypatch.setattr(scene.tasks.store.tasks, "store_ends", store_ends)
+    if is_shut_down:
+        scene.core.drain(1.0)
+        scene.core.end_all("leaving")
+    else:
+        scene.executor.lose(token, "killed")
+    scene.step(1.0)
+    assert [end.events for end in stored] == [() if is_shut_down else (7,)]
 
 
 def test_a_lost_lease_stores_nothing_more(scene: Scene) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent, StateSync
+from headgate.protocol.messages.runner import (
+    DescribedTrigger,
+    FinishedTrigger,
+    FiredEvent,
+    RedeliveryEnd,
+    RefusedEvent,
+    StateSync,
+)
 from headgate.store.errors import RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
@@ -27,6 +34,7 @@ class ScriptedStore(Store):
         self.finished: list[FinishedTrigger] = []
         self.refused: list[RefusedEvent] = []
         self.described: list[DescribedTrigger] = []
+        self.redriven: list[RedeliveryEnd] = []
         self.failures: list[Exception] = []
         self.differing: tuple[Difference, ...] = ()
 
@@ -38,6 +46,7 @@ class ScriptedStore(Store):
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
         described: Sequence[DescribedTrigger] = (),
+        redriven: Sequence[RedeliveryEnd] = (),
     ) -> StoredSlice:
         assert epoch == EPOCH
         if self.failures:
@@ -48,6 +57,7 @@ class ScriptedStore(Store):
         self.refused += refused
         self.finished += finished
         self.described += described
+        self.redriven += redriven
         failed = {run.trigger_id: 1 for run in finished if run.outcome == "failed"}
         return StoredSlice(len(events), 0, failed, differing=self.differing)
 

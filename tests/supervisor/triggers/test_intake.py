@@ -14,6 +14,7 @@ from headgate.protocol.messages.runner import (
     DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
+    RedeliveryEnd,
     RefusedEvent,
     StateChanges,
     StateSync,
@@ -291,11 +292,12 @@ def test_rounds_of_runners_that_died_do_not_keep_out_a_report_of_the_core() -> N
     refused=st.integers(0, 5),
     finished=st.integers(0, 5),
     described=st.integers(0, 5),
+    redriven=st.integers(0, 5),
     ends=st.booleans(),
     data=st.data(),
 )
 def test_cutting_keeps_everything_in_order(
-    events: int, refused: int, finished: int, described: int, ends: bool, data: st.DataObject
+    events: int, refused: int, finished: int, described: int, redriven: int, ends: bool, data: st.DataObject
 ) -> None:
     whole = Slice(
         3,
@@ -304,6 +306,7 @@ def test_cutting_keeps_everything_in_order(
         tuple(RefusedEvent(1, "run", index, 0, "too long", 9, b"") for index in range(refused)),
         tuple(FinishedTrigger(index, "run", "returned", 1) for index in range(finished)),
         tuple(DescribedTrigger(index, "run", "d", "d") for index in range(described)),
+        tuple(RedeliveryEnd(index, 1, "run", "handled") for index in range(redriven)),
         ends,
     )
     at = data.draw(st.integers(0, len(whole)))

@@ -44,6 +44,7 @@ class Supervisor:
         while self.leases.wake_at() <= now:
             news = self.leases.step(now, owned=len(self.owned), claiming=True)
             self.owned += [trigger.id for trigger in news.claimed]
+            self.leases.listen(now, owned=len(self.owned))
         return len(self.owned) - before
 
 
@@ -106,7 +107,7 @@ def test_a_poll_in_between_does_not_let_the_first_half_begin(store: Store, query
     tasks = Tasks(store, query, tasks=(TaskSpec("t", "Op", priority_weight=9),))  # type: ignore[arg-type]
     tasks.plan()
     (task,) = tasks.dispatch()
-    assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
+    assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT)
     assert supervisor.look(5.6) == 1, "which is that of the task, for its priority"
     assert supervisor.leases.is_claiming, "three watchers are still left"
 
@@ -137,6 +138,7 @@ def test_nothing_starts_while_nobody_knows_whether_the_claim_was_all(
     while not supervisor.owned:
         now = max(now, supervisor.leases.wake_at())
         supervisor.owned += [trigger.id for trigger in supervisor.leases.step(now, owned=0, claiming=True).claimed]
+        supervisor.leases.listen(now, owned=0)
     assert len(supervisor.owned) == 3
     assert supervisor.leases.is_claiming, "the fourth may share a stream with them"
     assert supervisor.run(now) == 1
@@ -160,7 +162,7 @@ def test_triggers_are_claimed_by_the_priorities_of_the_tasks_that_wait(
     tasks = Tasks(store, query, tasks=specs)  # type: ignore[arg-type]
     tasks.plan()
     for task in sorted(tasks.dispatch(), key=lambda task: task.id):
-        assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT) is not None
+        assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT)
     assert set(task_states(store, tasks.run).values()) == {S.DEFERRED}
     names = []
     while claimed := store.claim_triggers(tasks.epoch, limit=1, queues=QUEUES):

@@ -15,6 +15,7 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
+from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.protocol.values import encode_value
 from headgate.store.errors import DatabaseAway
 from headgate.store.ids import Epoch, TryName
@@ -121,7 +122,7 @@ def defer_task(world: World) -> int:
     world.store.scheduling.plan(epoch)
     (task,) = world.store.tasks.dispatch(epoch, limit=1, queues=("default",)).tasks
     wait = Deferral("users.Trigger", encode_value({}, where="k"), "resume", encode_value({}, where="k"))
-    assert world.store.tasks.defer(epoch, task.id, task.token, wait) is not None
+    assert world.store.tasks.defer(epoch, task.id, task.token, wait)
     world.store.release_triggerer(epoch)
     (row,) = world.store.inspect.triggers()
     return row.id
@@ -165,21 +166,33 @@ def test_of_the_tasks_of_triggers_that_ended_so_many_are_remembered(
 class Waiting:
     """A task that waits for a trigger, which the runner of a supervisor has been given."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, stream: StreamOptions | None = None) -> None:
         self.world, self.verbs = world, world.store.tasks
         self.supervisor = world.supervisor()
         self.supervisor.start_runner()
         self.epoch = self.supervisor.core.leases.epoch
-        self.verbs.save_file(self.epoch, "f.py", [DagSpec("d", tasks=(TaskSpec("a", "Op"),))])
+        task = TaskSpec("a", "Op", retries=1, retry_delay_s=0.0)
+        self.verbs.save_file(self.epoch, "f.py", [DagSpec("d", tasks=(task,))])
         run = self.verbs.create_run("d", "r")
         assert run is not None
         world.store.scheduling.plan(self.epoch)
         (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",)).tasks
         self.task = given.id
         empty = encode_value({}, where="kwargs")
-        self.verbs.defer(self.epoch, given.id, given.token, Deferral("a.B", empty, "resume", empty, timeout_s=3.0))
+        self.wait = Deferral("a.B", empty, "resume", empty, timeout_s=3.0, stream=stream)
+        self.verbs.defer(self.epoch, given.id, given.token, self.wait)
         self.supervisor.pass_time(SETTINGS.lease.poll_interval_s - 3.0)
         (self.spec,) = self.supervisor.created()
+
+    def fail_and_defer_again(self) -> None:
+        """Have a step of the task fail, and its next try defer anew."""
+        for _ in ("the step that fails", "the next try"):
+            (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",)).tasks
+            if given.next_method is None:
+                self.verbs.defer(self.epoch, given.id, given.token, self.wait)
+            else:
+                self.verbs.fail(self.epoch, given.id, given.token, "boom")
+                self.verbs.retry_due(self.epoch)
 
     @property
     def owner(self) -> int | None:
@@ -257,6 +270,42 @@ def test_a_trigger_that_has_fired_is_not_started_again_though_it_fails_or_its_ru
     assert waiting.supervisor.created() == []
     assert waiting.owner is None
     assert len(waiting.supervisor.core.assignments) == 0
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "returned", "failed"])
+def test_a_stream_goes_on_with_its_trigger_once_the_run_of_the_try_before_has_ended(world: World, outcome: str) -> None:
+    waiting = Waiting(world, StreamOptions())
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.fail_and_defer_again()
+    waiting.supervisor.core.leases.poll_soon()  # as the part for tasks has it done
+    waiting.supervisor.settle()
+    assert waiting.cancels() == [CancelTrigger(waiting.spec.trigger_id, "timeout")]
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s)
+    assert waiting.supervisor.created() == [], "its old run has not ended"
+    waiting.ends(outcome, error="no" if outcome == "failed" else "")
+    (again,) = waiting.supervisor.created()  # and not at the next poll
+    assert again.trigger_id == waiting.spec.trigger_id
+    assert again.trigger_run_id != waiting.spec.trigger_run_id
+    waiting.supervisor.pass_time(2 * SETTINGS.lease.poll_interval_s)
+    assert waiting.owner == waiting.epoch, "it is not released with the run that has ended"
+    assert waiting.supervisor.core.assignments.is_running(again.trigger_id)
+
+
+def test_a_trigger_that_is_claimed_anew_at_once_is_not_released_with_its_last_run(world: World) -> None:
+    waiting = Waiting(world, StreamOptions())
+    waiting.supervisor.round(fired(waiting.spec, 0))
+    waiting.fail_and_defer_again()
+    waiting.supervisor.core.leases.poll_soon()
+    waiting.supervisor.settle()
+    core, spec = waiting.supervisor.core, waiting.spec
+    end = FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1)
+    core.receive(core.runner.incarnation, StateChanges(2, finished=(end,)), world.now)
+    waiting.supervisor.commands += core.step(world.now)  # the end is stored, and the trigger is free
+    core.leases.poll_soon()  # so it is claimed before anything else is done
+    waiting.supervisor.settle()
+    (again,) = waiting.supervisor.created()
+    assert (again.trigger_id, waiting.owner) == (spec.trigger_id, waiting.epoch)
+    assert core.assignments.is_running(again.trigger_id)
 
 
 def test_an_event_that_is_stored_after_the_death_of_its_runner_ends_its_trigger(world: World) -> None:

@@ -13,6 +13,7 @@ from headgate.protocol.messages.runner import (
     DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
+    RedeliveryEnd,
     RefusedEvent,
     StateChanges,
     StateSync,
@@ -22,22 +23,22 @@ from headgate.store.errors import DatabaseAway
 from headgate.store.ids import Epoch
 from headgate.store.triggers.events import StoredSlice
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.triggers.intake import (
+from headgate.supervisor.slice_size import (
     FAILED_LATE_S,
     SLICE_EVENTS_FIRST,
     SLICE_EVENTS_MIN,
     SLICE_S,
     SLICES_LEARNT,
-    Intake,
     SliceSize,
 )
+from headgate.supervisor.triggers.intake import Intake
 
 
 def settle(size: SliceSize, *, commit_s: float, event_s: float, slices: int = 40) -> tuple[int, float]:
     """Store long slices on a database of such times until the size is found; return it, and how long one takes."""
     for _ in range(slices):
-        size.stored(size.events, commit_s + size.events * event_s)
-    return size.events, commit_s + size.events * event_s
+        size.stored(size.items, commit_s + size.items * event_s)
+    return size.items, commit_s + size.items * event_s
 
 
 def test_a_database_that_answers_slowly_is_given_more_at_a_time() -> None:
@@ -70,29 +71,29 @@ def test_a_database_that_changes_is_followed() -> None:
 def test_noise_leaves_the_size_within_its_bounds_and_the_commits_few(noise: list[float]) -> None:
     size, sizes = SliceSize(5000), []
     for factor in noise:
-        sizes.append(size.events)
-        size.stored(size.events, (0.02 + size.events * 20e-6) * factor)
+        sizes.append(size.items)
+        size.stored(size.items, (0.02 + size.items * 20e-6) * factor)
     assert all(SLICE_EVENTS_MIN <= events <= 5000 for events in sizes)
     assert sum(sizes) / len(sizes) > 500
 
 
 def test_the_size_is_bounded_and_moves_by_a_factor_of_two_at_most() -> None:
     size = SliceSize(1500)
-    assert size.events == SLICE_EVENTS_FIRST
+    assert size.items == SLICE_EVENTS_FIRST
     size.stored(500, 1e-4)
-    assert size.events == 1000
+    assert size.items == 1000
     size.stored(1000, 0.0)
-    assert size.events == 1500
+    assert size.items == 1500
     size.stored(1500, 60.0)
-    assert size.events == 750
-    assert SliceSize(3).events == 3
+    assert size.items == 750
+    assert SliceSize(3).items == 3
 
 
 def test_short_slices_say_nothing_of_long_ones() -> None:
     size = SliceSize(5000)
     for _ in range(100):
         size.stored(3, 0.4)
-    assert size.events == SLICE_EVENTS_FIRST
+    assert size.items == SLICE_EVENTS_FIRST
 
 
 class SlowStore(ScriptedStore):
@@ -115,13 +116,16 @@ class SlowStore(ScriptedStore):
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
         described: Sequence[DescribedTrigger] = (),
+        redriven: Sequence[RedeliveryEnd] = (),
     ) -> StoredSlice:
-        items = len(events) + len(refused) + len(finished)
+        items = len(events) + len(refused) + len(finished) + len(redriven)
         self.now += min(items * self.event_s, self.limit_s)
         if items * self.event_s > self.limit_s:
             self.given_up.append(items)
             raise DatabaseAway("db", "canceling statement due to statement timeout")
-        return super().store_slice(epoch, events=events, refused=refused, finished=finished, described=described)
+        return super().store_slice(
+            epoch, events=events, refused=refused, finished=finished, described=described, redriven=redriven
+        )
 
 
 def slow_intake_of(store: SlowStore) -> Intake:
@@ -209,39 +213,39 @@ def test_what_was_learnt_before_a_slice_was_too_long_does_not_make_the_next_one_
     size = SliceSize(5000)
     assert settle(size, commit_s=0.3, event_s=1e-5)[0] == 5000
     size.failed(5000, 35.0)
-    assert size.events == 2500
+    assert size.items == 2500
     size.stored(2500, 20.0)
-    assert size.events == 1250
+    assert size.items == 1250
 
 
 def test_a_slice_smaller_than_the_least_comes_back_to_it_but_not_where_twice_as_many_may_be_too_many() -> None:
     size = SliceSize(5000)
     size.failed(20, FAILED_LATE_S)
-    assert size.events == 10
+    assert size.items == 10
     size.stored(9, 0.1)
-    assert size.events == 10, "it says less than a whole one"
+    assert size.items == 10, "it says less than a whole one"
     size.stored(10, FAILED_LATE_S / 2 + 0.1)
-    assert size.events == 10
+    assert size.items == 10
 
     size = SliceSize(5000)
     size.failed(20, FAILED_LATE_S)
     for expected in (20, 40, SLICE_EVENTS_MIN, SLICE_EVENTS_MIN):
-        size.stored(size.events, size.events * 0.1)
-        assert size.events == expected
+        size.stored(size.items, size.items * 0.1)
+        assert size.items == expected
 
 
 @pytest.mark.parametrize("commit_s", [0.5, 5.0, 10.0])
 def test_where_the_commit_takes_all_the_time_a_slice_does_not_stay_small(commit_s: float) -> None:
     size = SliceSize(5000)
     size.failed(1, 35.0)
-    assert size.events == 1
+    assert size.items == 1
     assert settle(size, commit_s=commit_s, event_s=1e-5)[0] == 5000
 
 
 def test_a_slice_of_one_is_as_small_as_it_gets() -> None:
     size = SliceSize(5000)
     size.failed(1, 60.0)
-    assert size.events == 1
+    assert size.items == 1
 
 
 def test_the_limits_that_a_long_slice_runs_into_are_told_from_those_that_it_does_not() -> None:

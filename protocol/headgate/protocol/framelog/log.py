@@ -312,10 +312,12 @@ def _describe_changes(message: StateChanges) -> list[str]:
         f"{f.trigger_id} {f.outcome}{' ' + _cut(f.error) if f.error else ''}"
         for f in message.finished[:SHOWN_ELEMENTS_MAX]
     ]
+    redriven = [f"{r.trigger_id} letter {r.letter_id} {r.outcome}" for r in message.redriven[:SHOWN_ELEMENTS_MAX]]
     return [
         *_listed("events", len(message.events), events),
         *_listed("refused", len(message.refused), refused),
         *_listed("finished", len(message.finished), finished),
+        *_listed("redriven", len(message.redriven), redriven),
         *_listed("stuck", len(message.stuck), [str(id_) for id_ in message.stuck[:SHOWN_ELEMENTS_MAX]]),
         *(["more"] if message.more else []),
     ]
@@ -326,11 +328,20 @@ def _describe_sync(message: StateSync) -> list[str]:
     refused = [f"{r.seq} {_cut(r.reason)}" for r in message.refused[:SHOWN_ELEMENTS_MAX]]
     to_create = [f"{s.trigger_id} {_cut(s.name)} {_cut(s.classpath)}" for s in message.to_create[:SHOWN_ELEMENTS_MAX]]
     to_cancel = [f"{c.trigger_id} {c.reason}" for c in message.to_cancel[:SHOWN_ELEMENTS_MAX]]
+    absent = [str(subscriber.trigger_id) for subscriber in message.absent[:SHOWN_ELEMENTS_MAX]]
+    redeliveries = [
+        f"{r.trigger_id} letter {r.letter_id} key={_cut(r.key)} {_cut(r.message)}"
+        for r in message.redeliveries[:SHOWN_ELEMENTS_MAX]
+    ]
+    credits_ = [f"{c.trigger_id} up to {c.events}" for c in message.credits[:SHOWN_ELEMENTS_MAX]]
     return [
         *_listed("persisted", len(message.persisted), persisted),
         *_listed("refused", len(message.refused), refused),
         *_listed("to_create", len(message.to_create), to_create),
         *_listed("to_cancel", len(message.to_cancel), to_cancel),
+        *_listed("absent", len(message.absent), absent),
+        *_listed("redeliveries", len(message.redeliveries), redeliveries),
+        *_listed("credits", len(message.credits), credits_),
         *(["more"] if message.more else []),
         *(["lease lost"] if message.lease_lost else []),
     ]

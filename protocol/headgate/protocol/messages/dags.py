@@ -18,6 +18,7 @@ from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolErr
 from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
 
 # The limits of a DAG (I11). A DAG that exceeds one is refused when its file is parsed, where its author sees the error.
 TASKS_PER_DAG_MAX = 10_000  # the scheduler evaluates all tasks of a run at once
@@ -72,7 +73,8 @@ RunContract: TypeAlias = Literal["all", "each", "batch", "latest"]
 class StartTrigger(WireStruct, frozen=True):
     """The trigger in which a task starts, without a worker; part of `TaskSpec`.
 
-    ``kwargs`` and ``next_kwargs`` are dicts encoded by `headgate.protocol.values`. The task resumes in ``next_method``.
+    ``kwargs`` and ``next_kwargs`` are dicts encoded by `headgate.protocol.values`. The task resumes in ``next_method``,
+    with ``stream`` for many events (`headgate.protocol.messages.steps.StepDeferred`).
     """
 
     classpath: str
@@ -80,6 +82,7 @@ class StartTrigger(WireStruct, frozen=True):
     next_method: str
     next_kwargs: bytes
     timeout_s: float | None = None
+    stream: StreamOptions | None = None
 
 
 class TaskSpec(WireStruct, frozen=True):
@@ -358,4 +361,6 @@ def _start_problem(start: StartTrigger) -> str | None:
         return f"the start trigger's kwargs need {len(start.kwargs):,} bytes; the limit is {KWARGS_BYTES_MAX:,}"
     if len(start.next_kwargs) > EVENT_BYTES_MAX:
         return f"the start trigger's next_kwargs need {len(start.next_kwargs):,} bytes, not {EVENT_BYTES_MAX:,} at most"
+    if start.stream is not None and (problem := stream_problem(start.stream)) is not None:
+        return f"the stream of the start trigger: {problem}"
     return None

@@ -45,7 +45,8 @@ STREAM_NAME_CHARS_MAX = 250  # of the text that names a shared stream to people
 CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
 EventKind = Literal["event", "success", "failed", "skipped"]
 Outcome = Literal["returned", "failed", "cancelled"]
-LetterContent = Literal["event", "message"]
+LetterContent = Literal["event", "message", "undecoded"]
+RedeliveryOutcome = Literal["handled", "rejected", "failed"]
 
 
 # --- parts of messages ---------------------------------------------------------------------------
@@ -77,7 +78,8 @@ class TriggerSpec(WireStruct, frozen=True):
     not known yet; a runner that finds another one reports it and does not run the trigger (`DescribedTrigger`).
     ``passed_over`` are the keys of messages that the trigger has failed on too often: it does not get them any more,
     and the runner reports each, whole, as a dead letter (`RefusedEvent`). If ``takes_one_event``, a task waits for the
-    trigger: the runner ends it after its first event, and reports its run as ``returned``.
+    trigger: the runner ends it after its first event, and reports its run as ``returned``. ``credit`` is set if the
+    trigger feeds the stream of a task (`Credit`); then its run may return without an event.
     """
 
     trigger_id: int
@@ -88,6 +90,19 @@ class TriggerSpec(WireStruct, frozen=True):
     stream: str | None = None
     passed_over: tuple[str, ...] = ()
     takes_one_event: bool = False
+    credit: int | None = None
+
+
+class Credit(WireStruct, frozen=True):
+    """How far a run of a trigger may go that feeds the stream of a task; part of `StateSync`.
+
+    It fires no event whose ``sequence_index`` is ``events`` or more (I22). A credit is never taken back: of two, the
+    greater one holds.
+    """
+
+    trigger_id: int
+    trigger_run_id: str
+    events: int
 
 
 class AbsentSubscriber(WireStruct, frozen=True):
@@ -133,8 +148,9 @@ class RefusedEvent(WireStruct, frozen=True):
     """One event the runner refused, or a message that a trigger cannot take; part of `StateChanges`.
 
     It becomes a dead letter. ``content``: "event" if the payload is that of an event, which has no form on the wire or
-    is too big; "message" if it is a raw message of a shared stream, which its trigger has failed on too often. The
-    letter keeps ``payload_head``, which if ``is_whole`` is all of the payload: then the broker may forget the message.
+    is too big; "message" if it is a raw message of a shared stream, which its trigger has failed on too often;
+    "undecoded" if it is what the producer cannot decode. The letter keeps ``payload_head``, which if ``is_whole`` is
+    all of the payload: then the broker may forget the message.
     """
 
     trigger_id: int
@@ -184,6 +200,37 @@ class DescribedTrigger(WireStruct, frozen=True):
     stream_name: str
 
 
+class Redelivery(WireStruct, frozen=True):
+    """A message that a user has redriven from its dead letter; part of `StateSync`.
+
+    The runner gives it to the trigger once more, beside the messages of its broker, if this run of it still goes on.
+    ``message`` is encoded by `headgate.protocol.values`. ``key`` is that of the message: the events that derive from it
+    now are recognised if they were stored before (I2).
+    """
+
+    letter_id: int
+    trigger_id: int
+    trigger_run_id: str
+    key: str
+    message: bytes
+
+
+class RedeliveryEnd(WireStruct, frozen=True):
+    """What a trigger made of a `Redelivery`; part of `StateChanges`.
+
+    ``handled``: it went past the message, and every event that derives from it is stored (I1). ``rejected``: its filter
+    rejected the message, or an event of it was refused. ``failed``: the message could not be given to the trigger;
+    ``error`` says why. A trigger that fails while it works on the message has no end of it: `FinishedTrigger` names the
+    message then.
+    """
+
+    letter_id: int
+    trigger_id: int
+    trigger_run_id: str
+    outcome: RedeliveryOutcome
+    error: str = ""
+
+
 class Refusal(WireStruct, frozen=True):
     """One event that was stored as a dead letter instead of an event; part of `StateSync`.
 
@@ -223,6 +270,7 @@ class StateChanges(WireStruct, frozen=True, tag="changes"):
     stuck: tuple[int, ...] = ()
     more: bool = False
     described: tuple[DescribedTrigger, ...] = ()
+    redriven: tuple[RedeliveryEnd, ...] = ()
 
 
 # --- supervisor to runner ------------------------------------------------------------------------
@@ -256,6 +304,8 @@ class StateSync(WireStruct, frozen=True, tag="sync"):
     lease_s: float | None = None
     lease_lost: bool = False
     absent: tuple[AbsentSubscriber, ...] = ()
+    redeliveries: tuple[Redelivery, ...] = ()
+    credits: tuple[Credit, ...] = ()
 
 
 class Drain(WireStruct, frozen=True, tag="drain"):

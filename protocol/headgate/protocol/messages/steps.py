@@ -1,6 +1,6 @@
 """Outcomes of one step of a task: a step is one call of an operator's method, from its start or from a resumption.
 
-The worker process that made the call reports one of these four; the supervisor stores it. The worker has encoded every
+The worker process that made the call reports one of these five; the supervisor stores it. The worker has encoded every
 value in them by `headgate.protocol.values`, so that an author whose value cannot be encoded sees it there.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.task_streams import Handled, StreamOptions
 
 EXECUTION_TIMEOUT_OVER: Final = "its execution_timeout is over"  # the error of a try that has no time left
 
@@ -25,6 +26,7 @@ class StepSucceeded(WireStruct, frozen=True, tag="succeeded"):
 
     xcoms: tuple[XCom, ...] = ()
     skips: tuple[str, ...] = ()
+    handled: Handled | None = None
 
 
 class StepSkipped(WireStruct, frozen=True, tag="skipped"):
@@ -32,6 +34,7 @@ class StepSkipped(WireStruct, frozen=True, tag="skipped"):
 
     reason: str = ""
     xcoms: tuple[XCom, ...] = ()
+    handled: Handled | None = None
 
 
 class StepFailed(WireStruct, frozen=True, tag="failed"):
@@ -41,12 +44,15 @@ class StepFailed(WireStruct, frozen=True, tag="failed"):
     traceback: str = ""
     may_retry: bool = True
     xcoms: tuple[XCom, ...] = ()
+    handled: Handled | None = None
 
 
 class StepDeferred(WireStruct, frozen=True, tag="deferred"):
     """The task waits for a trigger, and resumes in ``next_method(context, event=..., **next_kwargs)``.
 
-    ``kwargs`` and ``next_kwargs`` are encoded dicts. ``timeout_s`` starts when the deferral is stored.
+    ``kwargs`` and ``next_kwargs`` are encoded dicts. ``timeout_s`` starts when the deferral is stored. With ``stream``
+    the task takes many events of the trigger: ``next_method`` is called for them until the stream is over, and
+    ``timeout_s`` starts again with each wait.
     """
 
     classpath: str
@@ -55,6 +61,15 @@ class StepDeferred(WireStruct, frozen=True, tag="deferred"):
     next_kwargs: bytes
     timeout_s: float | None = None
     xcoms: tuple[XCom, ...] = ()
+    handled: Handled | None = None
+    stream: StreamOptions | None = None
 
 
-StepOutcome: TypeAlias = StepSucceeded | StepSkipped | StepFailed | StepDeferred
+class StepHandled(WireStruct, frozen=True, tag="handled"):
+    """The step has handled all events that it got, and the stream goes on: the task waits for the next ones."""
+
+    handled: Handled
+    xcoms: tuple[XCom, ...] = ()
+
+
+StepOutcome: TypeAlias = StepSucceeded | StepSkipped | StepFailed | StepDeferred | StepHandled

@@ -29,6 +29,7 @@ from headgate.protocol.messages.dags import DagSpec
 from headgate.protocol.messages.queries import Request, Response
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.steps import StepOutcome
+from headgate.protocol.messages.task_streams import StreamPart
 
 # --- parts of messages ---------------------------------------------------------------------------
 
@@ -55,7 +56,8 @@ class Step(WireStruct, frozen=True):
     ``token`` is unique among all steps; the outcome carries it back. If ``next_method`` is None, the step calls
     ``execute``. ``next_kwargs`` is an encoded dict, ``event`` the encoded payload that resumes the task, ``params`` the
     run's encoded conf. ``data_interval_s`` is (start, end). ``ends_at_s`` is the end of the try by the machine's
-    monotonic clock, which its processes share: the author's code does not begin after it, unless to fail.
+    monotonic clock, which its processes share: the author's code does not begin after it, unless to fail. ``stream`` is
+    set if the task has a stream: the step handles its events, or begins with ``execute`` if ``next_method`` is None.
     """
 
     token: str
@@ -73,6 +75,7 @@ class Step(WireStruct, frozen=True):
     data_interval_s: tuple[float, float] | None = None
     asset_events: tuple[AssetEvent, ...] = ()
     ends_at_s: float | None = None
+    stream: StreamPart | None = None
 
 
 # --- supervisor to worker ------------------------------------------------------------------------

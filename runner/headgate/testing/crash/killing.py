@@ -32,7 +32,9 @@ class MarkedDeaths:
 
     def ask(self, mark: str) -> None:
         """Have the next process that reaches the mark die there."""
-        assert mark in marks.MARKS | marks.TASK_MARKS | marks.POISON_MARKS | marks.RUNAWAY_MARKS, mark
+        assert (
+            mark in marks.MARKS | marks.TASK_MARKS | marks.TASK_STREAM_MARKS | marks.POISON_MARKS | marks.RUNAWAY_MARKS
+        ), mark
         (self._wanted / f"{mark}.died").unlink(missing_ok=True)
         (self._wanted / mark).touch()
 

@@ -115,6 +115,15 @@ class Pair:
         """Remove a watcher."""
         self._command("watchers", "remove", name)
 
+    def set(self, **settings: str) -> None:
+        """Change settings of all commands from now on, and of the next supervisor."""
+        self._settings |= settings
+
+    def redrive(self) -> int:
+        """Redrive all dead letters; return how many came back. Raises `PairFailed` if not all of them did."""
+        lines = self._command("dlq", "redrive", "--all", "--json").splitlines()
+        return sum(json.loads(line)["state"] == "redriven" for line in lines)
+
     def start(self) -> None:
         """Start the supervisor, which starts its runner."""
         assert self._process is None or self._process.poll() is not None, "it runs already"

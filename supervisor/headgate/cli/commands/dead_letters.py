@@ -1,7 +1,8 @@
 """``headgate dlq``: events that could not be stored, messages that triggers could not take, and what is done with them.
 
 Redriving and discarding take ids, or a filter, or ``--all``. Each letter is a transaction of its own, so a command that
-is interrupted has left each letter either done or open, and the same command goes on where it was.
+is interrupted has left each letter either done or open, and the same command goes on where it was. Messages that are on
+their way to their triggers then arrive without it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
-import msgspec
 import typer
 
 from headgate.cli.invocation import CommandError, invocation
@@ -22,8 +23,9 @@ from headgate.cli.lists import JsonOption, LimitOption, WideOption, print_json_l
 from headgate.cli.options import json_value
 from headgate.cli.output import json_line, payload
 from headgate.cli.progress import ProgressShown
-from headgate.cli.tables import Column, error_line, fields, print_block, print_table
+from headgate.cli.tables import Column, fields, print_block, print_table
 from headgate.protocol.values import encode_value
+from headgate.scheduling.error_text import error_line
 from headgate.store.errors import (
     DatabaseAway,
     LetterRefused,
@@ -35,7 +37,7 @@ from headgate.store.errors import (
 )
 
 if TYPE_CHECKING:
-    from headgate.store.inspect.letters import LetterFilter
+    from headgate.store.inspect.letters import DeadLetterRow, LetterFilter
     from headgate.store.store import Store
 
 app = typer.Typer(
@@ -43,6 +45,10 @@ app = typer.Typer(
 )
 
 LETTERS_PER_BATCH_MAX = 100  # ids read at a time; each letter is a transaction of its own
+MESSAGES_ON_THEIR_WAY_MAX = 100  # given to their triggers and not settled; more are given when some are
+UNSETTLED = ("open", "at_broker")  # the states of a message that its trigger could not take
+LOOK_INTERVAL_S = 0.1  # between two looks at the messages that are on their way
+WAIT_S = 60.0  # for a trigger to settle some message, if the user says nothing else
 FAILURES_IN_A_ROW_MAX = 10  # then what is wrong is not the letters
 
 # What a letter, or its trigger, may be the reason of; the next one may do better.
@@ -51,7 +57,7 @@ _FAILURES = (LetterRefused, NoSuchRow, RowsRefused, TriggerRemoved, OwnerUnsettl
 _SHOWN: tuple[Column, ...] = (
     *("id", "watcher", "content"),
     ("kind", lambda letter: letter.kind if letter.kind != "event" else None),
-    ("state", lambda letter: letter.state if letter.resolved_at else None),
+    ("state", lambda letter: letter.state if letter.resolved_at or letter.state == "redriving" else None),
     *("key", "deliveries", "stored_at"),
     ("bytes", lambda letter: letter.payload_bytes),
     ("whole", lambda letter: letter.payload_kept),
@@ -68,6 +74,7 @@ class Content(StrEnum):
 
     event = "event"
     message = "message"
+    undecoded = "undecoded"
 
 
 class State(StrEnum):
@@ -76,6 +83,7 @@ class State(StrEnum):
     unresolved = "unresolved"
     open = "open"
     at_broker = "at_broker"
+    redriving = "redriving"
     redriven = "redriven"
     stored_meanwhile = "stored_meanwhile"
     discarded = "discarded"
@@ -175,12 +183,16 @@ def redrive(
     everything: EveryOption = False,
     dry_run: DryRunOption = False,
     note: NoteOption = "",
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for triggers to take messages.")
+    ] = WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Store the events of open dead letters: each once, also if its broker delivers the message again meanwhile.
 
-    Give ids, or a filter, or --all; look with --dry-run first. It stops after 10 failures in a row, and goes on where
-    it was if it is called again. Letters that hold messages stay: they cannot be redriven.
+    A message is given to its trigger once more, and its events are stored when the trigger makes them. Give ids, or a
+    filter, or --all; look with --dry-run first. It stops after 10 failures in a row, and goes on where it was if it is
+    called again.
     """
     which = _wanted(letters, watcher, content, reason, State.open, everything=everything, dry_run=dry_run)
     event_bytes_max = invocation(ctx).settings().event_bytes_max
@@ -191,12 +203,11 @@ def redrive(
             done = store.letters.redrive(letter_id, by=by, note=note, payload_bytes_max=event_bytes_max)
             return {"id": letter_id, "state": done.state, "event_id": done.event_id, "is_same": done.is_same}
 
-        if which is not None:
-            which = _without_messages(store, which)
         if dry_run and which is not None:
             _print_counts(store, which, as_json=as_json)
         else:
-            _act(_chosen(store, letters, which), act, "redriven", as_json=as_json)
+            chosen = _chosen(store, letters, which)
+            _Acting(act, "redriven", chosen, as_json=as_json, on_the_way=_OnTheWay(store, wait)).run()
 
 
 @app.command()
@@ -226,7 +237,7 @@ def discard(
         if dry_run and which is not None:
             _print_counts(store, which, as_json=as_json)
         else:
-            _act(_chosen(store, letters, which), act, "discarded", as_json=as_json)
+            _Acting(act, "discarded", _chosen(store, letters, which), as_json=as_json).run()
 
 
 @app.command()
@@ -313,21 +324,6 @@ def _wanted(
     return None if letters else _filter(watcher, content, reason, state)
 
 
-def _without_messages(store: Store, which: LetterFilter) -> LetterFilter:
-    """Return the filter without letters that hold messages, and say how many there are, because they stay."""
-    from headgate.store.letters import MESSAGES_STAY
-
-    if which.content == "message":
-        raise CommandError("messages cannot be redriven: discard them, or have their broker deliver them again")
-    if which.content is None:
-        messages = store.inspect.count_letters(msgspec.structs.replace(which, content="message"))
-        if messages:
-            number = sum(count.letters for count in messages)
-            letters = "1 dead letter stays" if number == 1 else f"{number:,} dead letters stay"
-            print(f"{letters}: {MESSAGES_STAY}", file=sys.stderr)
-    return msgspec.structs.replace(which, content="event")
-
-
 def _print_counts(store: Store, which: LetterFilter, *, as_json: bool) -> None:
     print_structs(store.inspect.count_letters(which), _COUNTS_SHOWN, as_json=as_json)
 
@@ -350,36 +346,134 @@ def _ids(store: Store, which: LetterFilter, newest_id: int) -> Iterator[int]:
         after_id = batch[-1]
 
 
-def _act(chosen: _Chosen, act: Callable[[int], dict[str, Any]], verb: str, *, as_json: bool) -> None:
-    """Act on each letter, and say what became of it. Raises `CommandError` if any failed."""
-    counts: dict[str, int] = {}
-    in_a_row = 0
-    with ProgressShown(verb, "dead letters", chosen.total) as progress:
-        for number, letter_id in enumerate(chosen.ids, start=1):
-            try:
-                done = act(letter_id)
-            except LetterResolved as exc:
-                if chosen.total == 1 and chosen.are_named:
-                    raise
-                done = {"id": letter_id, "error": str(exc)}
-                counts["resolved by others"] = counts.get("resolved by others", 0) + 1
-            except _FAILURES as exc:
-                counts["failed"] = counts.get("failed", 0) + 1
-                in_a_row += 1
-                done = {"id": letter_id, "error": str(exc)}
-                print(f"headgate: {exc}", file=sys.stderr)
-            else:
-                in_a_row = 0
-                state = done["state"].replace("_", " ")
-                counts[state] = counts.get(state, 0) + 1
-            if as_json:
-                print_json_lines([done])
-            progress.update(number)
-            if in_a_row == FAILURES_IN_A_ROW_MAX:
+class _OnTheWay:
+    """Messages that were redriven, and that their triggers have not settled yet, the oldest first.
+
+    A look that finds none settled for ``wait_s`` seconds is the last one.
+    """
+
+    def __init__(self, store: Store, wait_s: float) -> None:
+        self._store = store
+        self._wait_s = wait_s
+        self._settled_at = time.monotonic()
+        self.letters: dict[int, None] = {}
+
+    def add(self, letter_id: int) -> None:
+        """Add a message that is on its way from now on."""
+        if not self.letters:
+            self._settled_at = time.monotonic()
+        self.letters[letter_id] = None
+
+    def settled(self) -> list[DeadLetterRow]:
+        """Wait until some are settled, and return these; none if none is for too long."""
+        while True:
+            states = self._store.inspect.letters_by_id(list(self.letters))
+            settled = [letter for letter in states if letter.state != "redriving"]
+            if settled or time.monotonic() - self._settled_at >= self._wait_s:
                 break
-    if not as_json:
-        print(", ".join(f"{state}: {count:,}" for state, count in counts.items()) or "there is no such dead letter")
-    if in_a_row == FAILURES_IN_A_ROW_MAX:
-        raise CommandError(f"stopped after {FAILURES_IN_A_ROW_MAX} failures in a row; the other letters are as before")
-    if "failed" in counts:
-        raise CommandError(f"{counts['failed']:,} dead letters could not be {verb}; they are as before")
+            time.sleep(LOOK_INTERVAL_S)
+        if settled:
+            self._settled_at = time.monotonic()
+        for letter in settled:
+            del self.letters[letter.id]
+        return settled
+
+
+class _Acting:
+    """One action on each of many letters. ``on_the_way`` has the messages for which it waits; None if it has none."""
+
+    def __init__(
+        self,
+        act: Callable[[int], dict[str, Any]],
+        verb: str,
+        chosen: _Chosen,
+        *,
+        as_json: bool,
+        on_the_way: _OnTheWay | None = None,
+    ) -> None:
+        self._act = act
+        self._verb = verb
+        self._chosen = chosen
+        self._as_json = as_json
+        self._on_the_way = on_the_way
+        self._counts: dict[str, int] = {}
+        self._in_a_row = 0
+        self._settled = 0
+
+    def run(self) -> None:
+        """Act on each letter, and say what became of it. Raises `CommandError` if any failed."""
+        with ProgressShown(self._verb, "dead letters", self._chosen.total) as progress:
+            for letter_id in self._chosen.ids:
+                self._act_on(letter_id)
+                if self._on_the_way is not None and len(self._on_the_way.letters) >= MESSAGES_ON_THEIR_WAY_MAX:
+                    self._await_some(self._on_the_way)
+                progress.update(self._settled)
+                if self._is_stopped:
+                    break
+            while self._on_the_way is not None and self._on_the_way.letters and not self._is_stopped:
+                self._await_some(self._on_the_way)
+                progress.update(self._settled)
+        self._conclude()
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._in_a_row >= FAILURES_IN_A_ROW_MAX or "on their way" in self._counts
+
+    def _act_on(self, letter_id: int) -> None:
+        try:
+            done = self._act(letter_id)
+        except LetterResolved as exc:
+            if self._chosen.total == 1 and self._chosen.are_named:
+                raise
+            self._count("resolved by others", {"id": letter_id, "error": str(exc)})
+        except _FAILURES as exc:
+            self._fail(letter_id, str(exc))
+        else:
+            if done["state"] == "redriving" and self._on_the_way is not None:
+                self._on_the_way.add(letter_id)
+            else:
+                self._succeed(done)
+
+    def _await_some(self, on_the_way: _OnTheWay) -> None:
+        """Wait for messages that are on their way; give up those that no trigger takes."""
+        settled = on_the_way.settled()
+        for letter in settled:
+            if letter.state in UNSETTLED:
+                self._fail(letter.id, f"dead letter {letter.id} is open again: {error_line(letter.reason)}")
+            else:
+                done = {"id": letter.id, "state": letter.state, "event_id": letter.event_id, "is_same": True}
+                self._succeed(done)
+        if not settled:
+            for letter_id in on_the_way.letters:
+                self._count("on their way", {"id": letter_id, "state": "redriving"})
+
+    def _succeed(self, done: dict[str, Any]) -> None:
+        self._in_a_row = 0
+        self._count(done["state"].replace("_", " "), done)
+
+    def _fail(self, letter_id: int, error: str) -> None:
+        self._in_a_row += 1
+        print(f"headgate: {error}", file=sys.stderr)
+        self._count("failed", {"id": letter_id, "error": error})
+
+    def _count(self, what: str, done: dict[str, Any]) -> None:
+        self._settled += 1
+        self._counts[what] = self._counts.get(what, 0) + 1
+        if self._as_json:
+            print_json_lines([done])
+
+    def _conclude(self) -> None:
+        counts = self._counts
+        if not self._as_json:
+            print(", ".join(f"{state}: {count:,}" for state, count in counts.items()) or "there is no such dead letter")
+        if self._in_a_row >= FAILURES_IN_A_ROW_MAX:
+            raise CommandError(
+                f"stopped after {FAILURES_IN_A_ROW_MAX} failures in a row; the other letters are as before"
+            )
+        if waiting := counts.get("on their way"):
+            raise CommandError(
+                f"{waiting:,} messages wait for their triggers, which get them as soon as they run: "
+                "`headgate why WATCHER` says why one does not run"
+            )
+        if "failed" in counts:
+            raise CommandError(f"{counts['failed']:,} dead letters could not be {self._verb}; they are as before")

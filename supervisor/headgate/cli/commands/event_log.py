@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headgate.cli.commands.events import events_app
-from headgate.cli.invocation import invocation
+from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, WideOption, print_structs
 from headgate.cli.options import json_value
 from headgate.cli.output import json_line, readable
-from headgate.cli.tables import Column, cell, exact
+from headgate.cli.tables import Column, cell, exact, print_block
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX
 from headgate.protocol.values import encode_value
+from headgate.scheduling.error_text import error_line
 
 if TYPE_CHECKING:
     from headgate.client import Event
@@ -37,8 +38,21 @@ _CONSUMERS_SHOWN: tuple[Column, ...] = (
     *("name", "watcher"),
     ("place", lambda consumer: str(consumer.cursor)),
     ("behind", _behind),
-    *("handed_over", "moved_at", "created_date"),
+    *("handed_over", "moved_at", "created_date", "max_deliveries"),
+    ("failures", lambda consumer: consumer.failures or None),
+    ("set_aside", lambda consumer: consumer.set_aside or None),
+    ("last_error", lambda consumer: error_line(consumer.last_error) if consumer.last_error else None),
 )
+_LETTERS_SHOWN: tuple[Column, ...] = (
+    *("event_id", "deliveries", "set_aside_at"),
+    ("state", lambda letter: letter.state if letter.state != "open" else None),
+    ("error", lambda letter: error_line(letter.error)),
+)
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The consumer's name.")]
+EventsArgument = Annotated[
+    list[int] | None, typer.Argument(metavar="[EVENT_ID]...", min=1, help="The ids of events that were set aside.")
+]
+EveryOption = Annotated[bool, typer.Option("--all", help="All events that this consumer has set aside.")]
 
 
 @events_app.command("tail")
@@ -100,8 +114,77 @@ def list_consumers(ctx: typer.Context, wide: WideOption = False, as_json: JsonOp
 
 
 @consumers_app.command("remove")
-def remove_consumer(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The consumer's name.")]) -> None:
-    """Remove a consumer and its place. Events that it has yet to get are not kept for it any more."""
+def remove_consumer(ctx: typer.Context, name: NameArgument) -> None:
+    """Remove a consumer, its place and its letters. Events are not kept for it any more."""
     with invocation(ctx).store() as store:
         store.consumers.remove(name)
     print(f"removed consumer {name}")
+
+
+@consumers_app.command("set")
+def set_consumer(
+    ctx: typer.Context,
+    name: NameArgument,
+    max_deliveries: Annotated[
+        int,
+        typer.Option(
+            "--max-deliveries", metavar="N", min=0, help="Set an event aside that has failed alone N times; 0: never."
+        ),
+    ],
+) -> None:
+    """Change a consumer. It stays where it is."""
+    with invocation(ctx).store() as store:
+        store.consumers.set_max_deliveries(name, max_deliveries)
+    print(f"changed consumer {name}")
+
+
+@consumers_app.command("letters")
+def letters(
+    ctx: typer.Context,
+    name: NameArgument,
+    everything: Annotated[bool, typer.Option("--all", help="Those that are resolved, too.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print the errors whole.")] = False,
+    wide: WideOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the events that a consumer has set aside because its program failed on each again and again."""
+    with invocation(ctx).store() as store:
+        found = store.consumers.letters(name, resolved=everything)
+    if traceback and not as_json:
+        for letter in found:
+            print(f"event {letter.event_id}, delivered {letter.deliveries:,} times:")
+            print_block(letter.traceback or letter.error)
+        return
+    print_structs(found, _LETTERS_SHOWN, as_json=as_json, wide=wide)
+
+
+@consumers_app.command("redeliver")
+def redeliver(
+    ctx: typer.Context, name: NameArgument, events: EventsArgument = None, everything: EveryOption = False
+) -> None:
+    """Hand events that were set aside over again, each once, in a batch of its own, as soon as the program asks."""
+    with invocation(ctx).store() as store:
+        count = sum(store.consumers.redeliver(name, event_id) for event_id in _wanted(events, everything=everything))
+    print(f"{name} gets {_counted(count)} again, before those that it has not got yet")
+
+
+@consumers_app.command("discard")
+def discard(
+    ctx: typer.Context, name: NameArgument, events: EventsArgument = None, everything: EveryOption = False
+) -> None:
+    """Resolve events that were set aside without handing them over: they are not wanted."""
+    with invocation(ctx).store() as store:
+        count = sum(store.consumers.discard(name, event_id) for event_id in _wanted(events, everything=everything))
+    print(f"discarded {_counted(count)} of {name}")
+
+
+def _wanted(events: list[int] | None, *, everything: bool) -> list[int] | list[None]:
+    """Return the events that a command is about; one None for all. Raises `CommandError`."""
+    if bool(events) == everything:
+        raise CommandError("say which events: either their ids or --all", exit_code=2)
+    return list(dict.fromkeys(events)) if events else [None]
+
+
+def _counted(events: int) -> str:
+    """Return the number of events as text."""
+    return "1 event" if events == 1 else f"{events:,} events"

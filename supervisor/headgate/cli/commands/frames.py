@@ -80,6 +80,8 @@ def replay(
 ) -> None:
     """Play a capture again on a fresh supervisor and database, and compare every answer and every row.
 
+    Acts of users, a pause of a watcher for example, are taken from the capture, and counted.
+
     Exits with 1 at the first difference, and shows both frames. Without --db the database is a temporary one.
     """
     from headgate.supervisor.replay.run import LogIncomplete, ReplayStuck, look_ahead, open_replay_store
@@ -185,7 +187,10 @@ def _replayed_as_text(path: Path, replayed: Replayed, frames: int, seconds: floa
         lines += [f"  recorded  {difference.recorded or '(cannot be read)'}"]
         lines += [f"  replayed  {difference.replayed or '(nothing)'}"]
         return "\n".join(lines)
-    left_out = [
+    acts = sum(replayed.acts.values())
+    kinds = ", ".join(f"{number:,} {act}" for act, number in replayed.acts.items())
+    more = [
+        *([f"{_counted(acts, 'act')} of users or other supervisors taken from the log: {kinds}"] if acts else []),
         *([f"{replayed.skipped:,} frames before the first Hello passed over"] if replayed.skipped else []),
         *([f"{replayed.torn:,} torn records passed over"] if replayed.torn else []),
     ]
@@ -195,7 +200,7 @@ def _replayed_as_text(path: Path, replayed: Replayed, frames: int, seconds: floa
             f"{_counted(replayed.supervisors, 'supervisor')} and {_counted(replayed.runners, 'runner')} in "
             f"{seconds:.1f} s; {_counted(replayed.rows, 'row')}, {replayed.redelivered:,} redelivered, "
             f"{_counted(replayed.dead_letters, 'dead letter')}",
-            *left_out,
+            *more,
         ]
     )
 

@@ -16,7 +16,7 @@ from headgate.cli.tables import Column, duration, fields, print_block
 from headgate.protocol.messages.dags import TaskState
 
 if TYPE_CHECKING:
-    from headgate.store.tasks.user_actions import Cleared, Mark
+    from headgate.store.tasks.user_actions import Cleared, Mark, StreamClear
 
 app = typer.Typer(help="Tasks of runs.", no_args_is_help=True)
 
@@ -89,8 +89,16 @@ def clear(
         bool, typer.Option("--only-failed", help="Of all these only those that failed, or whose upstream did.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="All tasks of the run.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Their streams begin anew.")] = False,
+    go_on: Annotated[bool, typer.Option("--go-on", help="Their streams go on after the last event handled.")] = False,
 ) -> None:
-    """Clear tasks, so that they run again with all their tries. Those that run are ended first, with on_kill()."""
+    """Clear tasks, so that they run again with all their tries. Those that run are ended first, with on_kill().
+
+    The stream of a task that succeeded, or was skipped, begins anew, and that of any other goes on, unless you say so.
+    """
+    if from_start and go_on:
+        raise CommandError("give --from-start or --go-on, not both", exit_code=2)
+    streams: StreamClear | None = "from_start" if from_start else "go_on" if go_on else None
     named = tasks or []
     if bool(named) == (everything or (only_failed and not named)):
         raise CommandError("name the tasks, or give --all, or --only-failed for all that failed", exit_code=2)
@@ -98,7 +106,7 @@ def clear(
         for task in named:
             store.inspect.find_task(dag, run, task)
         line = store.inspect.run(dag, run).line
-        verb = partial(store.tasks.clear_many, line.id, only_failed=only_failed)
+        verb = partial(store.tasks.clear_many, line.id, only_failed=only_failed, streams=streams)
         rounds: list[Cleared] = []
 
         def is_cleared() -> bool:

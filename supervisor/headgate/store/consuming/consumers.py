@@ -6,32 +6,34 @@ in commit order, whenever a process dies. Workers of one consumer take turns: a 
 
 from __future__ import annotations
 
-import difflib
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
 
-from headgate.store.consuming import reading
-from headgate.store.consuming.reading import START, Cursor, Page
+from headgate.store.consuming import places, reading, set_aside
+from headgate.store.consuming.failures import MAX_DELIVERIES
+from headgate.store.consuming.places import CONSUMERS_LISTED_MAX
+from headgate.store.consuming.reading import START, Cursor
+from headgate.store.consuming.set_aside import SetAsideVerbs
 from headgate.store.db.bulk import insert_into
-from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import bound
 from headgate.store.db.transaction import Tx
-from headgate.store.db.verbs import Verbs, writing
 from headgate.store.db.verbs import reading as reading_verb
-from headgate.store.errors import ConsumerExists, NoSuchRow
-from headgate.store.tables import asset_watcher, consumer, trigger_event
+from headgate.store.db.verbs import writing
+from headgate.store.errors import ConsumerExists, ValueRefused
+from headgate.store.tables import asset_watcher, consumer, consumer_letter, trigger_event
 from headgate.store.triggers.watchers import check_name
 
-CONSUMERS_LISTED_MAX = 1_000
 BEHIND_COUNTED_MAX = 10_000  # events that a consumer has not got yet: beyond that, a list says that there are more
 
 
 class ConsumerRow(msgspec.Struct, frozen=True):
     """One consumer. ``handed_over`` counts the events that it has got, ``moved_at`` is the time of the last of them.
 
-    ``behind``: how many stored events it has not got yet, at most `BEHIND_COUNTED_MAX` + 1.
+    ``max_deliveries``: how often an event is handed over alone before it is set aside; 0: always again. ``failures``:
+    how often the next event has failed alone, at ``failed_at`` for the last time. ``last_error`` may be of an earlier
+    one. ``aside_in_a_row``: how many events were set aside since one was taken. ``behind``: how many stored events it
+    has not got yet, at most `BEHIND_COUNTED_MAX` + 1. ``set_aside``: how many letters are unresolved.
     """
 
     id: int
@@ -42,20 +44,18 @@ class ConsumerRow(msgspec.Struct, frozen=True):
     handed_over: int
     created_date: datetime
     moved_at: datetime | None
+    max_deliveries: int
+    failures: int
+    last_error: str | None
+    failed_at: datetime | None
+    aside_in_a_row: int
     behind: int = 0
+    set_aside: int = 0
 
     @property
     def cursor(self) -> Cursor:
         """The place after the last event that it has got."""
         return Cursor(self.trigger_id, self.event_id)
-
-
-class Place(msgspec.Struct, frozen=True):
-    """A consumer whose row is locked, and its place."""
-
-    id: int
-    watcher: str
-    cursor: Cursor
 
 
 def is_unread() -> ColumnElement[bool]:
@@ -68,103 +68,74 @@ def is_unread() -> ColumnElement[bool]:
     return exists().select_from(watched).where(asset_watcher.c.trigger_id == trigger_event.c.trigger_id, is_after)
 
 
-# FOR NO KEY UPDATE: of several workers one has a batch; the others wait, and see the place that it has left.
-_LOCK = Prepared(
-    select(consumer.c.id, consumer.c.watcher, consumer.c.trigger_id, consumer.c.event_id)
-    .where(consumer.c.name == bindparam("of_name"))
-    .with_for_update(key_share=True)
-)
-_LOOK = Prepared(
-    select(consumer.c.id, consumer.c.watcher, consumer.c.trigger_id, consumer.c.event_id).where(
-        consumer.c.name == bindparam("of_name")
-    )
-)
-_MOVE = Prepared(
-    update(consumer)
-    .where(consumer.c.id == bindparam("of_id"))
-    .values(
-        trigger_id=bindparam("to_trigger"),
-        event_id=bindparam("to_event"),
-        handed_over=consumer.c.handed_over + bindparam("events"),
-        moved_at=bindparam("now"),
-    )
-)
+def is_needed() -> ColumnElement[bool]:
+    """Return the condition that a consumer has yet to get an event, or has set it aside."""
+    refers = and_(consumer_letter.c.event_id == trigger_event.c.id, consumer_letter.c.resolved_at.is_(None))
+    return or_(is_unread(), exists().where(refers))
 
 
-def lock(tx: Tx, name: str) -> Place:
-    """Lock a consumer until the transaction ends; return its place. Waits for another worker. Raises `NoSuchRow`."""
-    return _place(tx, name, _LOCK)
+_SHOWN = [consumer.c[name] for name in ConsumerRow.__struct_fields__ if name in consumer.c]
 
 
-def look(tx: Tx, name: str) -> Place:
-    """Return the place of a consumer. Raises `NoSuchRow`."""
-    return _place(tx, name, _LOOK)
-
-
-def move(tx: Tx, place: Place, page: Page) -> None:
-    """Move a locked consumer behind the events of a page."""
-    _MOVE.run(
-        tx.connection,
-        of_id=place.id,
-        to_trigger=page.cursor.trigger_id,
-        to_event=page.cursor.event_id,
-        events=len(page.events),
-        now=bound(tx.connection, tx.now),
-    )
-
-
-def _place(tx: Tx, name: str, statement: Prepared) -> Place:
-    row = statement.run(tx.connection, of_name=name).fetchone()
-    if row is None:
-        raise _no_such(tx, name)
-    id_, watcher, trigger_id, event_id = row
-    return Place(id_, watcher, Cursor(trigger_id, event_id))
-
-
-def _no_such(tx: Tx, name: str) -> NoSuchRow:
-    names = list(tx.connection.execute(select(consumer.c.name).limit(CONSUMERS_LISTED_MAX)).scalars())
-    return NoSuchRow("consumer", name, near=difflib.get_close_matches(name, names))
-
-
-class ConsumerVerbs(Verbs):
+class ConsumerVerbs(SetAsideVerbs):
     """The verbs of consumers, except the hand-over itself (`headgate.client.consumer`)."""
 
     @writing
-    def add(self, tx: Tx, name: str, watcher: str, after: Cursor = START) -> ConsumerRow:
+    def add(
+        self, tx: Tx, name: str, watcher: str, after: Cursor = START, max_deliveries: int = MAX_DELIVERIES
+    ) -> ConsumerRow:
         """Add a consumer of a watcher, which gets the events after a cursor: by default all that are stored.
 
         If there is one of this name and this watcher, it is left where it is, so that every start of a process may call
-        this. Raises `ConsumerExists` if it is of another watcher, `NoSuchWatcher`, `CursorRefused` and `BadName`.
+        this. Raises `ConsumerExists` if it is of another watcher, `NoSuchWatcher`, `CursorRefused`,
+        `ValueRefused` for a negative ``max_deliveries``, and `BadName`.
         """
         check_name(name, "the name of a consumer")
-        reading.check_cursor(tx, watcher, after)
+        _check_deliveries(max_deliveries)
+        known = select(consumer.c.id).where(consumer.c.name == name, consumer.c.watcher == watcher)
+        if tx.connection.execute(known).first() is None:  # its watcher may be gone, and all of its rows
+            reading.check_cursor(tx, watcher, after)
         new = insert_into(tx.connection, consumer).values(
-            name=name, watcher=watcher, trigger_id=after.trigger_id, event_id=after.event_id, created_date=tx.now
+            name=name,
+            watcher=watcher,
+            trigger_id=after.trigger_id,
+            event_id=after.event_id,
+            created_date=tx.now,
+            max_deliveries=max_deliveries,
         )
         tx.connection.execute(new.on_conflict_do_nothing())
-        found = tx.connection.execute(select(consumer).where(consumer.c.name == name)).one()
+        found = tx.connection.execute(select(*_SHOWN).where(consumer.c.name == name)).one()
         if found.watcher != watcher:
             raise ConsumerExists(name, found.watcher)
         return ConsumerRow(**found._mapping)
 
     @writing
     def remove(self, tx: Tx, name: str) -> None:
-        """Remove a consumer, and with it its place. A batch of it in flight is waited for. Raises `NoSuchRow`."""
-        if tx.connection.execute(delete(consumer).where(consumer.c.name == name)).rowcount == 0:
-            raise _no_such(tx, name)
+        """Remove a consumer, its place and its letters. A batch of it in flight is waited for. Raises `NoSuchRow`."""
+        place = places.lock(tx, name)
+        set_aside.remove(tx, place.id)
+        tx.connection.execute(delete(consumer).where(consumer.c.id == place.id))
+
+    @writing
+    def set_max_deliveries(self, tx: Tx, name: str, max_deliveries: int) -> None:
+        """Say how often an event is handed over alone before it is set aside; 0: always again. Raises `NoSuchRow`."""
+        _check_deliveries(max_deliveries)
+        changed = update(consumer).where(consumer.c.name == name).values(max_deliveries=max_deliveries)
+        if tx.connection.execute(changed).rowcount == 0:
+            raise places.no_such(tx, name)
 
     @reading_verb
     def consumer(self, tx: Tx, name: str) -> ConsumerRow:
         """Return a consumer. Raises `NoSuchRow`."""
-        row = tx.connection.execute(select(consumer).where(consumer.c.name == name)).first()
+        row = tx.connection.execute(select(*_SHOWN).where(consumer.c.name == name)).first()
         if row is None:
-            raise _no_such(tx, name)
+            raise places.no_such(tx, name)
         return _shown(tx, row)
 
     @reading_verb
     def all(self, tx: Tx) -> list[ConsumerRow]:
         """Return the consumers by name, at most `CONSUMERS_LISTED_MAX`."""
-        rows = tx.connection.execute(select(consumer).order_by(consumer.c.name).limit(CONSUMERS_LISTED_MAX)).all()
+        rows = tx.connection.execute(select(*_SHOWN).order_by(consumer.c.name).limit(CONSUMERS_LISTED_MAX)).all()
         return [_shown(tx, row) for row in rows]
 
 
@@ -176,4 +147,9 @@ def _shown(tx: Tx, row: Row[tuple[object, ...]]) -> ConsumerRow:
     for which in (here, later):
         some = select(trigger_event.c.id).where(which).limit(BEHIND_COUNTED_MAX + 1 - behind).subquery()
         behind += tx.connection.execute(select(func.count()).select_from(some)).scalar_one()
-    return ConsumerRow(**row._mapping, behind=behind)
+    return ConsumerRow(**row._mapping, behind=behind, set_aside=set_aside.unresolved_count(tx, row.id))
+
+
+def _check_deliveries(max_deliveries: int) -> None:
+    if max_deliveries < 0:
+        raise ValueRefused(f"max_deliveries must be 0 (without limit) or more: {max_deliveries}")

@@ -94,7 +94,7 @@ class Page(msgspec.Struct, frozen=True):
 
     ``is_held_up``: a removed trigger still has an owner, so that the events of the next one are not read yet.
     ``triggers`` are those whose new events may come next. A trigger that is added later has an id above
-    ``newest_trigger``.
+    ``newest_trigger``. Both are set only if the page is not full: nobody waits then.
     """
 
     events: tuple[Event, ...]
@@ -157,14 +157,19 @@ def read_page(tx: Tx, watcher: str, after: Cursor, limit: int) -> Page:
 
     If the name is not known any more, because all of its events were cleaned away, there are none.
     """
+    # A page that the trigger of the cursor fills takes this one statement: which trigger is next does not matter.
+    events = _events_of(tx, watcher, after, limit) if after.trigger_id else []
+    cursor = events[-1].cursor if events else after
+    if len(events) == limit:
+        return Page(tuple(events), cursor)
     rows = _TRIGGERS.run(tx.connection, of_name=watcher, first=after.trigger_id).fetchall()
     if not rows:
-        return Page((), after)
-    events: list[Event] = []
-    cursor = after
+        return Page(tuple(events), cursor)
     left = [_Trigger(id_, bool(is_over)) for id_, is_over, _ in rows]
     while True:
         one = left[0]
+        if one.id == cursor.trigger_id and not one.is_over:
+            break  # its events are read already, and more of them may come
         place = cursor if one.id == cursor.trigger_id else Cursor(one.id, 0)
         found = _events_of(tx, watcher, place, limit - len(events))
         events += found
@@ -174,6 +179,13 @@ def read_page(tx: Tx, watcher: str, after: Cursor, limit: int) -> Page:
         del left[0]
     is_held_up = len(events) < limit and len(left) > 1
     return Page(tuple(events), cursor, is_held_up, frozenset(one.id for one in left), int(rows[0][2]))
+
+
+def read_event(tx: Tx, watcher: str, trigger_id: int, event_id: int) -> Event:
+    """Return one event that is known to be there."""
+    (event,) = _events_of(tx, watcher, Cursor(trigger_id, event_id - 1), 1)
+    assert event.id == event_id, event_id
+    return event
 
 
 def _events_of(tx: Tx, watcher: str, after: Cursor, limit: int) -> list[Event]:

@@ -85,18 +85,18 @@ def insert_new(connection: Connection, kind: Kind, rows: Rows, *, returning: tup
     return inserted
 
 
-def insert_or_add(connection: Connection, kind: Kind, rows: Rows, *, add: str) -> None:
-    """Insert rows; if the primary key exists already, add to the column ``add`` and replace the other columns.
+def insert_or_replace(connection: Connection, kind: Kind, rows: Rows, *, add: str = "") -> None:
+    """Insert rows; if the primary key exists already, replace the other columns, but add to the column ``add``.
 
     No two rows have the same primary key.
     """
     if connection.dialect.name == "sqlite":
-        _insert_or_add_values(kind, add).run_many(
+        _insert_or_replace_values(kind, add).run_many(
             connection, (dict(zip(kind.columns, row, strict=True)) for row in rows)
         )
         return
     for some in chunks(rows, ROWS_PER_STATEMENT_MAX):
-        _insert_or_add_arrays(kind, add).run(connection, **_arrays(kind.columns, some))
+        _insert_or_replace_arrays(kind, add).run(connection, **_arrays(kind.columns, some))
 
 
 def find(connection: Connection, kind: Kind, rows: Rows, *, returning: tuple[str, ...]) -> list[tuple[Any, ...]]:
@@ -159,9 +159,9 @@ def _insert_new_values(kind: Kind, returning: tuple[str, ...], rows: int) -> Pre
 
 
 @cache
-def _insert_or_add_values(kind: Kind, add: str) -> Prepared:
+def _insert_or_replace_values(kind: Kind, add: str) -> Prepared:
     statement = sqlite.insert(kind.table).values({name: bindparam(name) for name in kind.columns})
-    return Prepared(_or_add(kind, statement, add))
+    return Prepared(_or_replace(kind, statement, add))
 
 
 @cache
@@ -188,9 +188,9 @@ def _insert_new_arrays(kind: Kind, returning: tuple[str, ...]) -> Prepared:
 
 
 @cache
-def _insert_or_add_arrays(kind: Kind, add: str) -> Prepared:
+def _insert_or_replace_arrays(kind: Kind, add: str) -> Prepared:
     statement = postgresql.insert(kind.table).from_select(kind.columns, select(_unnested(kind)))
-    return Prepared(_or_add(kind, statement, add), binary=True)
+    return Prepared(_or_replace(kind, statement, add), binary=True)
 
 
 @cache
@@ -222,7 +222,7 @@ def _arrays(columns: tuple[str, ...], rows: Rows) -> dict[str, list[Any]]:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _or_add(kind: Kind, statement: Insert, add: str) -> Insert:
+def _or_replace(kind: Kind, statement: Insert, add: str) -> Insert:
     keys = list(kind.table.primary_key.columns)
     replaced = {
         name: kind.table.c[name] + statement.excluded[name] if name == add else statement.excluded[name]

@@ -1,15 +1,18 @@
-"""Whether others may have written to the database since the last check, at almost no cost.
+"""Whether others may have written to the database, at almost no cost.
 
 A supervisor has to hear of the changes of users and other supervisors: triggers added and removed, runs begun, tasks
-cleared. A query for them costs a transaction, and nearly always finds none. So a supervisor queries rarely, and checks
-often: on PostgreSQL for notifications of the processes that write, on SQLite by its counter of the commits of other
-connections. A check may report changes that do not matter, or miss some (a connection pool in between does not pass
-notifications on). It only makes the next query earlier, which would be made in any case.
+cleared. A query for them costs a transaction, and nearly always finds none. So a supervisor queries rarely, and at once
+when a **bell** has rung: on PostgreSQL a notification, on SQLite a byte sent to a socket beside the file
+(`headgate.store.db.bells`). The transaction that writes has it rung when it is committed (`Tx.notify`). A bell may ring
+for changes that do not matter, or stay silent (a connection pool in between does not pass notifications on). It only
+makes the next query earlier, which would be made in any case.
 
-**Readers of events** wait in the same way, over a channel of their own, whose notifications name the triggers that have
-new events. A supervisor sends them only if there is a reader that waits: such a reader holds an advisory lock, which
-ends with its connection, and a supervisor that stores events looks for it once in `FOLLOWERS_LOOK_S`. So without a
-reader a slice costs nothing more, and an idle reader runs no statement. On SQLite readers look at that counter.
+Where no bell can be hung up, SQLite's counter of the commits of other connections is looked at every now and then.
+
+**Readers of events** wait in the same way, for bells of their own; the notifications of PostgreSQL name the triggers
+that have new events. A supervisor sends these only if there is a reader that waits: such a reader holds an advisory
+lock, which ends with its connection, and a supervisor that stores events looks for it once in `FOLLOWERS_LOOK_S`. So
+without a reader a slice costs nothing more, and an idle reader runs no statement.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ import select
 import sqlite3
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
-from headgate.store.db.engine import is_in_memory
+from headgate.store.db.bells import Bell, Bells
 from headgate.store.db.prepared import driver_of
 
 if TYPE_CHECKING:
@@ -34,33 +38,87 @@ EVENTS_CHANNEL = "headgate_events"  # of PostgreSQL's notifications: the trigger
 FOLLOWERS_LOCK = 0x68676576  # "hgev": the advisory lock of PostgreSQL that readers share while they listen
 FOLLOWERS_LOOK_S = 1.0  # a new reader gets no notification for so long, so it looks by itself meanwhile
 TRIGGERS_NAMED_MAX = 350  # in one notification, which has room for 8,000 bytes: an id has at most 20, with its comma
-SQLITE_LOOK_S = 0.015  # a reader looks so often for commits: some microseconds each, without a transaction
+COMMITS_LOOK_S = 5.0  # a reader on SQLite looks so often for commits whose bell it has missed
+NO_BELL_LOOK_S = 0.05  # the same without a bell: a look into shared memory, some microseconds
+IN_MEMORY = "the database is in memory"
 
 
-class ChangeListener(Protocol):
-    """Finds out over one connection whether others have made changes."""
+class ChangeListener:
+    """Finds out whether others have made changes.
+
+    ``no_bell`` is the reason why it has to be asked every now and then; None if its descriptor says when.
+    """
+
+    no_bell: str | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there may be changes."""
+        raise NotImplementedError
 
     def has_changes(self) -> bool:
         """Whether others may have written since the last call. Raises the driver's errors."""
-        ...
+        raise NotImplementedError
+
+    def is_lost(self) -> bool:
+        """Whether it may hear nothing more, so that another has to be made."""
+        return False
+
+    def close(self) -> None:
+        """Listen no more."""
+
+
+class Doorbell:
+    """One descriptor, which is readable while a listener's is, whichever connection that one is on."""
+
+    def __init__(self) -> None:
+        self._ready = select.epoll()
+        self._hung: int | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor, the same until this is closed."""
+        return self._ready.fileno()
+
+    def hang(self, listener: ChangeListener) -> None:
+        """Ring with this listener from now on."""
+        self.unhang()
+        if listener.no_bell is None:
+            self._hung = listener.fileno()
+            self._ready.register(self._hung, select.EPOLLIN)
+
+    def unhang(self) -> None:
+        """Ring no more."""
+        if self._hung is not None:
+            with suppress(OSError):  # a descriptor that was closed is gone from the set
+                self._ready.unregister(self._hung)
+            self._hung = None
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._ready.close()
 
 
 def notify(connection: Connection) -> None:
-    """Report a change to the listeners of others, once the transaction is committed."""
+    """PostgreSQL: report a change to the listeners of others, once the transaction is committed."""
     if connection.dialect.name == "postgresql":
         driver_of(connection).execute(f"NOTIFY {CHANNEL}")
 
 
-def listen(engine: Engine, connection: Connection) -> ChangeListener:
-    """Begin to listen over this connection; the first answer is yes."""
+def listen(connection: Connection, bells: Bells | None) -> ChangeListener:
+    """Begin to listen over this connection, or by one of the ``bells`` of its database; the first answer is yes."""
     driver = connection.connection.driver_connection
     if not isinstance(driver, sqlite3.Connection):
         return _Notifications(cast("psycopg.Connection[Any]", driver))
-    if is_in_memory(engine):
-        return _Counter(lambda: driver.total_changes)  # all of its stores share the one connection
-    # It changes with every commit of another connection, and with none of this one. The times of files do not tell
-    # the two apart: a commit of another right after one of ours would be taken for ours.
-    return _Counter(lambda: driver.execute("PRAGMA data_version").fetchone())
+    if bells is None:
+        return _Counter(lambda: driver.total_changes, IN_MEMORY)  # all of its stores share the one connection
+    try:
+        return _Rings(bells.hang("changes"))
+    except OSError as error:
+        return _commits(driver, f"{bells.folder}: {error.strerror or error}")
+
+
+def _commits(driver: sqlite3.Connection, no_bell: str) -> _Counter:
+    # It changes with every commit of another connection, and with none of this one.
+    return _Counter(lambda: driver.execute("PRAGMA data_version").fetchone(), no_bell)
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -79,59 +137,81 @@ class Followers:
         self._look_at = 0.0
         self._are_there = False
 
-    def tell(self, connection: Connection, trigger_ids: Collection[int]) -> None:
-        """Report new events of these triggers to the readers that wait, once the transaction is committed."""
+    def are_there(self, connection: Connection) -> bool:
+        """Whether readers may wait for events; SQLite does not know."""
         if connection.dialect.name != "postgresql":
-            return
+            return True
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + FOLLOWERS_LOOK_S
             (self._are_there,) = driver_of(connection).execute(_HAS_FOLLOWERS).fetchone()
-        if self._are_there:
-            notify_events(connection, trigger_ids)
+        return self._are_there
 
 
 def notify_events(connection: Connection, trigger_ids: Collection[int]) -> None:
-    """Report new events of these triggers to readers, whether there are any or not."""
+    """PostgreSQL: report new events of these triggers to readers, once the transaction is committed."""
     if connection.dialect.name == "postgresql":
         named = ",".join(map(str, sorted(trigger_ids))) if len(trigger_ids) <= TRIGGERS_NAMED_MAX else ""
         driver_of(connection).execute("SELECT pg_notify(%s, %s)", (EVENTS_CHANNEL, named))
 
 
-class EventListener(Protocol):
+class EventListener:
     """Waits over one connection, outside of transactions, for new events."""
 
     def wait(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
         """Wait until there may be new events of a trigger that ``concerns`` the caller; False after ``timeout_s``."""
-        ...
+        raise NotImplementedError
+
+    def is_lost(self) -> bool:
+        """Whether it may hear nothing more, so that another has to be made."""
+        return False
+
+    def close(self) -> None:
+        """Listen no more."""
 
 
-def listen_for_events(engine: Engine, connection: Connection) -> EventListener:
+def listen_for_events(connection: Connection, bells: Bells | None) -> EventListener:
     """Begin to listen for new events over this connection; what is stored before the return may go unnoticed."""
     driver = connection.connection.driver_connection
-    if isinstance(driver, sqlite3.Connection):
-        return _Commits(listen(engine, connection))
-    return _EventNotifications(cast("psycopg.Connection[Any]", driver))
+    if not isinstance(driver, sqlite3.Connection):
+        return _EventNotifications(cast("psycopg.Connection[Any]", driver))
+    if bells is None:
+        return _Commits(listen(connection, None), None)
+    bell = None
+    with suppress(OSError):
+        bell = bells.hang("events")
+    return _Commits(_commits(driver, ""), bell)
 
 
-class _Commits:
-    """SQLite: any commit of another connection may have stored events."""
+class _Commits(EventListener):
+    """SQLite: any commit of another connection may have stored events; the ``bell`` says when to look for one."""
 
-    def __init__(self, changes: ChangeListener) -> None:
-        self._changes = changes
-        changes.has_changes()  # the first answer is yes
+    def __init__(self, commits: ChangeListener, bell: Bell | None) -> None:
+        self._commits = commits
+        self._bell = bell
+        commits.has_changes()  # the first answer is yes
 
     def wait(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
         ends_at = time.monotonic() + timeout_s
-        while not self._changes.has_changes():
+        while not self._commits.has_changes():
             left = ends_at - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(left, SQLITE_LOOK_S))
+            if self._bell is not None:
+                self._bell.wait(min(left, COMMITS_LOOK_S))
+            else:
+                time.sleep(min(left, NO_BELL_LOOK_S))
         return True
 
+    def is_lost(self) -> bool:
+        return self._bell is not None and self._bell.is_lost()
 
-class _EventNotifications:
+    def close(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
+
+
+class _EventNotifications(EventListener):
     """PostgreSQL: notifications, which are read from the socket when it has some."""
 
     def __init__(self, driver: psycopg.Connection[Any]) -> None:
@@ -166,10 +246,11 @@ class _EventNotifications:
 # --- changes --------------------------------------------------------------------------------------
 
 
-class _Counter:
-    """Compares a count of changes with its last value."""
+class _Counter(ChangeListener):
+    """Compares a count of changes with its last value, because there is ``no_bell``."""
 
-    def __init__(self, count: Callable[[], object]) -> None:
+    def __init__(self, count: Callable[[], object], no_bell: str) -> None:
+        self.no_bell = no_bell
         self._count = count
         self._last: object = None
 
@@ -178,7 +259,20 @@ class _Counter:
         return last != self._last
 
 
-class _Notifications:
+class _Rings(ChangeListener):
+    """SQLite: a bell, which others ring."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._is_first = True
+        self.fileno, self.is_lost, self.close = bell.fileno, bell.is_lost, bell.close  # type: ignore[method-assign]
+
+    def has_changes(self) -> bool:
+        is_first, self._is_first = self._is_first, False
+        return self._bell.has_rung() or is_first
+
+
+class _Notifications(ChangeListener):
     """Reads the notifications that have arrived; they come with other answers of the server, or alone.
 
     The server sends a connection its own as well. These are not changes of others, and there are as many as
@@ -193,6 +287,9 @@ class _Notifications:
         before, driver.autocommit = driver.autocommit, True
         driver.execute(f"LISTEN {CHANNEL}")
         driver.autocommit = before
+
+    def fileno(self) -> int:
+        return self._driver.fileno()
 
     def _note(self, notification: psycopg.Notify) -> None:
         self._has_changes = self._has_changes or notification.pid != self._own_pid

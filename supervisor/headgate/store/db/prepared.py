@@ -81,6 +81,22 @@ class Prepared:
         compiled = self._for(connection.dialect)
         return driver_of(connection).execute(compiled.text, compiled.arranged(parameters))
 
+    def run_each(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> list[list[tuple[Any, ...]]]:
+        """Execute it for each row of parameters, and return the results of each."""
+        compiled = self._for(connection.dialect)
+        arranged = [compiled.arranged(row) for row in rows]
+        driver = connection.connection.driver_connection
+        if isinstance(driver, sqlite3.Connection) or len(arranged) < 2:
+            return [driver_of(connection).execute(compiled.text, row).fetchall() for row in arranged]
+        assert driver is not None
+        with driver.cursor() as cursor:
+            cursor.executemany(compiled.text, arranged, returning=True)
+            results = [cursor.fetchall()]
+            while cursor.nextset():
+                results.append(cursor.fetchall())
+            cursor.execute("SELECT 1")  # as in `run_many`
+        return results
+
     def run_many(self, connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
         """Execute it for each row of parameters, without results."""
         compiled = self._for(connection.dialect)

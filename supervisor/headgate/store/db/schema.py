@@ -16,13 +16,14 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from headgate.store.db import driver_errors
 from headgate.store.db.engine import READS_ONLY, database_name
-from headgate.store.errors import SchemaOutOfDate
+from headgate.store.db.prepared import driver_of
+from headgate.store.errors import DatabaseFault, SchemaOutOfDate
 
 if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-HEAD_REVISION = "0009"  # the newest in the folder of migrations, as a test checks
+HEAD_REVISION = "0014"  # the newest in the folder of migrations, as a test checks
 MIGRATION_LOCK = 0x68656164  # "head": the advisory lock of PostgreSQL that all migrations of headgate take
 MIGRATION_WAIT_S = 60  # for another process's migration; longer than any takes on a big table
 
@@ -32,15 +33,16 @@ _MIGRATIONS = Path(__file__).with_name("migrations")
 def upgrade(engine: Engine) -> str:
     """Bring the database to the newest revision, in one transaction; return that revision.
 
-    Any number of processes may call it at once: one upgrades, the others find it done. If the database is up to date,
-    it takes no lock, so it does not wait, for example, for a stopped supervisor that holds SQLite's lock. Raises
-    `DatabaseAway`, `DatabaseFault`, and `SchemaOutOfDate` if the database is newer than this headgate.
+    If it is cut short, by whatever, the database is as it was before, and the next call begins anew. Any number of
+    processes may call it at once: one upgrades, the others find it done. If the database is up to date, it takes no
+    lock, so it does not wait, for example, for a stopped supervisor that holds SQLite's lock. Raises `DatabaseAway`,
+    `DatabaseFault`, and `SchemaOutOfDate` if the database is newer than this headgate.
     """
     if current_revision(engine) == head_revision():
         return head_revision()
     from alembic import command
 
-    with exclusively(engine) as connection:
+    with _migrating(engine) as connection:
         _refuse_newer(engine, _revision(connection))
         command.upgrade(_config(connection), "head")
     return head_revision()
@@ -50,7 +52,7 @@ def downgrade(engine: Engine, revision: str) -> None:
     """Downgrade the database to ``revision`` (``base``: no tables). Data with no place in the older tables is lost."""
     from alembic import command
 
-    with exclusively(engine) as connection:
+    with _migrating(engine) as connection:
         command.downgrade(_config(connection), revision)
 
 
@@ -110,6 +112,38 @@ def _config(connection: Connection) -> Config:
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
+
+
+@contextmanager
+def _migrating(engine: Engine) -> Generator[Connection]:
+    """Run the transaction of a migration. On SQLite it may rebuild tables that others refer to.
+
+    There a dropped table would take along the rows that refer to it, although another takes its name afterwards. So
+    foreign keys are off, which SQLite allows only outside of transactions, and all are checked before the commit.
+    """
+    if engine.dialect.name != "sqlite":
+        with exclusively(engine) as connection:
+            yield connection
+        return
+    with translated(engine), engine.connect() as connection:
+        driver_of(connection).execute("PRAGMA foreign_keys = OFF")
+        try:
+            with connection.begin():
+                yield connection
+                _check_foreign_keys(engine, connection)
+        finally:
+            driver_of(connection).execute("PRAGMA foreign_keys = ON")  # a database in memory keeps its connection
+
+
+def _check_foreign_keys(engine: Engine, connection: Connection) -> None:
+    broken = connection.execute(text("PRAGMA foreign_key_check")).first()
+    if broken is not None:
+        table, row, parent, _ = broken
+        raise DatabaseFault(
+            database_name(engine),
+            f"row {row} of the table {table} refers to a row of {parent} that does not exist, so its tables are left "
+            "as they were: restore a backup, or delete the row and upgrade again",
+        )
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def _bound(value: datetime, dialect: Dialect) -> Any:
 
 def _read(value: Any, dialect: Dialect) -> datetime:
     if dialect.name == "sqlite":
-        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+        return datetime.fromisoformat(f"{value}+00:00")  # several times as fast as to replace the zone afterwards
     assert isinstance(value, datetime)
     return value.astimezone(UTC)
 

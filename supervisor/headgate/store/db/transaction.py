@@ -8,13 +8,14 @@ is thrown away, and the next transaction opens another, so that no state of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, func, select, true, update
 
 from headgate.store.db import changes, driver_errors
+from headgate.store.db.bells import Bells, Kind
 from headgate.store.db.database_file import DatabaseFile
 from headgate.store.db.deadline import Deadline
 from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
@@ -94,7 +95,7 @@ def lock_primary_key(connection: Connection) -> str | None:
 class Tx:
     """One transaction: its connection, and everything else that the functions of a verb need."""
 
-    __slots__ = ("_dirty_runs", "_now", "clock", "connection", "secrets")
+    __slots__ = ("_dirty_runs", "_key", "_now", "clock", "connection", "rings", "secrets")
 
     def __init__(self, connection: Connection, secrets: Secrets, clock: Clock | None, now: datetime | None) -> None:
         self.connection = connection
@@ -102,6 +103,8 @@ class Tx:
         self.clock = clock
         self._now = now
         self._dirty_runs: set[DagRunId] = set()
+        self._key: str | None = None  # that encrypts, once its row is locked
+        self.rings: set[Kind] = set()  # the bells of others that are rung when this is committed
 
     @property
     def now(self) -> datetime:
@@ -117,11 +120,20 @@ class Tx:
 
     def encrypt(self, data: bytes) -> str:
         """Return ``data`` under the key that the database is written with. Raises `WrongKeys` if it is not here."""
-        return self.secrets.encrypt(data, lock_primary_key(self.connection))
+        if self._key is None:
+            self._key = lock_primary_key(self.connection)
+        return self.secrets.encrypt(data, self._key)
 
     def notify(self) -> None:
         """Make other supervisors query the database, once this is committed (`headgate.store.db.changes`)."""
-        changes.notify(self.connection)
+        if "changes" not in self.rings:
+            self.rings.add("changes")
+            changes.notify(self.connection)
+
+    def notify_readers(self, trigger_ids: Collection[int]) -> None:
+        """Make readers look for new events of these triggers, once this is committed."""
+        self.rings.add("events")
+        changes.notify_events(self.connection, trigger_ids)
 
     def mark_run_dirty(self, dag_run: DagRunId) -> None:
         """Have the scheduler evaluate this run, once this is committed."""
@@ -170,7 +182,9 @@ class Database:
         self._connection: Connection | None = None
         self._changes: changes.ChangeListener | None = None
         self._events: changes.EventListener | None = None
+        self._doorbell: changes.Doorbell | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
+        self._bells = Bells.of(engine)
         self._file = DatabaseFile.of(engine)
 
     def watch(self, file: DatabaseFile) -> None:
@@ -179,9 +193,12 @@ class Database:
 
     def close(self) -> None:
         """Close the connection. A transaction that begins later opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = self._changes = self._events = None
+        connection = self._forget_connection()
+        if connection is not None:
+            connection.close()
+        if self._doorbell is not None:
+            self._doorbell.close()
+            self._doorbell = None
 
     @contextmanager
     def leased(self, epoch: Epoch) -> Generator[LeasedTx]:
@@ -191,6 +208,7 @@ class Database:
             tx = LeasedTx(connection, self.secrets, self.clock, now, epoch)
             yield tx
             tx.flush()
+        self._ring(tx)
 
     @contextmanager
     def writing(self) -> Generator[Tx]:
@@ -199,6 +217,7 @@ class Database:
             tx = Tx(connection, self.secrets, self.clock, None)
             yield tx
             tx.flush()
+        self._ring(tx)
 
     @contextmanager
     def reading(self) -> Generator[Tx]:
@@ -225,23 +244,43 @@ class Database:
                     if not driver.closed:
                         driver.autocommit = False
 
+    def doorbell(self) -> int:
+        """Return a descriptor that is readable when `has_changes` would say yes, until this is closed."""
+        if self._doorbell is None:
+            self._doorbell = changes.Doorbell()
+        return self._doorbell.fileno()
+
+    @property
+    def no_bell(self) -> str | None:
+        """Why that descriptor does not say so, and `has_changes` has to be asked every now and then; None if it does.
+
+        It is known once `has_changes` was called.
+        """
+        return None if self._changes is None else self._changes.no_bell
+
     def has_changes(self) -> bool:
         """Whether others may have written since this was asked last; it begins no transaction."""
         with self._translating():
+            if self._changes is not None and self._changes.is_lost():
+                self._stop_listening()
             if self._connection is None or self._changes is None:
                 connection = self._connected()
                 with self._within_deadline(connection):
-                    self._changes = changes.listen(self.engine, connection)
+                    self._changes = changes.listen(connection, self._bells)
+                if self._doorbell is not None:
+                    self._doorbell.hang(self._changes)
             return self._changes.has_changes()
 
     def listen_for_events(self) -> bool:
         """Listen for new events from now on; return False if it has done so since it connected."""
+        if self._events is not None and self._events.is_lost():
+            self._stop_listening()
         if self._connection is not None and self._events is not None:
             return False
         with self._translating():
             connection = self._connected()
             with self._within_deadline(connection):
-                self._events = changes.listen_for_events(self.engine, connection)
+                self._events = changes.listen_for_events(connection, self._bells)
         return True
 
     def wait_for_events(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
@@ -269,6 +308,11 @@ class Database:
             if not reads_only:
                 self._check_file()
 
+    def _ring(self, tx: Tx) -> None:
+        """Ring the bells of others, who see by now what was committed. The server of PostgreSQL has done so itself."""
+        if tx.rings and self._bells is not None:
+            self._bells.ring(tx.rings)
+
     def _check_file(self) -> None:
         """Raise `DatabaseReplaced` if what SQLite has just committed is lost."""
         if self._file is not None:
@@ -278,7 +322,7 @@ class Database:
         if self._connection is None:
             if self._file is not None:
                 self._file.before_connecting()
-            self._connection, self._changes, self._events = self.engine.connect(), None, None
+            self._connection = self.engine.connect()
             if self._file is not None:
                 self._file.connected()
         return self._connection
@@ -301,9 +345,22 @@ class Database:
 
     def _drop_connection(self) -> None:
         """Throw the connection away, because its state is unknown. One in memory is the database, and is kept."""
-        connection, self._connection, self._changes, self._events = self._connection, None, None, None
+        connection = self._forget_connection()
         if connection is None:
             return
         if not is_in_memory(self.engine):
             connection.invalidate()
         connection.close()
+
+    def _forget_connection(self) -> Connection | None:
+        self._stop_listening()
+        connection, self._connection = self._connection, None
+        return connection
+
+    def _stop_listening(self) -> None:
+        if self._doorbell is not None:
+            self._doorbell.unhang()
+        for listener in (self._changes, self._events):
+            if listener is not None:
+                listener.close()
+        self._changes = self._events = None

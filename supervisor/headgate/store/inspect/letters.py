@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -15,7 +16,7 @@ from headgate.store.ids import LetterAction, LetterState
 from headgate.store.inspect.dags import NEWEST_SHOWN
 from headgate.store.tables import asset_watcher, dead_letter, letter_action
 
-UNRESOLVED: tuple[LetterState, ...] = ("open", "at_broker")  # the states in which something is to be done
+UNRESOLVED: tuple[LetterState, ...] = ("open", "at_broker", "redriving")  # the states in which something is to be done
 
 
 class LetterFilter(msgspec.Struct, frozen=True):
@@ -53,8 +54,8 @@ class DeadLetterRow(msgspec.Struct, frozen=True):
     """One event that could not be stored, or message that its trigger could not take, and why.
 
     ``payload_head`` is the beginning of the payload, which is kept whole if ``payload_kept``: that of the event, or if
-    ``content`` is "message", the message of the shared stream. ``deliveries``: how often it was seen. ``event_id``: the
-    event that stands for it, which may have been deleted since.
+    ``content`` is "message" or "undecoded", the message of the shared stream. ``deliveries``: how often it was
+    seen. ``event_id``: the event that stands for it, which may have been deleted since.
     """
 
     id: int
@@ -133,6 +134,12 @@ class LetterInspection(Verbs):
         statement = select(*_LETTER_COLUMNS).select_from(_LETTERS).where(which.condition())
         newest = statement.order_by(dead_letter.c.id.desc()).limit(limit)
         return [DeadLetterRow(**row._mapping) for row in tx.connection.execute(newest)]
+
+    @reading
+    def letters_by_id(self, tx: Tx, ids: Sequence[int]) -> list[DeadLetterRow]:
+        """Return the dead letters with these ids that are there, the oldest first."""
+        statement = select(*_LETTER_COLUMNS).select_from(_LETTERS).where(dead_letter.c.id.in_(ids))
+        return [DeadLetterRow(**row._mapping) for row in tx.connection.execute(statement.order_by(dead_letter.c.id))]
 
     @reading
     def dead_letter(self, tx: Tx, letter_id: int) -> DeadLetter:

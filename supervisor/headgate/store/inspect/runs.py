@@ -168,7 +168,7 @@ def states_of(tx: Tx, dag_run_id: int, task_ids: Sequence[str]) -> dict[str, Tas
     """Return the states of these tasks of a run."""
     found: dict[str, TaskState] = {}
     for part in chunks(task_ids):
-        statement = select(_C.task_id, _C.state).where(_C.dag_run_id == dag_run_id, _C.task_id.in_(part))
+        statement = select(_C.task_id, _C.state).where(task_rows.unmapped_of(dag_run_id), _C.task_id.in_(part))
         found |= {name: TaskState(state) for name, state in tx.connection.execute(statement)}
     return found
 
@@ -267,10 +267,10 @@ class RunInspection(Verbs):
         row = tx.connection.execute(
             select(_C.id, dag_run.c.run_id)
             .select_from(task_instance.join(dag_run))
-            .where(_C.dag_run_id == dag_run_id, _C.task_id == task_id)
+            .where(task_rows.unmapped_of(dag_run_id), _C.task_id == task_id)
         ).first()
         if row is None:
-            names = select(_C.task_id).where(_C.dag_run_id == dag_run_id).order_by(_C.id)
+            names = select(_C.task_id).where(task_rows.unmapped_of(dag_run_id)).order_by(_C.id)
             raise NoSuchRow("task", task_id, of=f"the run {run_id} of {dag}", near=near_names(tx, task_id, names))
         return TaskRef(row.id, dag_run_id, dag, row.run_id, task_id)
 

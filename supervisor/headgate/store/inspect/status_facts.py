@@ -12,12 +12,22 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column, or_, select
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.status import COUNTED_MAX, Letters, Overdue, StatusFacts, TroubledTrigger, Unclaimed
+from headgate.scheduling.status import (
+    COUNTED_MAX,
+    Letters,
+    Overdue,
+    StatusFacts,
+    TroubledConsumer,
+    TroubledTrigger,
+    Unclaimed,
+)
 from headgate.scheduling.why import shortened
 from headgate.store.db.transaction import Tx
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.tables import (
     asset_watcher,
+    consumer,
+    consumer_letter,
     dag,
     dag_run,
     dead_letter,
@@ -56,6 +66,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         troubled=_troubled(tx),
         overdue=_overdue(tx),
         letters=_letters(tx),
+        consumers=_consumers(tx),
         import_errors=_import_errors(tx),
         failed_runs=_failed_runs(tx),
         old_keys=_old_keys(tx),
@@ -211,6 +222,23 @@ def _letters(tx: Tx) -> tuple[Letters, ...]:
     return tuple(
         Letters(_name(row), row.letters, (tx.now - row.last_at).total_seconds()) for row in tx.connection.execute(rows)
     )
+
+
+def _consumers(tx: Tx) -> tuple[TroubledConsumer, ...]:
+    unresolved = select(consumer_letter.c.consumer_id, consumer_letter.c.set_aside_at)
+    unresolved = unresolved.where(consumer_letter.c.resolved_at.is_(None))
+    some = unresolved.order_by(consumer_letter.c.event_id.desc()).limit(COUNTED_MAX).subquery()
+    counted = select(some.c.consumer_id, func.count(), func.max(some.c.set_aside_at)).group_by(some.c.consumer_id)
+    letters = {of: (count, last_at) for of, count, last_at in tx.connection.execute(counted)}
+    columns = (consumer.c.id, consumer.c.name, consumer.c.failures, consumer.c.last_error)
+    is_troubled = or_(consumer.c.failures > 0, consumer.c.id.in_(letters))
+    rows = select(*columns).where(is_troubled).order_by(consumer.c.name).limit(COUNTED_MAX)
+    found = []
+    for row in tx.connection.execute(rows):
+        count, last_at = letters.get(row.id, (0, tx.now))
+        age_s = (tx.now - last_at).total_seconds()
+        found.append(TroubledConsumer(row.name, row.failures, shortened(row.last_error), count, age_s))
+    return tuple(found)
 
 
 def _import_errors(tx: Tx) -> tuple[tuple[str, str], ...]:

@@ -21,6 +21,7 @@ from headgate.store.tables import (
     redelivery,
     stream,
     task_instance,
+    task_stream,
     trigger,
     trigger_event,
     triggerer,
@@ -111,9 +112,14 @@ _COLUMNS = (
     *(trigger.c.finished_at, dag.c.name.label("dag"), dag_run.c.run_id, task_instance.c.task_id),
     *(task_instance.c.trigger_timeout, trigger.c.removed_at, trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at),
 )
+_waiting = task_instance.alias()
+_ITS_TASK = func.coalesce(  # the stream of a task is its trigger whether the task waits or not
+    task_stream.c.task_instance_id, select(_waiting.c.id).where(_waiting.c.trigger_id == trigger.c.id).scalar_subquery()
+)
 _FROM = (
     trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
-    .outerjoin(task_instance, task_instance.c.trigger_id == trigger.c.id)
+    .outerjoin(task_stream, task_stream.c.trigger_id == trigger.c.id)
+    .outerjoin(task_instance, task_instance.c.id == _ITS_TASK)
     .outerjoin(dag_run, dag_run.c.id == task_instance.c.dag_run_id)
     .outerjoin(dag, dag.c.id == dag_run.c.dag_id)
 )

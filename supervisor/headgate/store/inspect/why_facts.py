@@ -23,12 +23,14 @@ from headgate.scheduling.why import (
     Supervisor,
     SupervisorState,
     TaskFacts,
+    TaskStreamFacts,
     TriggerFacts,
     shortened,
     span,
 )
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.ids import TaskInstanceId
 from headgate.store.inspect import runs
 from headgate.store.inspect.dags import RUN_STATE
 from headgate.store.inspect.runs import TaskRef
@@ -46,7 +48,7 @@ from headgate.store.tables import (
     trigger_event,
     triggerer,
 )
-from headgate.store.tasks import task_rows
+from headgate.store.tasks import stream_steps, task_rows, task_streams
 from headgate.store.triggers.leases import SILENCE_MAX_S, TriggererRow, triggerer_row
 
 _C = task_instance.c
@@ -301,7 +303,16 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         timeout_in_s=_until(tx.now, row.trigger_timeout),
         deadline_in_s=_until(tx.now, row.deadline),
         last_error=row.last_error,
+        stream=_task_stream(tx, task.id),
     )
+
+
+def _task_stream(tx: Tx, instance: TaskInstanceId) -> TaskStreamFacts | None:
+    stream = task_streams.read_of(tx, instance)
+    if stream is None:
+        return None
+    waiting = stream_steps.count_waiting(tx, stream)
+    return TaskStreamFacts(stream.handled, waiting, stream.wanted, stream.contract, stream.reopens, stream.ended_as)
 
 
 def _run_state(row: Any) -> RunState:

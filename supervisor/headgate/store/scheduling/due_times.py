@@ -27,9 +27,10 @@ from headgate.store.db.times import DatabaseNow, read
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import single_statement
 from headgate.store.ids import Epoch
-from headgate.store.tables import asset_subscription, dag, dag_run, task_instance, triggerer, waiting_event
+from headgate.store.tables import asset_subscription, dag, dag_run, task_instance, task_stream, triggerer, waiting_event
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
 from headgate.store.tasks.task_rows import is_in
+from headgate.store.triggers import reopening
 from headgate.store.triggers.assets import SUBSCRIBED
 
 _C = task_instance.c
@@ -40,10 +41,11 @@ Column: TypeAlias = ColumnElement[Any]
 class Due(msgspec.Struct, frozen=True):
     """Seconds from now until there is something to do: 0 or less if it is due already, None if there is nothing.
 
-    ``in_s`` is for the scheduler: the next retry, timeout of a deferral, scheduled run, or batch of events.
+    ``in_s`` is for the scheduler: the next retry, timeout of a deferral, scheduled run, or batch of events, of a run
+    or of a stream.
     ``deadline_in_s`` is for the executor: the first end of an execution_timeout among the epoch's own tasks.
     ``has_dirty``: there are runs to evaluate. ``has_waiting``: there are events that wait for runs. ``has_orphans``:
-    there are tasks whose supervisor is gone.
+    there are tasks whose supervisor is gone. ``has_reopening``: there are triggers of streams to be opened again.
     """
 
     in_s: float | None
@@ -51,6 +53,7 @@ class Due(msgspec.Struct, frozen=True):
     has_dirty: bool
     has_waiting: bool
     has_orphans: bool
+    has_reopening: bool
 
 
 def _row(
@@ -92,6 +95,7 @@ def _due(readable: ColumnElement[bool]) -> CompoundSelect[Any]:
         _row("now", DatabaseNow()),
         _row("retry", func.min(_C.retry_at)).where(_C.retry_at.is_not(None), *of_tasks),
         _row("timeout", func.min(_C.trigger_timeout)).where(is_in(TaskState.DEFERRED)),
+        _row("stream", func.min(task_stream.c.due_at)).where(task_stream.c.due_at.is_not(None)),
         _row("run", next_run_at),
         _row("batch", func.min(waiting_event.c.stored_at), asset_subscription.c.batch_seconds)
         .select_from(_WAITING)
@@ -101,6 +105,7 @@ def _due(readable: ColumnElement[bool]) -> CompoundSelect[Any]:
         _row("deadline", func.min(_C.deadline)).where(_C.triggerer_id == bindparam("epoch")),
         _row("dirty").where(exists(select(dag_run.c.id).where(text("dag_run.needs_look")))),
         _row("waiting").where(exists(select(waiting_event.c.dag_id).select_from(_WAITING).where(_OPEN_DAG))),
+        _row("reopening").where(exists(reopening.free())),
         _row("orphans").where(exists(select(_C.id).join(triggerer, triggerer.c.id == _C.triggerer_id).where(_GONE))),
     )
 
@@ -120,7 +125,7 @@ class DueVerbs(GraphVerbs):
         for kind, moment, plus_s in _DUE.run(tx, self.graphs.unreadable(tx), epoch=epoch).fetchall():
             if kind == "now":
                 now = now or read(tx.connection, moment)
-            elif kind in ("dirty", "waiting", "orphans"):
+            elif kind in ("dirty", "waiting", "orphans", "reopening"):
                 flags.add(kind)
             elif moment is not None:
                 assert now is not None, "its row is the first"
@@ -132,4 +137,5 @@ class DueVerbs(GraphVerbs):
             has_dirty="dirty" in flags,
             has_waiting="waiting" in flags,
             has_orphans="orphans" in flags,
+            has_reopening="reopening" in flags,
         )

@@ -13,7 +13,7 @@ locked such a row may wait for the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -29,13 +29,14 @@ from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, deferral, task_rows
+from headgate.store.tasks import dags, deferral, run_states, task_rows
 from headgate.store.tasks.graphs import Graphs, GraphVerbs, ReadableOnly
+from headgate.store.tasks.run_states import RunStates
 from headgate.store.triggers import assets
 
 _C = task_instance.c
-RUNS_MAX = 20  # evaluated in one transaction: it holds their locks, and the states of their tasks in memory
-TASKS_PER_RUN_MAX = 500  # begun in one transaction: some tens of milliseconds; the run keeps its flag for the rest
+RUNS_MAX = 20  # evaluated in one transaction: it holds their locks, and the states of the tasks of one in memory
+TASKS_PER_RUN_MAX = 500  # begun, or removed, in one transaction: some tens of milliseconds; its flag stays for the rest
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -156,49 +157,53 @@ class _Evaluation:
             self._begin(run)
             if run.id not in self._begun:
                 return True  # it is flagged again when another run ends
-        rows, is_done = self._apply_changes_of_dag(run, graph)
-        decisions = planning.decide(graph, {name: state for name, (_, state) in rows.items()}, may_start=run.may_begin)
+        seen, is_done = self._apply_changes_of_dag(run, graph)
+        decisions = planning.decide(graph, seen.states, may_start=run.may_begin)
         for event, names in (
             ("upstream_failed", decisions.upstream_failed),
             ("upstream_skipped", decisions.upstream_skipped),
             ("scheduled", decisions.scheduled),
         ):
-            is_done = self._move(event, {name: rows[name][0] for name in names}, graph) and is_done
+            is_done = self._move(event, seen, names, graph) and is_done
         if decisions.end is None or not is_done:
             return is_done
         return self._end(run, decisions.end)
 
-    def _apply_changes_of_dag(
-        self, run: _Run, graph: Graph
-    ) -> tuple[dict[str, tuple[TaskInstanceId, TaskState]], bool]:
-        """Add and remove tasks as the DAG has; return ids and states of the run's tasks, and whether that was all."""
-        rows = _tasks(self._tx, run.id)
-        missing = [task for task in graph.spec.tasks if task.task_id not in rows]
-        gone = [row for name, row in rows.items() if name not in graph.tasks and row[1] in states.UNFINISHED]
+    def _apply_changes_of_dag(self, run: _Run, graph: Graph) -> tuple[RunStates, bool]:
+        """Add and remove tasks as the DAG has; return the states of the run's tasks, and whether that was all."""
+        seen = run_states.read(self._tx, run.id)
+        missing = [task for task in graph.spec.tasks if task.task_id not in seen.states]
+        gone = [
+            name
+            for name, some in seen.states.items()
+            if name not in graph.tasks and not states.UNFINISHED.isdisjoint(some)
+        ]
         if not missing and not gone:
-            return rows, True
+            return seen, True
         dags.insert_tasks(self._tx, run.id, missing)
-        removable = [id_ for id_, state in gone if state not in states.OCCUPYING]  # their ends flag the run again
-        removed = [dags.remove_task(self._tx, id_) for id_ in removable]
+        # The ends of those that a worker has flag the run again.
+        removable = seen.instances(self._tx, gone, states.UNFINISHED - states.OCCUPYING, limit=TASKS_PER_RUN_MAX + 1)
+        removed = [dags.remove_task(self._tx, id_) for id_ in list(removable)[:TASKS_PER_RUN_MAX]]
         self.removed += sum(removed)
-        return _tasks(self._tx, run.id), all(removed)
+        return run_states.read(self._tx, run.id), sum(removed) == len(removable)
 
-    def _move(self, event: str, tasks: Mapping[str, TaskInstanceId], graph: Graph) -> bool:
-        """Move tasks in ``none`` as was decided; return whether all of them were moved."""
-        some = dict(sorted(tasks.items(), key=lambda item: item[1])[:TASKS_PER_RUN_MAX])
-        locked = _lock_fresh(self._tx, some.values())
+    def _move(self, event: str, seen: RunStates, names: Sequence[str], graph: Graph) -> bool:
+        """Move the instances of tasks in ``none`` as was decided; return whether all of them were moved."""
+        found = seen.instances(self._tx, names, {TaskState.NONE}, limit=TASKS_PER_RUN_MAX + 1)
+        some = dict(list(found.items())[:TASKS_PER_RUN_MAX])
+        locked = _lock_fresh(self._tx, some)
         (row,) = states.of(event)
         task_rows.change_all(self._tx, row, sorted(locked))
         if event == "scheduled":
             self.scheduled += len(locked)
-            for name, instance in some.items():
+            for instance, name in some.items():
                 start = graph.start_triggers.get(name) if instance in locked else None
                 if start is None:
                     continue
-                is_deferred = deferral.start_in_trigger(self._tx, instance, start)
-                self.scheduled -= is_deferred
-                self.in_triggers += is_deferred
-        return len(locked) == len(tasks)
+                state = deferral.start_in_trigger(self._tx, instance, start)
+                self.scheduled -= state is TaskState.DEFERRED
+                self.in_triggers += state is not None
+        return len(locked) == len(found)
 
     def _end(self, run: _Run, end: RunEnd) -> bool:
         # Another supervisor that begins runs of this DAG counts this one until it has ended. So the DAG is locked, and
@@ -221,14 +226,6 @@ class _Evaluation:
 
 
 # --- parts ---------------------------------------------------------------------------------------
-
-_TASKS = Prepared(select(_C.task_id, _C.id, _C.state).where(_C.dag_run_id == bindparam("of_run")))
-_STATES = {state.value: state for state in TaskState}
-
-
-def _tasks(tx: Tx, run: DagRunId) -> dict[str, tuple[TaskInstanceId, TaskState]]:
-    rows = _TASKS.run(tx.connection, of_run=run).fetchall()
-    return {name: (id_, _STATES[state]) for name, id_, state in rows}
 
 
 def _lock_fresh(tx: Tx, ids: Iterable[TaskInstanceId]) -> set[TaskInstanceId]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Literal
 
 import msgspec
-from sqlalchemy import Integer, bindparam, exists, func, insert, select, update
+from sqlalchemy import Integer, bindparam, exists, func, select, update
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import (
@@ -22,25 +21,25 @@ from headgate.protocol.messages.dags import (
     TaskState,
     duration_problem,
 )
-from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent
-from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER
-from headgate.protocol.values import encode_value
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent
+from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepDeferred
+from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
 from headgate.scheduling import states
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
-from headgate.store.db.verbs import Verbs, leased, writing
+from headgate.store.db.verbs import Verbs, leased, reading, writing
 from headgate.store.errors import ValueRefused
-from headgate.store.ids import Epoch, TaskInstanceId, TriggerId
-from headgate.store.tables import asset_watcher, task_instance, trigger, trigger_event
-from headgate.store.tasks import task_rows, values
+from headgate.store.ids import TaskInstanceId, TriggerId
+from headgate.store.tables import asset_watcher, task_instance, task_stream, trigger, trigger_event
+from headgate.store.tasks import resuming, stream_steps, task_rows, task_streams
+from headgate.store.tasks.resuming import FailReason
 from headgate.store.tasks.task_rows import LockedTask
-from headgate.store.triggers.dead_letters import storable_text
+from headgate.store.triggers import reopening
 
 _C = task_instance.c
 TIMED_OUT_MAX = 500  # tasks of one transaction: some tens of milliseconds
 
-FailReason = Literal["trigger_failure", "trigger_timeout", "execution_timeout"]
 _TIMEOUT = {
     "trigger_timeout": "the trigger had not fired when the timeout of the deferral was over",
     "execution_timeout": f"{EXECUTION_TIMEOUT_OVER}: the trigger that it waited for had not fired",
@@ -58,41 +57,19 @@ class Deferral(msgspec.Struct, frozen=True):
     next_method: str
     next_kwargs: bytes
     timeout_s: float | None = None
+    stream: StreamOptions | None = None
+
+    @classmethod
+    def of(cls, said: StartTrigger | StepDeferred) -> Deferral:
+        """Return the deferral that a DAG, or a step, asks for."""
+        return cls(**{name: getattr(said, name) for name in cls.__struct_fields__})
 
 
 class DeferralVerbs(Verbs):
-    """The verbs by which deferrals begin and time out. Events and failures of triggers end them in `store_slice`."""
+    """The verbs for deferrals that end, or go on, without an event: by the clock, or because a supervisor is gone.
 
-    def defer(
-        self,
-        epoch: Epoch,
-        instance: TaskInstanceId,
-        token: str,
-        deferral: Deferral,
-        *,
-        xcoms: Mapping[str, bytes] | None = None,
-    ) -> str | None:
-        """Defer a running task; return the token of its deferral, None if ``token`` is no longer the task's.
-
-        Raises `ValueRefused` for XComs over the limit, and for a deferral that no trigger can have.
-        """
-        deferred = self._defer(epoch, instance, token, deferral, xcoms or {})
-        marks.reach("defer.committed")
-        return deferred
-
-    @leased
-    def _defer(
-        self, tx: LeasedTx, instance: TaskInstanceId, token: str, deferral: Deferral, xcoms: Mapping[str, bytes]
-    ) -> str | None:
-        tx.notify()
-        _check(deferral)
-        task = task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING)
-        if task is None:
-            return None
-        values.push_xcoms(tx, instance, xcoms)
-        new_token = _wait(tx, task, deferral, "deferred", task.deadline)
-        marks.reach("defer.written")
-        return new_token
+    They begin with the outcome of a step, in `store_ends`. Events and failures of triggers end them in `store_slice`.
+    """
 
     @leased
     def time_out(self, tx: LeasedTx, *, limit: int = TIMED_OUT_MAX) -> list[TaskInstanceId]:
@@ -106,11 +83,31 @@ class DeferralVerbs(Verbs):
         for task in tasks:
             is_over = task.deadline is not None and task.deadline <= tx.now
             reason: FailReason = "execution_timeout" if is_over else "trigger_timeout"
-            assert task.trigger_id is not None
-            began = read(tx.connection, _CREATED.run(tx.connection, of_id=task.trigger_id).fetchone()[0])
-            waited_s = (tx.now - began).total_seconds()
-            resume_to_fail(tx, task, "timed_out", reason, _TIMEOUT[reason], waited_s=waited_s)
+            waited_s = _waited_s(tx, task)
+            task_streams.close(tx, task.id)
+            resuming.resume_to_fail(tx, task, "timed_out", reason, _TIMEOUT[reason], waited_s=waited_s)
         return [task.id for task in tasks]
+
+    @leased
+    def begin_due_batches(self, tx: LeasedTx, *, limit: int = TIMED_OUT_MAX) -> list[TaskInstanceId]:
+        """Have up to ``limit`` tasks handle what waits in their streams, after the seconds of their batches.
+
+        Return their ids. Late is what the database's clock says. Tasks that are locked are skipped.
+        """
+        return task_streams.begin_due_batches(tx, limit)
+
+    @reading
+    def stream_rooms(self, tx: Tx, triggers: Sequence[int]) -> dict[int, stream_steps.Room]:
+        """Return how many events may wait in the streams that these triggers feed, and how many do.
+
+        Those that feed none are not in the result.
+        """
+        return stream_steps.rooms(tx, triggers)
+
+    @leased
+    def reopen_streams(self, tx: LeasedTx) -> list[TriggerId]:
+        """Open some triggers again that streams wait for, and whose owners are gone; return them: there may be more."""
+        return reopening.reopen(tx)
 
     @writing
     def remove_orphans(self, tx: Tx) -> list[TriggerId]:
@@ -126,6 +123,7 @@ class DeferralVerbs(Verbs):
                 trigger.c.removed_at.is_(None),
                 ~exists().where(asset_watcher.c.trigger_id == trigger.c.id),
                 ~exists().where(_C.trigger_id == trigger.c.id),
+                ~exists().where(task_stream.c.trigger_id == trigger.c.id),
             )
             .values(removed_at=tx.now)
             .returning(trigger.c.id)
@@ -135,14 +133,10 @@ class DeferralVerbs(Verbs):
 
 # --- its begin -----------------------------------------------------------------------------------
 
-_INSERT_TRIGGER = Prepared(
-    insert(trigger)
-    .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue", "priority")})
-    .returning(trigger.c.id)
-)
-
 
 def _check(deferral: Deferral) -> None:
+    if deferral.stream is not None and (problem := stream_problem(deferral.stream)) is not None:
+        raise ValueRefused(f"the stream of the deferral: {problem}")
     if (problem := duration_problem(deferral.timeout_s)) is not None:
         raise ValueRefused(f"the timeout of the deferral {problem}")
     if not 0 < len(deferral.classpath) <= CLASSPATH_CHARS_MAX or not deferral.classpath.isprintable():
@@ -155,21 +149,32 @@ def _check(deferral: Deferral) -> None:
             raise ValueRefused(f"the {name} need {len(data):,} bytes; the limit is {KWARGS_BYTES_MAX:,}")
 
 
-def start_in_trigger(tx: Tx, instance: TaskInstanceId, start: StartTrigger) -> bool:
-    """Defer a scheduled task to its start trigger, without a worker; return whether that was done.
+def defer(tx: LeasedTx, task: LockedTask, deferral: Deferral) -> TaskState:
+    """Defer a locked task that runs; return its new state: ``scheduled`` if events of its stream wait already.
 
-    Not if its try has begun before: then the task was resumed, and goes to a worker.
+    Raises `ValueRefused` for a deferral that no trigger can have.
+    """
+    _check(deferral)
+    tx.notify()
+    state = _wait(tx, task, deferral, "deferred", task.deadline)
+    marks.reach("defer.written")
+    return state
+
+
+def start_in_trigger(tx: Tx, instance: TaskInstanceId, start: StartTrigger) -> TaskState | None:
+    """Defer a scheduled task to its start trigger, without a worker; return its new state as `defer` does.
+
+    Return None if its try has begun before: then the task was resumed, and goes to a worker.
     """
     task = task_rows.locked(tx, instance, state=TaskState.SCHEDULED)
     if task is None or _has_begun(tx, instance):
-        return False
+        return None
     deadline = None
     if task.execution_timeout_s is not None:
         deadline = tx.now + timedelta(seconds=task.execution_timeout_s)
-    deferral = Deferral(start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s)
-    _wait(tx, task, deferral, "started_in_trigger", deadline, started_at=tx.now)
+    state = _wait(tx, task, Deferral.of(start), "started_in_trigger", deadline, started_at=tx.now)
     marks.reach("plan.in_trigger")
-    return True
+    return state
 
 
 _BEGUN = Prepared(select(_C.id).where(_C.id == bindparam("of_id"), _C.started_at.is_not(None)))
@@ -181,24 +186,20 @@ def _has_begun(tx: Tx, instance: TaskInstanceId) -> bool:
 
 def _wait(
     tx: Tx, task: LockedTask, deferral: Deferral, event: str, deadline: datetime | None, **times: datetime
-) -> str:
-    row = _INSERT_TRIGGER.run(
-        tx.connection,
-        classpath=deferral.classpath,
-        kwargs=tx.encrypt(deferral.kwargs),
-        created_date=bound(tx.connection, tx.now),
-        queue=task.queue,  # supervisors that serve the task's queue can run its trigger, and the task afterwards
-        priority=task.priority_weight,
-    ).fetchone()
+) -> TaskState:
+    if deferral.stream is None:
+        trigger_id = task_rows.insert_trigger(tx, task, deferral.classpath, deferral.kwargs)
+    else:
+        options, timeout_s = deferral.stream, deferral.timeout_s
+        trigger_id = task_streams.begin(tx, task, deferral.classpath, deferral.kwargs, options, timeout_s)
     limits = [] if deferral.timeout_s is None else [tx.now + timedelta(seconds=deferral.timeout_s)]
     limits += [] if deadline is None else [deadline]
-    token = task_rows.new_token()
-    task_rows.apply(
+    state = task_rows.apply(
         tx,
         task,
         event,
-        token=token,
-        trigger_id=int(row[0]),
+        token=task_rows.new_token(),
+        trigger_id=trigger_id,
         next_method=deferral.next_method,
         next_kwargs=tx.encrypt(deferral.next_kwargs),
         event_id=None,
@@ -206,7 +207,9 @@ def _wait(
         deadline=None if deadline is None else bound(tx.connection, deadline),
         **{name: bound(tx.connection, value) for name, value in times.items()},
     )
-    return token
+    if deferral.stream is None:
+        return state
+    return task_streams.go_on(tx, task.id)
 
 
 # --- its end, by the trigger ---------------------------------------------------------------------
@@ -260,7 +263,7 @@ def take_refused(tx: Tx, refused: Mapping[int, str], waited_for: Collection[int]
     for trigger_id, reason in sorted(refused.items()):
         task = task_rows.locked_by_trigger(tx, trigger_id) if trigger_id in waited_for else None
         if task is not None:
-            resume_to_fail(tx, task, "trigger_failed", "trigger_failure", reason)
+            resuming.resume_to_fail(tx, task, "trigger_failed", "trigger_failure", reason)
             over.add(TriggerId(trigger_id))
     return frozenset(over)
 
@@ -269,25 +272,8 @@ def _end_task(tx: Tx, event: FiredEvent) -> bool:
     task = task_rows.locked_by_trigger(tx, event.trigger_id)
     if task is None:
         return False
-    try:
-        values.push_xcoms(tx, task.id, values.xcoms_of(event.payload))
-    except ValueRefused as error:
-        # The event is stored, but the task cannot end as it says, because other tasks would miss these XComs.
-        task_rows.fail(tx, task, "ended_failed", "ended_to_retry", str(error))
-    else:
-        if event.kind == "failed":
-            reason = "its trigger ended it with a TaskFailedEvent"
-            task_rows.fail(tx, task, "ended_failed", "ended_to_retry", reason)
-        else:
-            task_rows.apply(tx, task, f"ended_{event.kind}")
-    task_rows.finish_trigger(tx, event.trigger_id)
-    marks.reach("resume.by_end")
+    resuming.end_task(tx, task, event.kind, event.payload)
     return True
-
-
-_OWN = Prepared(
-    select(trigger.c.id).where(trigger.c.id == bindparam("of_id"), trigger.c.triggerer_id == bindparam("epoch"))
-)
 
 
 def take_ends(tx: LeasedTx, finished: Sequence[FinishedTrigger], waited_for: Collection[int]) -> frozenset[TriggerId]:
@@ -301,38 +287,24 @@ def take_ends(tx: LeasedTx, finished: Sequence[FinishedTrigger], waited_for: Col
         if run.trigger_id not in waited_for or run.outcome == "cancelled":
             continue
         task = task_rows.locked_by_trigger(tx, run.trigger_id)
-        if task is None or _OWN.run(tx.connection, of_id=run.trigger_id, epoch=tx.epoch).fetchone() is None:
+        if task is None or not task_streams.is_own(tx, run.trigger_id):
             continue
         error = run.error if run.outcome == "failed" else "the trigger ended without an event"
-        resume_to_fail(tx, task, "trigger_failed", "trigger_failure", error, run.traceback)
+        resuming.resume_to_fail(tx, task, "trigger_failed", "trigger_failure", error, run.traceback)
         over.add(TriggerId(run.trigger_id))
     return frozenset(over)
 
 
-def resume_to_fail(
-    tx: Tx,
-    task: LockedTask,
-    event: str,
-    reason: FailReason,
-    error: str,
-    traceback: str = "",
-    *,
-    waited_s: float | None = None,
-) -> None:
-    """Resume a locked deferred task in ``__fail__``: the worker raises the error in its next_kwargs."""
-    assert task.trigger_id is not None
-    error = storable_text(error, ERROR_CHARS_MAX)
-    failure: dict[str, str | float] = {"error": error, "reason": reason}
-    failure["traceback"] = storable_text(traceback, ERROR_CHARS_MAX)
-    if waited_s is not None:
-        failure["waited_s"] = round(waited_s, 3)
-    next_kwargs = tx.encrypt(encode_value(failure, where="next_kwargs"))
-    task_rows.apply(tx, task, event, next_kwargs=next_kwargs, last_error=error)
-    task_rows.finish_trigger(tx, task.trigger_id)
-    marks.reach("resume.to_fail")
-
-
 # --- its end, by the clock -----------------------------------------------------------------------
+
+
+def _waited_s(tx: Tx, task: LockedTask) -> float | None:
+    stream = task_streams.locked(tx, task.id)
+    if stream is not None and stream.trigger_id == task.trigger_id:
+        return stream.timeout_s  # its trigger is older than this wait
+    began = read(tx.connection, _CREATED.run(tx.connection, of_id=task.trigger_id).fetchone()[0])
+    return (tx.now - began).total_seconds()
+
 
 _CREATED = Prepared(select(trigger.c.created_date).where(trigger.c.id == bindparam("of_id")))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Integer, bindparam, delete, false, func, or_, select
+from sqlalchemy import Integer, and_, bindparam, delete, func, select
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
+from headgate.protocol.messages.task_streams import StreamPart
 from headgate.scheduling import states
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.prepared import Prepared
@@ -23,9 +23,9 @@ from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
 from headgate.store.db.verbs import leased, writing
 from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
-from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId, TryName
-from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, trigger_event
-from headgate.store.tasks import deferral, task_rows, values
+from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId, TriggerId, TryName
+from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, task_stream, trigger_event
+from headgate.store.tasks import deferral, stream_steps, task_rows, values
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
 from headgate.store.triggers.watchers import check_name
 
@@ -48,7 +48,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     ``next_kwargs`` is None if there are none, or if no key decrypts them; then ``error`` says so. ``deadline`` is the
     end of its execution_timeout, and ``remaining_s`` the time left until then by the database's clock. ``file`` is the
     path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
-    the order they were stored, without those that newer ones superseded.
+    the order they were stored, without those that newer ones superseded. ``stream`` is the part of its stream that the
+    step gets, if it has one, and ``stream_trigger`` the trigger of that.
     """
 
     id: TaskInstanceId
@@ -71,6 +72,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     conf: bytes | None = None
     asset_events: tuple[RunEvent, ...] = ()
     remaining_s: float | None = None
+    stream: StreamPart | None = None
+    stream_trigger: TriggerId | None = None
 
     @property
     def name(self) -> TryName:
@@ -116,8 +119,10 @@ class DispatchVerbs(GraphVerbs):
             values.delete_xcoms(tx, task.id)
         for task in due:
             start = self.graphs.get(tx, task.dag_row, task.spec_hash).start_triggers.get(task.task_id)
-            if start is not None and deferral.start_in_trigger(tx, task.id, start):
-                tx.notify()
+            if start is not None:
+                deferral.start_in_trigger(tx, task.id, start)
+        if due:
+            tx.notify()
         return [task.id for task in due]
 
     @leased
@@ -128,14 +133,14 @@ class DispatchVerbs(GraphVerbs):
         """
         slots, free, passed_over = _lock_pools(tx)
         candidates: list[Candidate] = []
-        for name, count in free.items():
-            if count > 0:
-                parameters = {"of_pool": name, "slots": slots[name], "limit": limit}
-                rows = _candidates(tuple(queues)).run(tx.connection, **parameters).fetchall()
+        for name in [name for name, count in free.items() if count > 0]:
+            for queue in dict.fromkeys(queues):
+                parameters = {"of_pool": name, "of_queue": queue, "slots": slots[name], "limit": limit}
+                rows = _CANDIDATES.run(tx.connection, **parameters).fetchall()
                 candidates += [
                     Candidate(id_, of, needs, bool(resumed), weight) for id_, of, needs, resumed, weight in rows
                 ]
-        return Dispatched([_give(tx, instance) for instance in fit(candidates, slots, free, limit)], passed_over)
+        return Dispatched(_give(tx, fit(candidates, slots, free, limit)), passed_over)
 
     @writing  # it writes nothing, but its lock is a writer's
     def owned_running(self, tx: Tx, epoch: Epoch) -> list[TaskToRun]:
@@ -146,7 +151,8 @@ class DispatchVerbs(GraphVerbs):
         wait_for_inflight(tx.connection, epoch)
         of_epoch = select(_C.id, _C.token, _C.deadline).where(_C.triggerer_id == epoch)
         running = tx.connection.execute(of_epoch.where(task_rows.is_in(TaskState.RUNNING)).order_by(_C.id)).all()
-        return [_to_run(tx, row.id, row.token, row.deadline, _read_task(tx, row.id)) for row in running]
+        rows = _read_tasks(tx, [row.id for row in running])
+        return [_to_run(tx, id_, token, ends, row) for (id_, token, ends), row in zip(running, rows, strict=True)]
 
     @writing
     def set_pool(self, tx: Tx, name: str, slots: int) -> None:
@@ -154,6 +160,7 @@ class DispatchVerbs(GraphVerbs):
         check_name(name, "the name of a pool")
         if not 0 <= slots <= POOL_SLOTS_MAX:
             raise ValueRefused(f"a pool has 0 to {POOL_SLOTS_MAX:,} slots, not {slots:,}")
+        tx.notify()
         statement = insert_into(tx.connection, pool).values(name=name, slots=slots)
         tx.connection.execute(statement.on_conflict_do_update(index_elements=[pool.c.name], set_={"slots": slots}))
 
@@ -236,25 +243,30 @@ def fit(
 # --- to a worker ---------------------------------------------------------------------------------
 
 
-@cache
-def _candidates(queues: tuple[str, ...]) -> Prepared:
-    resumed = _C.next_method.is_not(None)
-    statement = (
-        select(_C.id, _C.pool, _C.pool_slots, resumed, _C.priority_weight)
-        .join(dag_run, dag_run.c.id == _C.dag_run_id)
-        .join(dag, dag.c.id == dag_run.c.dag_id)
+_IS_RESUMED = _C.next_method.is_not(None)
+# A subquery, and no join, which could be begun with the DAGs: then all scheduled tasks would be read, and sorted.
+_IS_ACTIVE = (
+    select(and_(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None)))
+    .select_from(dag_run.join(dag))
+    .where(dag_run.c.id == _C.dag_run_id)
+    .correlate(task_instance)
+    .scalar_subquery()
+)
+# The most urgent tasks of one pool and one queue. The index of scheduled tasks has them in this order.
+_CANDIDATES = Prepared(
+    task_rows.skip_locked(
+        select(_C.id, _C.pool, _C.pool_slots, _IS_RESUMED, _C.priority_weight)
         .where(
             task_rows.is_in(TaskState.SCHEDULED),
             _C.pool == bindparam("of_pool"),
+            _C.queue == bindparam("of_queue"),
             _C.pool_slots <= bindparam("slots"),
-            or_(false(), *(_C.queue == queue for queue in queues)),
-            dag.c.is_paused.is_(False),
-            dag.c.removed_at.is_(None),
+            _IS_ACTIVE,
         )
-        .order_by(resumed.desc(), _C.priority_weight.desc(), _C.id)
+        .order_by(_IS_RESUMED.desc(), _C.priority_weight.desc(), _C.id)
         .limit(bindparam("limit", type_=Integer()))
     )
-    return Prepared(task_rows.skip_locked(statement))
+)
 
 
 class _ToRun(NamedTuple):
@@ -278,6 +290,8 @@ class _ToRun(NamedTuple):
     conf: bytes | None
     interval_start: Any
     interval_end: Any
+    event_id: int | None
+    stream_trigger: TriggerId | None
 
 
 _TO_RUN = Prepared(
@@ -285,9 +299,14 @@ _TO_RUN = Prepared(
         *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.try_number, _C.pool, _C.queue),
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
-        *(dag_run.c.data_interval_start, dag_run.c.data_interval_end),
+        *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
     )
-    .select_from(task_instance.join(dag_run).join(dag).outerjoin(trigger_event, trigger_event.c.id == _C.event_id))
+    .select_from(
+        task_instance.join(dag_run)
+        .join(dag)
+        .outerjoin(trigger_event, trigger_event.c.id == _C.event_id)
+        .outerjoin(task_stream, task_stream.c.task_instance_id == _C.id)
+    )
     .where(_C.id == bindparam("of_id"))
 )
 _RUN_EVENTS = Prepared(
@@ -298,20 +317,29 @@ _RUN_EVENTS = Prepared(
 )
 
 
-def _read_task(tx: Tx, instance: TaskInstanceId) -> _ToRun:
-    return _ToRun._make(_TO_RUN.run(tx.connection, of_id=instance).fetchone())
+def _read_tasks(tx: Tx, ids: Sequence[TaskInstanceId]) -> list[_ToRun]:
+    rows = _TO_RUN.run_each(tx.connection, [{"of_id": instance} for instance in ids])
+    return [_ToRun._make(row) for (row,) in rows]
 
 
-def _give(tx: LeasedTx, instance: TaskInstanceId) -> TaskToRun:
-    row = _read_task(tx, instance)
-    deadline = _deadline(tx, row)
-    token = task_rows.new_token()
-    columns: dict[str, Any] = {"token": token, "triggerer_id": tx.epoch}
-    columns["deadline"] = None if deadline is None else bound(tx.connection, deadline)
+def _give(tx: LeasedTx, chosen: Sequence[TaskInstanceId]) -> list[TaskToRun]:
+    rows = _read_tasks(tx, chosen)
+    tasks = [
+        _to_run(tx, instance, task_rows.new_token(), _deadline(tx, row), row)
+        for instance, row in zip(chosen, rows, strict=True)
+    ]
+    columns = [
+        {
+            "token": task.token,
+            "triggerer_id": tx.epoch,
+            "deadline": None if task.deadline is None else bound(tx.connection, task.deadline),
+        }
+        for task in tasks
+    ]
     (picked_up,) = states.of("picked_up")
-    won = task_rows.changed(tx, picked_up, {"id": instance}, **columns)
-    assert won, "its row is locked"
-    return _to_run(tx, instance, token, deadline, row)
+    won = task_rows.changed_each(tx, picked_up, [{"id": instance} for instance in chosen], columns)
+    assert all(won), "their rows are locked"
+    return tasks
 
 
 def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
@@ -322,12 +350,14 @@ def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
 
 
 def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | None, row: _ToRun) -> TaskToRun:
-    next_kwargs, error = None, ""
-    if row.next_kwargs is not None:
-        try:
+    next_kwargs, stream, error = None, None, ""
+    try:
+        if row.next_kwargs is not None:
             next_kwargs = tx.secrets.decrypt(row.next_kwargs)
-        except BadKey as bad:
-            error = str(bad)
+        if row.stream_trigger is not None:
+            stream = stream_steps.part_of(tx, instance, row.next_method, row.event_id)
+    except BadKey as bad:
+        error = str(bad)
     return TaskToRun(
         id=instance,
         token=token,
@@ -349,6 +379,8 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         conf=None if row.conf is None else bytes(row.conf),
         asset_events=_run_events(tx, row.dag_run_id) if row.run_type == "asset" else (),
         remaining_s=None if deadline is None else (deadline - tx.now).total_seconds(),
+        stream=stream,
+        stream_trigger=row.stream_trigger,
     )
 
 

@@ -2,17 +2,29 @@
 
 Only the worker that runs a task can end it: ``token`` is in the WHERE, and any other transition has given the task
 another token or none. A late outcome therefore matches no row, and its XComs are not stored.
+
+Outcomes are stored in groups: one transaction for all that have come in meanwhile, so that a commit is paid once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Integer, bindparam, or_, select
 
+from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.steps import (
+    StepDeferred,
+    StepFailed,
+    StepHandled,
+    StepOutcome,
+    StepSkipped,
+    StepSucceeded,
+    XCom,
+)
 from headgate.scheduling import states
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
@@ -21,7 +33,8 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.ids import Epoch, TaskInstanceId, TryName
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
-from headgate.store.tasks import task_rows, values
+from headgate.store.tasks import deferral, poison, stream_steps, task_rows, task_streams, values
+from headgate.store.tasks.deferral import Deferral
 
 _C = task_instance.c
 ADOPTED_MAX = 500  # tasks of one transaction: some tens of milliseconds
@@ -50,13 +63,66 @@ class OwnedTask(msgspec.Struct, frozen=True):
     is_overdue: bool
 
 
+class WorkerLost(msgspec.Struct, frozen=True):
+    """The end of a step that has no outcome: its worker is gone, for this reason."""
+
+    reason: str
+
+
+class StepEnd(msgspec.Struct, frozen=True):
+    """The end of one step, as it is to be stored. ``token`` is that of the step, ``events`` the ids of those it got."""
+
+    id: TaskInstanceId
+    token: str
+    outcome: StepOutcome | WorkerLost
+    events: tuple[int, ...] = ()
+
+
 class OutcomeVerbs(Verbs):
     """The verbs that end a try."""
 
+    def store_ends(self, epoch: Epoch, ends: Sequence[StepEnd]) -> list[TaskState | None]:
+        """Store the ends of some steps in one transaction; return the new state of each task, in the same order.
+
+        It is None if the token was not the task's any more: then nothing of the outcome is stored, and a task that was
+        cleared meanwhile begins again, because its old worker is done with it. The others are stored all the same.
+
+        Raises `ValueRefused` for a value that no task may leave, and `RowsRefused` for one that the database does not
+        take. Then nothing is stored: the caller finds that step by halving, and fails its task with the error.
+        """
+        states = self._store_ends(epoch, ends)
+        if TaskState.DEFERRED in states:
+            marks.reach("defer.committed")
+        if any(isinstance(end.outcome, StepHandled) for end in ends):
+            marks.reach("stream.handled_committed")
+        return states
+
     @leased
+    def _store_ends(self, tx: LeasedTx, ends: Sequence[StepEnd]) -> list[TaskState | None]:
+        left: list[values.XComRow] = []
+        # In the order of their ids, as all that lock several tasks do, so that no two of them wait for each other.
+        in_order = sorted(ends, key=lambda end: end.id)
+        # Those with streams first, because a slice of another supervisor may wait for these tasks while they run.
+        new_states: dict[str, TaskState | None] = {**_go_on_with_streams(tx, in_order)}
+        new_states |= _end_well(tx, in_order)
+        for end in in_order:
+            outcome = end.outcome
+            if isinstance(outcome, WorkerLost):
+                new_states[end.token] = _lose_worker(tx, end, outcome.reason)
+                continue
+            if end.token not in new_states:
+                new_states[end.token] = _store_outcome(tx, end, outcome)
+            if new_states[end.token] is None:
+                _lose_worker(tx, end, "its outcome came too late")
+            else:
+                left += values.xcom_rows(tx, end.id, outcome.xcoms)
+        values.store_xcoms(tx, left)
+        marks.reach("outcomes.grouped")
+        return [new_states[end.token] for end in ends]
+
     def succeed(
         self,
-        tx: LeasedTx,
+        epoch: Epoch,
         instance: TaskInstanceId,
         token: str,
         *,
@@ -64,24 +130,14 @@ class OutcomeVerbs(Verbs):
         xcoms: Mapping[str, bytes] | None = None,
         skips: Collection[str] = (),
     ) -> bool:
-        """End a running task well, with its encoded XComs; return whether the token was the task's.
+        """End one running task well; return whether the token was the task's. Raises as `store_ends` does."""
+        left = _xcoms(xcoms)
+        outcome = StepSucceeded(left, tuple(skips)) if end == "succeeded" else StepSkipped(xcoms=left)
+        return self._store_one(epoch, instance, token, outcome) is not None
 
-        ``skips`` are the tasks of its run to be skipped with it, if they have not begun. Raises `ValueRefused` for an
-        XCom over the limit, without storing anything: then fail the task with that error.
-        """
-        (row,) = states.of(end)
-        if not task_rows.changed(tx, row, {"id": instance, "token": token}, last_error=None):
-            return False
-        if xcoms:
-            values.push_xcoms(tx, instance, xcoms)
-        if skips:
-            _skip(tx, instance, skips)
-        return True
-
-    @leased
     def fail(
         self,
-        tx: LeasedTx,
+        epoch: Epoch,
         instance: TaskInstanceId,
         token: str,
         error: str,
@@ -89,34 +145,34 @@ class OutcomeVerbs(Verbs):
         may_retry: bool = True,
         xcoms: Mapping[str, bytes] | None = None,
     ) -> TaskState | None:
-        """Fail the try of a running task; return the task's new state, None if the token was not the task's.
+        """Fail the try of one running task; return its new state, None if the token was not the task's."""
+        return self._store_one(epoch, instance, token, StepFailed(error, may_retry=may_retry, xcoms=_xcoms(xcoms)))
 
-        Raises `ValueRefused` as `succeed` does: then fail it without XComs.
-        """
-        task = task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING)
-        if task is None:
-            return None
-        values.push_xcoms(tx, instance, xcoms or {})
-        if not may_retry:
-            task = msgspec.structs.replace(task, tries_max=task.try_number)
-        return task_rows.fail(tx, task, "failed", "failed_to_retry", error)
+    def defer(
+        self,
+        epoch: Epoch,
+        instance: TaskInstanceId,
+        token: str,
+        wait: Deferral,
+        *,
+        xcoms: Mapping[str, bytes] | None = None,
+    ) -> bool:
+        """Defer one running task; return whether the token was the task's. Raises as `store_ends` does."""
+        fields = msgspec.structs.asdict(wait)
+        return self._store_one(epoch, instance, token, StepDeferred(**fields, xcoms=_xcoms(xcoms))) is not None
 
-    @leased
-    def lose_worker(self, tx: LeasedTx, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None:
+    def lose_worker(self, epoch: Epoch, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None:
         """Record that the worker of a task is gone; return the task's new state, None if it is not this worker's.
 
         A running task has failed this try, with the reason. One that was cleared while it ran begins again.
         """
-        task = task_rows.locked(tx, instance, token=token)
-        if task is None:
-            return None
-        match task.state:
-            case TaskState.RUNNING:
-                return task_rows.fail(tx, task, "worker_lost", "worker_lost_to_retry", reason)
-            case TaskState.RESTARTING:
-                return task_rows.apply(tx, task, "restarted")
-            case _:
-                return None  # deferred: the token is the trigger's
+        return self._store_one(epoch, instance, token, WorkerLost(reason))
+
+    def _store_one(
+        self, epoch: Epoch, instance: TaskInstanceId, token: str, outcome: StepOutcome | WorkerLost
+    ) -> TaskState | None:
+        (state,) = self.store_ends(epoch, [StepEnd(instance, token, outcome)])
+        return state
 
     @leased
     def adopt(self, tx: LeasedTx, *, limit: int = ADOPTED_MAX) -> list[Adopted]:
@@ -131,6 +187,7 @@ class OutcomeVerbs(Verbs):
             error = ""
             if task.state is TaskState.RUNNING:
                 error = f"its supervisor (epoch {owner}) is gone, and its worker with it"
+                task_streams.close(tx, task.id)
                 state = task_rows.fail(tx, task, "adopted", "adopted_to_retry", error)
             else:
                 state = task_rows.apply(tx, task, "adopted")
@@ -143,12 +200,104 @@ class OutcomeVerbs(Verbs):
         return [_owned(tx, *row) for row in _OWNED.run(tx.connection, epoch=epoch).fetchall()]
 
 
+def _go_on_with_streams(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState]:
+    """Store how far steps have come in the streams of their tasks; return the new states of those that go on, by token.
+
+    The streams of all others have ended with their tries.
+    """
+    streamed = task_streams.among(tx, [end.id for end in ends])
+    states_of: dict[str, TaskState] = {}
+    for end in ends:
+        handled = None if isinstance(end.outcome, WorkerLost) else end.outcome.handled
+        if end.id not in streamed and handled is None:
+            continue
+        task = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
+        if task is None:
+            continue
+        if isinstance(end.outcome, StepHandled):
+            states_of[end.token] = stream_steps.handle(tx, task, end.outcome.handled)
+        else:
+            stream_steps.end(tx, task, handled)
+            if (failure := _failure_of(end.outcome)) is not None:
+                left = end.events if handled is None else end.events[handled.count :]
+                poison.take(tx, task.id, left, len(end.events), failure)
+    return states_of
+
+
+def _failure_of(outcome: StepOutcome | WorkerLost) -> poison.Failure | None:
+    """Return why a step has failed; None if it has not, or if its author wants no other try."""
+    match outcome:
+        case StepFailed(error, traceback, may_retry=True):
+            return poison.Failure(error, traceback)
+        case WorkerLost(reason):
+            return poison.Failure(reason)
+        case _:
+            return None
+
+
+def _end_well(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None]:
+    """Store the outcomes of those that succeeded or were skipped; return the new states of their tasks, by token."""
+    states_of: dict[str, TaskState | None] = {}
+    kinds: tuple[tuple[str, type[StepSucceeded | StepSkipped]], ...] = (
+        ("succeeded", StepSucceeded),
+        ("skipped", StepSkipped),
+    )
+    for event, kind in kinds:
+        (row,) = states.of(event)
+        some = [end for end in ends if isinstance(end.outcome, kind)]
+        by = [{"id": end.id, "token": end.token} for end in some]
+        won = task_rows.changed_each(tx, row, by, [{"last_error": None}] * len(some))
+        states_of |= {end.token: row.to if is_won else None for end, is_won in zip(some, won, strict=True)}
+    for end in ends:
+        if isinstance(end.outcome, StepSucceeded) and end.outcome.skips and states_of[end.token] is not None:
+            _skip(tx, end.id, end.outcome.skips)
+    return states_of
+
+
+def _store_outcome(tx: LeasedTx, end: StepEnd, outcome: StepOutcome) -> TaskState | None:
+    match outcome:
+        case StepFailed():
+            return _fail(tx, end, outcome)
+        case StepDeferred():
+            running = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
+            return None if running is None else deferral.defer(tx, running, Deferral.of(outcome))
+        case _:
+            return None  # it has handled events of a task that is not its any more
+
+
+def _fail(tx: LeasedTx, end: StepEnd, failure: StepFailed) -> TaskState | None:
+    task = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
+    if task is None:
+        return None
+    if not failure.may_retry:
+        task = msgspec.structs.replace(task, tries_max=task.try_number)
+    return task_rows.fail(tx, task, "failed", "failed_to_retry", failure.error)
+
+
+def _lose_worker(tx: LeasedTx, end: StepEnd, reason: str) -> TaskState | None:
+    task = task_rows.locked(tx, end.id, token=end.token)
+    if task is None:
+        return None
+    match task.state:
+        case TaskState.RUNNING:
+            return task_rows.fail(tx, task, "worker_lost", "worker_lost_to_retry", reason)
+        case TaskState.RESTARTING:
+            return task_rows.apply(tx, task, "restarted")
+        case _:
+            return None  # deferred: the token is the trigger's
+
+
+def _xcoms(left: Mapping[str, bytes] | None) -> tuple[XCom, ...]:
+    return tuple(XCom(key, value) for key, value in (left or {}).items())
+
+
 def _skip(tx: Tx, instance: TaskInstanceId, names: Collection[str]) -> None:
     of_run = select(_C.dag_run_id).where(_C.id == instance).scalar_subquery()
     (row,) = states.of("upstream_skipped")
     for some in chunks(sorted(set(names))):
         fresh = select(_C.id).where(
-            _C.dag_run_id == of_run, _C.task_id.in_(some), task_rows.is_in(*sorted(row.from_)), _C.id != instance
+            *(task_rows.unmapped_of(of_run), _C.task_id.in_(some)),
+            *(task_rows.is_in(*sorted(row.from_)), _C.id != instance),
         )
         # One after the other, by id, so that two transactions that skip the same tasks do not deadlock.
         for skipped in sorted(tx.connection.execute(fresh).scalars()):

@@ -27,6 +27,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
+    insert,
     literal_column,
     null,
     or_,
@@ -155,6 +156,14 @@ def is_in(*some: TaskState) -> ColumnElement[bool]:
     return or_(*(_C.state == literal_column(f"'{state.value}'") for state in some))
 
 
+def unmapped_of(run: Any) -> ColumnElement[bool]:
+    """Return the condition that a task is of this run and is not mapped: only then its task_id is unique in the run.
+
+    ``run`` is the id of the run, or an expression for it.
+    """
+    return and_(_C.dag_run_id == run, _C.map_index == literal_column("-1"))
+
+
 def effects(row: Transition) -> dict[str, Any]:
     """Return the columns that a transition sets whatever its caller sets besides."""
     values: dict[str, Any] = {"state": row.to.value, "retry_at": null()}
@@ -194,13 +203,27 @@ def changed(tx: Tx, row: Transition, by: dict[str, Any], **values: Any) -> bool:
 
     ``values`` are further columns to set, in the form that the driver takes.
     """
-    statement = _change(row, tuple(values), tuple(by))
-    parameters = {f"of_{name}": value for name, value in by.items()}
-    parameters |= {f"to_{name}": value for name, value in values.items()}
-    rows = statement.run(tx.connection, now=bound(tx.connection, tx.now), **parameters).fetchall()
-    if rows and row.to in _SEEN_BY_RUN:
-        tx.mark_run_dirty(rows[0][0])
-    return bool(rows)
+    (won,) = changed_each(tx, row, [by], [values])
+    return won
+
+
+def changed_each(tx: Tx, row: Transition, by: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]]) -> list[bool]:
+    """Do what `changed` does for each of several tasks, with the same columns; return of each whether it was moved."""
+    if not by:
+        return []
+    statement = _change(row, tuple(values[0]), tuple(by[0]))
+    now = bound(tx.connection, tx.now)
+    parameters = [
+        {"now": now}
+        | {f"of_{name}": value for name, value in of_one.items()}
+        | {f"to_{name}": value for name, value in to.items()}
+        for of_one, to in zip(by, values, strict=True)
+    ]
+    results = statement.run_each(tx.connection, parameters)
+    if row.to in _SEEN_BY_RUN:
+        for ((dag_run,),) in filter(None, results):
+            tx.mark_run_dirty(dag_run)
+    return [bool(result) for result in results]
 
 
 @cache
@@ -235,16 +258,40 @@ def fail(tx: Tx, task: LockedTask, event: str, retry_event: str, error: str) -> 
 
 # --- the row of its trigger ----------------------------------------------------------------------
 
+_INSERT = Prepared(
+    insert(trigger)
+    .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue", "priority")})
+    .returning(trigger.c.id)
+)
 _OPEN = and_(trigger.c.id == bindparam("of_id"), trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 _FINISH = Prepared(update(trigger).where(_OPEN).values(finished_at=bindparam("now")))
 _REMOVE = Prepared(update(trigger).where(_OPEN).values(removed_at=bindparam("now")))
 
 
-def finish_trigger(tx: Tx, trigger_id: int) -> None:
-    """Record that no task waits for this trigger any more. It keeps its owner, whose runner may still run it."""
-    _FINISH.run(tx.connection, of_id=trigger_id, now=bound(tx.connection, tx.now))
+def insert_trigger(tx: Tx, task: LockedTask, classpath: str, kwargs: bytes) -> TriggerId:
+    """Make the trigger that a task is to wait for; ``kwargs`` are encoded, in clear."""
+    row = _INSERT.run(
+        tx.connection,
+        classpath=classpath,
+        kwargs=tx.encrypt(kwargs),
+        created_date=bound(tx.connection, tx.now),
+        queue=task.queue,  # supervisors that serve the task's queue can run its trigger, and the task afterwards
+        priority=task.priority_weight,
+    ).fetchone()
+    return TriggerId(row[0])
 
 
-def remove_trigger(tx: Tx, trigger_id: int) -> None:
-    """Record that a user ended the work of this trigger: its runner cancels it, and calls its on_kill() (I14)."""
-    _REMOVE.run(tx.connection, of_id=trigger_id, now=bound(tx.connection, tx.now))
+def finish_trigger(tx: Tx, trigger_id: int) -> bool:
+    """Record that no task waits for this trigger any more; return whether it was open.
+
+    It keeps its owner, whose runner may still run it.
+    """
+    return _FINISH.run(tx.connection, of_id=trigger_id, now=bound(tx.connection, tx.now)).rowcount > 0
+
+
+def remove_trigger(tx: Tx, trigger_id: int) -> bool:
+    """Record that a user ended the work of this trigger: its runner cancels it, and calls its on_kill() (I14).
+
+    Return whether it was open.
+    """
+    return _REMOVE.run(tx.connection, of_id=trigger_id, now=bound(tx.connection, tx.now)).rowcount > 0

@@ -22,12 +22,14 @@ from headgate.store.db.verbs import Verbs, writing
 from headgate.store.errors import NoSuchRow
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, task_rows, values
+from headgate.store.tasks import dags, task_rows, task_streams, values
 from headgate.store.tasks.graphs import read_spec
 from headgate.store.tasks.task_rows import LockedTask
 
 Mark = Literal["success", "failed"]
+StreamClear = Literal["from_start", "go_on"]
 _C = task_instance.c
+_ENDED_WELL = frozenset({TaskState.SUCCESS, TaskState.SKIPPED})
 _FAILED = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
 
 
@@ -71,11 +73,14 @@ class UserActionVerbs(Verbs):
         upstream: bool = False,
         downstream: bool = False,
         only_failed: bool = False,
+        streams: StreamClear | None = None,
     ) -> Cleared:
         """Clear tasks of a run, and those up- or downstream of them in its DAG; without ids all tasks.
 
         A cleared task begins again with all its tries; one that runs is ``restarting`` until its worker is gone. A run
         that has ended is running again. ``only_failed``: of all these only tasks in ``failed`` and ``upstream_failed``.
+        ``streams``: whether tasks begin their streams from the start, or go on behind the last event handled; if it is
+        not given, those that have ended well begin from the start.
         Raises `NoSuchRow`.
         """
         tx.notify()
@@ -89,7 +94,7 @@ class UserActionVerbs(Verbs):
             if task is None:
                 busy.append(name)
             elif not only_failed or task.state in _FAILED:
-                state = _clear(tx, task)
+                state = _clear(tx, task, streams)
                 if state is None:
                     as_before.append(name)
                 else:
@@ -107,7 +112,8 @@ class UserActionVerbs(Verbs):
         """
         tx.notify()
         ended = 0
-        for instance in _ids(tx, run).values():
+        of_run = select(_C.id).where(_C.dag_run_id == run).order_by(_C.id)
+        for instance in tx.connection.execute(of_run).scalars().all():
             task = task_rows.locked_unless_busy(tx, instance)
             if task is not None and task.state in UNFINISHED:
                 ended += _mark(tx, task, "failed", "a user cancelled its run")
@@ -118,12 +124,14 @@ class UserActionVerbs(Verbs):
 # --- one task ------------------------------------------------------------------------------------
 
 
-def _clear(tx: Tx, task: LockedTask) -> TaskState | None:
+def _clear(tx: Tx, task: LockedTask, streams: StreamClear | None) -> TaskState | None:
     try:
         state = task_rows.apply(tx, task, "cleared", tries_max=task.try_number + 1 + task.retries)
     except IllegalTransition:
         return None
     _end_trigger(tx, task)
+    if streams == "from_start" or (streams is None and task.state in _ENDED_WELL):
+        task_streams.forget(tx, task.id)
     values.delete_xcoms(tx, task.id)
     return state
 
@@ -138,6 +146,7 @@ def _mark(tx: Tx, task: LockedTask, mark: Mark, error: str | None) -> bool:
 
 
 def _end_trigger(tx: Tx, task: LockedTask) -> None:
+    task_streams.close(tx, task.id, by_user=True)
     if task.trigger_id is not None:
         task_rows.remove_trigger(tx, task.trigger_id)
 
@@ -161,7 +170,7 @@ def _chosen(
 
 
 def _ids(tx: Tx, run: DagRunId) -> dict[str, TaskInstanceId]:
-    rows = tx.connection.execute(select(_C.task_id, _C.id).where(_C.dag_run_id == run).order_by(_C.id))
+    rows = tx.connection.execute(select(_C.task_id, _C.id).where(task_rows.unmapped_of(run)).order_by(_C.id))
     return {name: id_ for name, id_ in rows}
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import Table, delete, select
+from sqlalchemy import Table, bindparam, delete, exists, select
 
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX
-from headgate.store.db.bulk import insert_into
+from headgate.protocol.messages.steps import XCom
+from headgate.store.db.bulk import Kind, insert_into, insert_or_replace
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.times import bound
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.db.verbs import Verbs, reading, writing
 from headgate.store.errors import BadName, NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId
-from headgate.store.tables import task_instance, xcom
+from headgate.store.tables import task_instance, task_stream, xcom
+from headgate.store.tasks import task_rows
 from headgate.store.triggers.watchers import check_name
 
 VALUE_BYTES_MAX = 64 * 1024  # of a variable or a connection: a certificate with its chain, not a file
@@ -32,7 +37,7 @@ class XComVerbs(Verbs):
         statement = (
             select(xcom.c.value)
             .join(task_instance, task_instance.c.id == xcom.c.task_instance_id)
-            .where(task_instance.c.dag_run_id == dag_run, task_instance.c.task_id == task_id, xcom.c.key == key)
+            .where(task_rows.unmapped_of(dag_run), task_instance.c.task_id == task_id, xcom.c.key == key)
         )
         value: bytes | None = tx.connection.execute(statement).scalar_one_or_none()
         return value
@@ -47,45 +52,61 @@ class _EndPayload(msgspec.Struct):
 _END_PAYLOAD: msgspec.json.Decoder[_EndPayload | None] = msgspec.json.Decoder(_EndPayload | None)
 
 
-def xcoms_of(payload: bytes) -> dict[str, bytes]:
+def xcoms_of(payload: bytes) -> tuple[XCom, ...]:
     """Return the XComs in the payload of an event that ends its task, still encoded. Raises `ValueRefused`."""
     try:
         end = _END_PAYLOAD.decode(payload)
     except msgspec.MsgspecError as error:
         raise ValueRefused(f"the XComs of the event cannot be read: {error}") from error
-    return {} if end is None or end.xcoms is None else {key: bytes(value) for key, value in end.xcoms.items()}
+    left = {} if end is None or end.xcoms is None else end.xcoms
+    return tuple(XCom(key, bytes(value)) for key, value in left.items())
 
 
-def push_xcoms(tx: Tx, instance: TaskInstanceId, values: Mapping[str, bytes]) -> None:
-    """Store XComs of a task, replacing those with the same keys. Raises `ValueRefused` with the key and the limit.
+XComRow = tuple[TaskInstanceId, str, bytes, Any]
+_XCOM = Kind(xcom, ("task_instance_id", "key", "value", "stored_at"))
 
-    The caller has locked or updated the task's row in this transaction, so that a worker which has lost its task
-    stores none.
-    """
-    if len(values) > XCOMS_PER_STEP_MAX:
-        raise ValueRefused(f"{len(values)} XComs at once; the limit is {XCOMS_PER_STEP_MAX}")
-    for key, value in values.items():
+
+def xcom_rows(tx: Tx, instance: TaskInstanceId, xcoms: Sequence[XCom]) -> list[XComRow]:
+    """Return the rows of XComs of a task. Raises `ValueRefused` with the key and the limit."""
+    if len(xcoms) > XCOMS_PER_STEP_MAX:
+        raise ValueRefused(f"{len(xcoms)} XComs at once; the limit is {XCOMS_PER_STEP_MAX}")
+    for left in xcoms:
         try:
-            check_name(key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
+            check_name(left.key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
         except BadName as error:
             raise ValueRefused(str(error)) from error
-        if len(value) > XCOM_BYTES_MAX:
-            raise ValueRefused(f"the XCom {key!r} needs {len(value):,} bytes; the limit is {XCOM_BYTES_MAX:,}")
-    for key, value in sorted(values.items()):
-        statement = insert_into(tx.connection, xcom).values(
-            task_instance_id=instance, key=key, value=value, stored_at=tx.now
-        )
-        keys = [xcom.c.task_instance_id, xcom.c.key]
-        tx.connection.execute(
-            statement.on_conflict_do_update(
-                index_elements=keys, set_={"value": statement.excluded.value, "stored_at": statement.excluded.stored_at}
+        if len(left.value) > XCOM_BYTES_MAX:
+            raise ValueRefused(
+                f"the XCom {left.key!r} needs {len(left.value):,} bytes; the limit is {XCOM_BYTES_MAX:,}"
             )
-        )
+    now = bound(tx.connection, tx.now)
+    newest = {left.key: left.value for left in xcoms}
+    return [(instance, key, value, now) for key, value in sorted(newest.items())]
+
+
+def store_xcoms(tx: Tx, rows: Sequence[XComRow]) -> None:
+    """Store XComs, replacing those of the same tasks with the same keys.
+
+    The caller has locked or updated the tasks' rows in this transaction, so that a worker which has lost its task
+    stores none.
+    """
+    insert_or_replace(tx.connection, _XCOM, rows)
+
+
+_DELETE_XCOMS = Prepared(
+    delete(xcom).where(
+        xcom.c.task_instance_id == bindparam("of_task"),
+        ~exists().where(task_stream.c.task_instance_id == bindparam("of_task"), task_stream.c.handled > 0),
+    )
+)
 
 
 def delete_xcoms(tx: Tx, instance: TaskInstanceId) -> None:
-    """Delete the XComs of a task, because a new try of it begins."""
-    tx.connection.execute(delete(xcom).where(xcom.c.task_instance_id == instance))
+    """Delete the XComs of a task, because a new try of it begins.
+
+    A task that has handled events of its stream keeps them: it does not handle these events again (I20).
+    """
+    _DELETE_XCOMS.run(tx.connection, of_task=instance)
 
 
 # --- variables and connections -------------------------------------------------------------------

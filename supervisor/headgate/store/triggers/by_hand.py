@@ -17,9 +17,9 @@ owner until it has committed::
               INSERT INTO trigger_event ...                                  gets its id
               COMMIT
 
-**Order of locks**: lease, task, trigger, and rows of dead letters and runs after them, as in a slice. That is why the
-transaction is opened here, and why it is for one trigger only: a writer that came with locks of its own, or wanted a
-second lease, could deadlock with a slice. SQLite has one writer at a time, and needs none of them.
+**Order of locks**: lease, task and its stream, trigger, and rows of dead letters and runs after them, as in a slice.
+That is why the transaction is opened here, and why it is for one trigger only: a writer that came with locks of its
+own, or wanted a second lease, could deadlock with a slice. SQLite has one writer at a time, and needs none of them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
-from headgate.store.db import changes
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.errors import NoSuchRow, OwnerUnsettled, TriggerRemoved
 from headgate.store.ids import Epoch
-from headgate.store.tables import task_instance, trigger, triggerer
+from headgate.store.tables import task_instance, task_stream, trigger, triggerer
 
 # An owner changes when a supervisor starts or ends: a second try is rare, and a third is hardly ever needed.
 OWNER_TRIES_MAX = 10
@@ -61,7 +60,7 @@ def writing_by_hand(database: Database, trigger_id: int) -> Generator[Tx]:
         with database.writing() as tx:
             if _lock(tx, trigger_id):
                 yield tx
-                changes.notify_events(tx.connection, [trigger_id])
+                tx.notify_readers([trigger_id])
                 return
     raise OwnerUnsettled(trigger_id, OWNER_TRIES_MAX)
 
@@ -73,8 +72,11 @@ def _lock(tx: Tx, trigger_id: int) -> bool:
         # FOR NO KEY UPDATE: it excludes the FOR SHARE of `lock_lease`, and foreign keys need not wait for it.
         lease = select(triggerer.c.id).where(triggerer.c.id == owner).with_for_update(key_share=True)
         tx.connection.execute(lease)
-    task = select(task_instance.c.id).where(task_instance.c.trigger_id == trigger_id)
+    streaming = select(task_stream.c.task_instance_id).where(task_stream.c.trigger_id == trigger_id)
+    waits = or_(task_instance.c.trigger_id == trigger_id, task_instance.c.id.in_(streaming))
+    task = select(task_instance.c.id).where(waits).order_by(task_instance.c.id)
     tx.connection.execute(task.with_for_update(key_share=True))
+    tx.connection.execute(streaming.with_for_update(key_share=True))
     # If a claim or a removal is in flight, this waits for it, and sees the row that it has written.
     found = _look(tx, trigger_id, locks=True)
     if found.removed_at is not None:

@@ -32,7 +32,8 @@ from headgate.store.errors import ValueRefused, WatcherHeld
 from headgate.store.ids import Epoch, Hold
 from headgate.store.tables import asset_watcher, stream, trigger
 from headgate.store.triggers import streams, strikes, waiting_tasks, watchers
-from headgate.store.triggers.leases import ClaimedTrigger, TriggerVerbs, decrypted, owned_of
+from headgate.store.triggers.claimed import ClaimedTrigger, TriggerVerbs, decrypted
+from headgate.store.triggers.leases import owned_of
 from headgate.store.triggers.watchers import trigger_of_watcher
 
 CHANGES_AT_ONCE_MAX = 1000  # triggers read by their owner in one transaction

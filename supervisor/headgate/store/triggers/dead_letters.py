@@ -9,7 +9,8 @@ strike.
 
 **One letter for each message** until it is resolved (redriven or discarded): if the message is refused again meanwhile,
 only its ``deliveries`` grow. After that it gets another letter, because nobody has decided about this delivery yet,
-with one exception: an event that was redriven is in the event log, so the same event, refused again, is a redelivery.
+with one exception: an event that was redriven is in the event log, so the same event, refused again, is a redelivery;
+and so is a message that was redriven, which the broker delivers to a run that is still passed over it.
 The same report, which is repeated if it is unknown whether its commit arrived, never makes a second letter.
 """
 
@@ -94,7 +95,7 @@ _COUNT_REDELIVERY = Prepared(
         *(letters.c[name] == _OF[name] for name in ("trigger_id", "key", "position")),
         letters.c.resolved_at.is_not(None),  # as the index says; a redriven letter has been
         letters.c.state.in_([literal_column("'redriven'"), literal_column("'stored_meanwhile'")]),
-        letters.c.content == literal_column("'event'"),
+        letters.c.content == bindparam("content"),
         letters.c.kind == bindparam("kind"),
         letters.c.payload == bindparam("payload"),
         _IS_ANOTHER_REPORT,
@@ -150,9 +151,10 @@ def coordinates(event: FiredEvent | RefusedEvent) -> Coordinates:
     )
 
 
-def dead_letter(tx: Tx, event: FiredEvent, reason: str) -> None:
+def dead_letter(tx: Tx, event: FiredEvent, reason: str, traceback: str = "") -> None:
     """Record an event with its whole payload. Repeating it changes nothing; see `dead_letter_refused`."""
-    _add(tx, [(coordinates(event), _payload(event, reason))])
+    payload = msgspec.structs.replace(_payload(event, reason), traceback=traceback)
+    _add(tx, [(coordinates(event), payload)])
 
 
 def dead_letter_many(tx: Tx, events: Sequence[tuple[FiredEvent, str]]) -> None:
@@ -249,11 +251,20 @@ def _insert(tx: Tx, new: Sequence[tuple[Coordinates, _Payload]]) -> set[tuple[st
 
 
 def _is_redelivery(tx: Tx, names: Coordinates, payload: _Payload) -> bool:
-    """Count the delivery of an event that was redriven from a letter with the same names and payload, if it was."""
-    if names.key is None or not payload.is_kept or payload.content != "event":
+    """Count the delivery of what was redriven from a letter with the same names and payload, if it was.
+
+    Not of a message whose event is refused: that one is not stored.
+    """
+    is_event = payload.content == "event"
+    if names.key is None or not payload.is_kept or is_event == (names.position == PASSED_OVER_POSITION):
         return False
     of = {f"of_{name}": getattr(names, name) for name in _NAMES}
-    return _COUNT_REDELIVERY.run(tx.connection, kind=payload.kind, payload=payload.data, **of).rowcount > 0
+    return (
+        _COUNT_REDELIVERY.run(
+            tx.connection, content=payload.content, kind=payload.kind, payload=payload.data, **of
+        ).rowcount
+        > 0
+    )
 
 
 def _add(tx: Tx, new: Sequence[tuple[Coordinates, _Payload]]) -> None:

@@ -8,14 +8,20 @@ position)`` identifies the message that the event derives from: if a broker deli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy import and_, bindparam, func, literal_column, null, or_, select, update
 
 from headgate.protocol.messages.queries import StoredEvent
-from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent
+from headgate.protocol.messages.runner import (
+    ERROR_CHARS_MAX,
+    KEY_CHARS_MAX,
+    FinishedTrigger,
+    FiredEvent,
+    RefusedEvent,
+)
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
@@ -28,8 +34,10 @@ from headgate.store.triggers.dead_letters import storable_text
 from headgate.store.triggers.redeliveries import Difference
 from headgate.store.triggers.streams import NOTHING_PLACED, Placed
 
+REDRIVEN_RUN = "redriven "  # instead of a run, of an event that a stream gets once more; the id of its letter follows
 Identity = tuple[str, int]  # trigger_run_id, sequence_index
 Message = tuple[int, str]  # a trigger, and the key of the message
+RunId = tuple[int, str]  # a trigger, and the id of one of its runs
 Struck = Mapping[Message, strikes.Strikes]
 
 EVENT = Kind(
@@ -46,7 +54,8 @@ class StoredSlice(msgspec.Struct, frozen=True):
     that are not to be started again, because the task that waited has gone on in this slice. ``moved_tasks``: whether a
     task may continue, or a run begin, because of this slice. ``struck``: the messages that a trigger has failed on, by
     trigger and key. ``differing``: events that differ from those stored under their names, and are dead letters now.
-    ``placed``: which described triggers may be started.
+    ``placed``: which described triggers may be started. ``fired``: how many events the runs of triggers have fired that
+    feed streams of tasks, as far as is stored.
     """
 
     stored: int
@@ -57,6 +66,7 @@ class StoredSlice(msgspec.Struct, frozen=True):
     struck: Struck = msgspec.field(default_factory=dict)
     differing: tuple[Difference, ...] = ()
     placed: Placed = NOTHING_PLACED
+    fired: Mapping[RunId, int] = msgspec.field(default_factory=dict)
 
     @property
     def passed_over(self) -> list[Message]:
@@ -71,6 +81,16 @@ class StoredSlice(msgspec.Struct, frozen=True):
 
 def _identity(event: FiredEvent) -> Identity:
     return event.trigger_run_id, event.sequence_index
+
+
+def fired_by_runs(items: Iterable[FiredEvent | RefusedEvent], triggers: Collection[int]) -> dict[RunId, int]:
+    """Return the number of events that the runs of these triggers have fired, by the last ones among the items."""
+    fired: dict[RunId, int] = {}
+    for item in items:
+        if item.trigger_id in triggers:
+            run = item.trigger_id, item.trigger_run_id
+            fired[run] = max(item.sequence_index + 1, fired.get(run, 0))
+    return fired
 
 
 def rows_of(events: Sequence[FiredEvent], stored_at: Any) -> list[tuple[Any, ...]]:
@@ -151,7 +171,10 @@ class EventVerbs(Verbs):
 
     @reading
     def last_event(self, tx: Tx, trigger_id: int) -> StoredEvent | None:
-        """Return the event of a trigger that was stored last, if there is one; redeliveries do not count."""
+        """Return the event of a trigger that was stored last, if there is one.
+
+        Redeliveries do not count, nor an event that is given to a task's stream once more: it is as old as it was.
+        """
         statement = (
             select(
                 trigger_event.c.trigger_run_id,
@@ -159,7 +182,7 @@ class EventVerbs(Verbs):
                 trigger_event.c.payload,
                 trigger_event.c.key,
             )
-            .where(trigger_event.c.trigger_id == trigger_id)
+            .where(trigger_event.c.trigger_id == trigger_id, ~trigger_event.c.trigger_run_id.startswith(REDRIVEN_RUN))
             .order_by(trigger_event.c.id.desc())
             .limit(1)
         )

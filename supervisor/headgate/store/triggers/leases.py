@@ -50,11 +50,10 @@ machines differ. The supervisor's own monotonic clock decides when it *stops* re
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
@@ -78,16 +77,17 @@ from sqlalchemy import (
 
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import DatabaseNow, UtcDateTime, bound, read
 from headgate.store.db.transaction import Clock as Clock
-from headgate.store.db.transaction import Database, LeasedTx, Tx, is_alive, wait_for_inflight
+from headgate.store.db.transaction import LeasedTx, Tx, is_alive, wait_for_inflight
 from headgate.store.db.transaction import read_clock as read_clock
-from headgate.store.db.verbs import Verbs, leased, single_statement, writing
-from headgate.store.errors import BadKey, LeaseLost
-from headgate.store.ids import Epoch, Hold, TryName
-from headgate.store.tables import asset_watcher, stream, trigger, triggerer
-from headgate.store.triggers import streams, strikes, waiting_tasks, watchers
+from headgate.store.db.verbs import leased, single_statement, writing
+from headgate.store.errors import LeaseLost
+from headgate.store.ids import Epoch, Hold, TriggerId
+from headgate.store.tables import asset_watcher, dead_letter, stream, trigger, triggerer
+from headgate.store.triggers import reopening, streams, strikes, waiting_tasks, watchers
+from headgate.store.triggers.claimed import ClaimedTrigger as ClaimedTrigger
+from headgate.store.triggers.claimed import OwnedTrigger, TriggerVerbs, decrypted
 
 SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
 
@@ -110,28 +110,6 @@ class TriggererRow(msgspec.Struct, frozen=True):
     workers: int = 0
 
 
-class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
-    """One trigger a supervisor has to run.
-
-    ``name`` is its watcher's or that of the ``task`` that waits for it, else ``trigger-<id>``. ``kwargs`` are in clear,
-    as encoded by `headgate.protocol.values`; None where they cannot be decrypted, and then ``error`` says why.
-    ``passed_over`` are the keys of messages that it has failed on too often, the oldest first. ``stream`` is the digest
-    of its stream's key: None if it reads none, or if that is not known yet.
-    """
-
-    id: int
-    name: str
-    classpath: str
-    kwargs: bytes | None
-    queue: str
-    failure_count: int
-    error: str = ""
-    task: TryName | None = None
-    passed_over: tuple[str, ...] = ()
-    stream: str | None = None
-    hold: Hold | None = None
-
-
 class Poll(msgspec.Struct, frozen=True):
     """What changed for a supervisor: its triggers that a user removed, and whether any trigger can be claimed.
 
@@ -139,6 +117,7 @@ class Poll(msgspec.Struct, frozen=True):
     or has timed out. Those that have just fired, and whose own end is on its way here, are among them. ``held`` are its
     open triggers that are not to run until their hold is released. ``changed`` are those that a user has changed, and
     that the supervisor has not read since (`headgate.store.triggers.changes`); some may be held as well.
+    ``redriving`` are those that are to get a message again (`headgate.store.triggers.redrives`).
     """
 
     removed: list[int]
@@ -146,50 +125,7 @@ class Poll(msgspec.Struct, frozen=True):
     ended: list[int] = []
     held: dict[int, Hold] = {}
     changed: list[int] = []
-
-
-class OwnedTrigger(NamedTuple):
-    """One trigger that an epoch owns and should be running, as it is stored. A ``watcher`` may be removed by now."""
-
-    id: int
-    watcher: str | None
-    classpath: str
-    encrypted_kwargs: str
-    queue: str
-    failure_count: int
-    asset_id: int | None
-    hold: Hold | None
-    stream: str | None
-
-
-class TriggerVerbs(Verbs):
-    """Base of the verbs of triggers: which triggers that were claimed here concern tasks and runs.
-
-    The events of all others cost nothing more because there are tasks.
-    """
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        # Triggers that a task waits for. No more than this supervisor may own.
-        self.waited_for: set[int] = set()
-        # The assets of watchers by their triggers: their events may begin runs.
-        self.assets: dict[int, int] = {}
-        # Triggers whose rows name a stream.
-        self.streamed: set[int] = set()
-
-    def note_claimed(self, rows: Sequence[OwnedTrigger]) -> None:
-        """Remember triggers that are owned from now on."""
-        # A watcher's trigger keeps its watcher's name and asset, removed or not.
-        self.waited_for.update(row.id for row in rows if row.watcher is None)
-        self.assets.update((row.id, row.asset_id) for row in rows if row.asset_id is not None)
-        self.streamed.update(row.id for row in rows if row.stream is not None)
-
-    def forget(self, trigger_ids: Sequence[int]) -> None:
-        """Forget triggers that are not run here any more."""
-        self.waited_for.difference_update(trigger_ids)
-        self.streamed.difference_update(trigger_ids)
-        for trigger_id in trigger_ids:
-            self.assets.pop(trigger_id, None)
+    redriving: list[int] = []
 
 
 class LeaseVerbs(TriggerVerbs):
@@ -290,7 +226,7 @@ class LeaseVerbs(TriggerVerbs):
             rows = claim(tx, limit=limit, room=limit if room is None else room, is_idle=is_idle, queues=queues)
             tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])
             passed_over = strikes.passed_over_of(tx, {row.id for row in rows})
-        self.note_claimed(rows)
+        self.note_claimed(rows, tasks)
         return [decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
 
     def claimed_triggers(self, epoch: Epoch) -> list[ClaimedTrigger]:
@@ -303,15 +239,16 @@ class LeaseVerbs(TriggerVerbs):
             rows = [OwnedTrigger._make(row) for row in _CLAIMED.run(tx.connection, epoch=epoch).fetchall()]
             tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])
             passed_over = strikes.passed_over_of(tx, {row.id for row in rows})
-        self.note_claimed(rows)
+        self.note_claimed(rows, tasks)
         return [decrypted(row, self.database.secrets, tasks, passed_over) for row in rows]
 
     def has_changes(self) -> bool:
-        """Whether `poll` may have another answer than last time: looked at without a transaction.
-
-        True more often than necessary; and yet ask now and then even if it stays False (`headgate.store.db.changes`).
-        """
+        """Whether others may have written since the last call; ask now and then even so (`Database.has_changes`)."""
         return self.database.has_changes()
+
+    def no_bell(self) -> str | None:
+        """Say why `has_changes` has to be asked every now and then, because no bell rings; None if one does."""
+        return self.database.no_bell
 
     @single_statement
     def poll(self, tx: Tx, epoch: Epoch, queues: Sequence[str]) -> Poll:
@@ -322,8 +259,9 @@ class LeaseVerbs(TriggerVerbs):
             removed=[id_ for id_, state in owned if state == "removed"],
             claimable=len(owned) < len(rows),
             ended=[id_ for id_, state in owned if state == "ended"],
-            held={id_: state for id_, state in owned if state not in ("removed", "ended", "changed")},
+            held={id_: state for id_, state in owned if state not in ("removed", "ended", "changed", "redriving")},
             changed=[id_ for id_, state in owned if state == "changed"],
+            redriving=[id_ for id_, state in owned if state == "redriving"],
         )
 
     @single_statement
@@ -331,13 +269,19 @@ class LeaseVerbs(TriggerVerbs):
         """Return how many triggers of these queues the epoch could claim."""
         return int(_count(tuple(queues)).run(tx.connection, epoch=epoch).fetchone()[0])
 
-    def release_triggers(self, epoch: Epoch, ids: Sequence[int]) -> None:
-        """Release these triggers; ids that the epoch does not own are passed over."""
+    def release_triggers(self, epoch: Epoch, ids: Sequence[int]) -> list[TriggerId]:
+        """Release these triggers; ids that the epoch does not own are passed over.
+
+        Return those that are open again, because a task goes on with them.
+        """
+        reopened: list[TriggerId] = []
         with self.database.leased(epoch) as tx:
             for some in chunks(sorted(ids)):
                 streams.release(tx, some)
+                reopened += reopening.reopen(tx, some)
             tx.notify()
         self.forget(ids)
+        return reopened
 
 
 # --- leases --------------------------------------------------------------------------------------
@@ -452,25 +396,6 @@ def owned_of(tx: LeasedTx, ids: Collection[int]) -> list[OwnedTrigger]:
     return [row for row in map(OwnedTrigger._make, owned) if row.id in ids]
 
 
-def decrypted(
-    row: OwnedTrigger, secrets: Secrets, tasks: Mapping[int, TryName], passed_over: Mapping[int, tuple[str, ...]]
-) -> ClaimedTrigger:
-    """Return the trigger of a row; one that no key decrypts says so, and keeps no other from running (I9)."""
-    kwargs, reason = None, ""
-    try:
-        kwargs = secrets.decrypt(row.encrypted_kwargs)
-    except BadKey as error:
-        reason = str(error)
-    task = None if row.watcher is not None else tasks.get(row.id)
-    name = row.watcher or (f"trigger-{row.id}" if task is None else task.task)
-    # Many triggers have few classes and queues, and a supervisor holds them for as long as it runs.
-    classpath, queue = sys.intern(row.classpath), sys.intern(row.queue)
-    over = passed_over.get(row.id, ())
-    return ClaimedTrigger(
-        row.id, name, classpath, kwargs, queue, row.failure_count, reason, task, over, row.stream, row.hold
-    )
-
-
 _OVER = case((trigger.c.removed_at.is_not(None), literal_column("'removed'")), else_=literal_column("'ended'"))
 
 
@@ -483,7 +408,12 @@ def _poll(queues: tuple[str, ...]) -> Prepared:
     claimable = exists(select(trigger.c.id).where(_unowned(queues), streams.is_claimable()))
     is_changed = trigger.c.changed_at.is_not(None)
     changed = select(trigger.c.id, literal_column("'changed'")).where(mine, is_changed, not_(over))
-    return Prepared(union_all(owned, held, changed, select(null(), null()).where(claimable)))
+    is_redriving = dead_letter.c.state == literal_column("'redriving'")  # as its index says
+    letters = dead_letter.join(trigger, trigger.c.id == dead_letter.c.target_id)
+    redriving = (
+        select(trigger.c.id, literal_column("'redriving'")).select_from(letters).where(is_redriving, mine, not_(over))
+    ).distinct()
+    return Prepared(union_all(owned, held, changed, redriving, select(null(), null()).where(claimable)))
 
 
 @cache

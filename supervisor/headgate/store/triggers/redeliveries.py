@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from headgate.protocol.messages.runner import FiredEvent
-from headgate.store.db.bulk import Kind, compare, insert_or_add
+from headgate.store.db.bulk import Kind, compare, insert_or_replace
 from headgate.store.db.engine import database_name
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import Tx
@@ -74,7 +74,7 @@ def _add_counts(tx: Tx, counts: Counter[int]) -> None:
     last_at: Any = bound(tx.connection, tx.now)
     # By id: two supervisors that count the same events lock them in the same order.
     rows = sorted((stored_id, number, last_at) for stored_id, number in counts.items())
-    insert_or_add(tx.connection, _REDELIVERY, rows, add="count")
+    insert_or_replace(tx.connection, _REDELIVERY, rows, add="count")
 
 
 def _reason(difference: Difference) -> str:

@@ -33,7 +33,7 @@ from headgate.store.db.times import bound
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased
 from headgate.store.tables import strike, trigger, trigger_event
-from headgate.store.triggers import holds
+from headgate.store.triggers import holds, redrives
 from headgate.store.triggers.dead_letters import storable_name, storable_text
 
 # After so many ends of the process with one message, it is passed over even if more deliveries are allowed: each end
@@ -158,9 +158,10 @@ def count(tx: LeasedTx, failures: Sequence[Failure]) -> dict[tuple[int, str], St
     _COUNT[tx.connection.dialect.name].run_many(tx.connection, rows)
     counted = {}
     for failure in failures:
-        where = {"id_": failure.trigger_id, "key": storable_name(failure.key), "epoch": tx.epoch}
-        row = _STRUCK.run(tx.connection, **where).fetchone()
+        key = storable_name(failure.key)
+        row = _STRUCK.run(tx.connection, id_=failure.trigger_id, key=key, epoch=tx.epoch).fetchone()
         if row is not None:
+            redrives.failed(tx, failure.trigger_id, key, storable_text(failure.error, ERROR_CHARS_MAX))
             brake = _brake(tx, failure) if row[2] else ""
             counted[failure.trigger_id, failure.key] = Strikes(row[0], row[1], bool(row[2]), brake)
     passing = {trigger_id for (trigger_id, _), strikes in counted.items() if strikes.is_passed_over}

@@ -1,8 +1,8 @@
 """Compares two messages, and finds where they first differ.
 
-Values that depend on the run are brought into one form before: trigger run ids are those of the replay, masked kwargs
-are compared by their size, whether a task waits for a trigger is left out, and so is the reason for which a database
-refused an event, because each database has its own words for it.
+Values that depend on the run are brought into one form before: the ids of trigger runs and of redriven letters are
+those of the replay, masked kwargs are compared by their size, what tasks want of triggers (one event, or a credit of
+them) is left out, and so is the reason for which a database refused an event, because each database has its own words.
 """
 
 from __future__ import annotations
@@ -13,10 +13,26 @@ from typing import Any
 import msgspec
 
 from headgate.protocol.messages.queries import Response, StoredEvent
-from headgate.protocol.messages.runner import FromRunner, FromSupervisor, StateChanges, StateSync, TriggerSpec
-from headgate.supervisor.replay.database import masked_bytes
+from headgate.protocol.messages.runner import (
+    FromRunner,
+    FromSupervisor,
+    Redelivery,
+    StateChanges,
+    StateSync,
+    TriggerSpec,
+)
+from headgate.supervisor.replay.database import masked_bytes, replayed_letter_id
 
 SHOWN_CHARS_MAX = 80  # of a value that differs
+
+
+class Differs(Exception):
+    """The replay and the log differ; ``replayed`` is the core's message, if there was one."""
+
+    def __init__(self, problem: str, replayed: FromSupervisor | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.replayed = replayed
 
 
 def translated(changes: StateChanges, run_ids: Mapping[str, str]) -> StateChanges:
@@ -34,6 +50,10 @@ def translated(changes: StateChanges, run_ids: Mapping[str, str]) -> StateChange
         refused=renamed(changes.refused),
         finished=renamed(changes.finished),
         described=renamed(changes.described),
+        redriven=tuple(
+            msgspec.structs.replace(end, letter_id=replayed_letter_id(end.letter_id))
+            for end in renamed(changes.redriven)
+        ),
     )
 
 
@@ -52,7 +72,11 @@ def compared_form(message: FromRunner | FromSupervisor, run_ids: Mapping[str, st
                 for refusal in message.refused
             )
             specs = tuple(_spec_form(spec, run_ids) for spec in message.to_create)
-            return msgspec.structs.replace(message, refused=refused, to_create=specs, lease_s=None)
+            given = message.redeliveries
+            if run_ids is not None:
+                given = tuple(_replayed_redelivery(redelivery, run_ids) for redelivery in given)
+            shown = {"refused": refused, "to_create": specs, "redeliveries": given}
+            return msgspec.structs.replace(message, **shown, credits=(), lease_s=None)
         case Response(result=StoredEvent() as event) if run_ids is not None:
             run_id = replayed_run_id(event.trigger_run_id, run_ids)
             return msgspec.structs.replace(message, result=msgspec.structs.replace(event, trigger_run_id=run_id))
@@ -60,11 +84,16 @@ def compared_form(message: FromRunner | FromSupervisor, run_ids: Mapping[str, st
             return message
 
 
+def _replayed_redelivery(recorded: Redelivery, run_ids: Mapping[str, str]) -> Redelivery:
+    run_id = replayed_run_id(recorded.trigger_run_id, run_ids)
+    return msgspec.structs.replace(recorded, letter_id=replayed_letter_id(recorded.letter_id), trigger_run_id=run_id)
+
+
 def _spec_form(spec: TriggerSpec, run_ids: Mapping[str, str] | None) -> TriggerSpec:
     run_id = spec.trigger_run_id if run_ids is None else replayed_run_id(spec.trigger_run_id, run_ids)
     kwargs = b"%d bytes" % masked_bytes(spec.kwargs)
     # The log does not show the tasks that wait for triggers, and so the replay has none.
-    return msgspec.structs.replace(spec, trigger_run_id=run_id, kwargs=kwargs, takes_one_event=False)
+    return msgspec.structs.replace(spec, trigger_run_id=run_id, kwargs=kwargs, takes_one_event=False, credit=None)
 
 
 def first_difference(recorded: Any, replayed: Any, path: str = "") -> str | None:
@@ -94,10 +123,8 @@ def first_difference(recorded: Any, replayed: Any, path: str = "") -> str | None
 
 def cut_like(whole: StateSync, cut_off: StateSync) -> StateSync:
     """Return ``whole`` without what is missing from ``cut_off``, a `StateSync` cut off between two of its frames."""
-    kept = {
-        name: getattr(whole, name)[: len(getattr(cut_off, name))]
-        for name in ("persisted", "refused", "to_cancel", "to_create")
-    }
+    lists = {name: getattr(cut_off, name) for name in cut_off.__struct_fields__}
+    kept = {name: getattr(whole, name)[: len(there)] for name, there in lists.items() if isinstance(there, tuple)}
     return msgspec.structs.replace(whole, **kept)
 
 

@@ -1,8 +1,8 @@
 """The database of a replay: an empty one, changed only as the log shows.
 
 Triggers get the ids they have in the log, so that they can be recognized in the database. Which of them can be
-claimed, and when, was decided outside the log, by users and by other supervisors; here `ReplayStore.allow` decides it,
-from the next frames of the log.
+claimed, and when, was decided outside the log, by users and by other supervisors; here
+`headgate.supervisor.replay.acts` decides it, from the next frames of the log.
 """
 
 from __future__ import annotations
@@ -12,24 +12,37 @@ import math
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from cryptography.fernet import Fernet
 from sqlalchemy import Engine, delete, event, exists, insert, select, update
 
 from headgate.protocol.messages.queries import Query, QueryResult, StoredEvent
-from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent, TriggerSpec
+from headgate.protocol.messages.runner import (
+    AbsentSubscriber,
+    DescribedTrigger,
+    FinishedTrigger,
+    FiredEvent,
+    Redelivery,
+    RedeliveryEnd,
+    RefusedEvent,
+    TriggerSpec,
+)
 from headgate.protocol.values import encode_value
 from headgate.store.db import schema
+from headgate.store.db.bulk import chunks, insert_into
 from headgate.store.db.engine import database_name, open_engine
 from headgate.store.db.secrets import Secrets
+from headgate.store.db.transaction import Tx
 from headgate.store.errors import DATABASE_UNUSABLE, DatabaseAway, StoreError
-from headgate.store.ids import Epoch
+from headgate.store.ids import Epoch, Hold
 from headgate.store.store import Store
-from headgate.store.tables import asset_watcher, dead_letter, strike, trigger, trigger_event, triggerer
+from headgate.store.tables import asset_watcher, dead_letter, stream, strike, trigger, trigger_event, triggerer
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.leases import ClaimedTrigger, Poll
 from headgate.store.triggers.strikes import KILLS_MAX
@@ -39,6 +52,8 @@ TRIGGER_ID_MAX = 2**63 - 1  # of the column
 FENCED_FOR_GOOD_S = 1e9  # longer than the silence of any triggerer of a replay
 NO_LIMIT = 2**62  # of deliveries: no failure in a log reaches it
 CLAIM_LIMIT = 1000  # triggers claimed in one transaction
+
+Act = Literal["changed", "fenced", "held", "owned elsewhere", "paused", "redriven", "released", "removed", "restarted"]
 
 _MASKED = re.compile(rb'"masked: (\d{1,9}) bytes"')
 _KWARGS_BYTES_MAX = 1024 * 1024  # as many as a trigger can have
@@ -90,9 +105,15 @@ class ReplayStore(Store):
         self.time = 0.0
         self.recorded = RecordedAnswers()
         self.fault: StoreError | None = None
-        self.made: dict[int, str] = {}  # the names of the triggers made so far, by id
+        self.acts: Counter[Act] = Counter()  # of users and of other supervisors, so far
+        self.made: dict[int, TriggerSpec] = {}  # the triggers made so far, as they are now
+        self.held: set[int] = set()  # those that are held by an act
+        self._unknown: set[int] = set()  # those of which the log has shown only the stream
+        self._streamless: set[int] = set()  # those that are known to read no stream since before the log begins
         self._removed: set[int] = set()
         self._allowed: set[int] = set()
+        self._neighbour: Epoch | None = None  # the supervisor that owns streams of others
+        self._taken: dict[str, int] = {}  # these, by digest, each with its trigger
         self._fault_told: str | None = None
 
     def _clock_of_log(self) -> datetime:
@@ -103,34 +124,47 @@ class ReplayStore(Store):
 
     # --- acts of others ---------------------------------------------------------------------------
 
-    def allow(self, specs: Sequence[TriggerSpec]) -> None:
-        """Let these triggers be claimed, and no others; make those that are not there yet.
-
-        Which messages they are passed over is taken from the log, because it depends on limits that users have set, and
-        on deaths of runners, which are not in the log.
-        """
-        for spec in specs:
-            if spec.trigger_id not in self.made:
-                self._make(spec)
-            self._pass_over(spec)
-        self._allowed = {spec.trigger_id for spec in specs}
-
-    def _make(self, spec: TriggerSpec) -> None:
-        now = self._clock_of_log()
-        for trigger_id, name in self.made.items():
-            if name == spec.name:
+    def make(self, spec: TriggerSpec) -> None:
+        """Make a trigger that is not there yet, as the log shows it."""
+        for trigger_id, made in list(self.made.items()):
+            if made.name == spec.name:
                 # Another trigger has its name now, so it was removed while no supervisor was running.
                 self.remove(trigger_id)
-        kwargs = self.database.secrets.encrypt(kwargs_like(spec.kwargs))
+        now = self._clock_of_log()
         with self.database.writing() as tx:
-            row = {"id": spec.trigger_id, "classpath": spec.classpath, "kwargs": kwargs, "created_date": now}
-            row["max_deliveries"] = NO_LIMIT
+            row = {"id": spec.trigger_id, "created_date": now, **self._values(spec)}
+            row |= {"max_deliveries": NO_LIMIT, "stream_id": _stream_id(tx, spec.stream) if spec.stream else None}
             tx.connection.execute(insert(trigger).values(row))
             watcher = {"name": spec.name, "trigger_id": spec.trigger_id, "created_date": now}
             tx.connection.execute(insert(asset_watcher).values(watcher))
-        self.made[spec.trigger_id] = spec.name
+        self.made[spec.trigger_id] = spec
+        if spec.stream == "":
+            self._streamless.add(spec.trigger_id)
 
-    def _pass_over(self, spec: TriggerSpec) -> None:
+    def make_unknown(self, absent: AbsentSubscriber) -> None:
+        """Make a trigger of which the log shows only its stream, until it is started (`change`)."""
+        self._unknown.add(absent.trigger_id)
+        self.make(TriggerSpec(absent.trigger_id, "", f"trigger {absent.trigger_id}", "", b"{}", stream=absent.stream))
+
+    def _values(self, spec: TriggerSpec) -> dict[str, Any]:
+        kwargs = encode_value(kwargs_like(spec.kwargs), where="kwargs")
+        return {"classpath": spec.classpath, "kwargs": self.database.secrets.encrypt(kwargs)}
+
+    def is_as_made(self, spec: TriggerSpec) -> bool:
+        """Whether a trigger has the class and the size of kwargs of this spec; the kwargs are masked in a log."""
+        made = self.made[spec.trigger_id]
+        return made.classpath == spec.classpath and masked_bytes(made.kwargs) == masked_bytes(spec.kwargs)
+
+    def allow(self, trigger_ids: Iterable[int]) -> None:
+        """Let these triggers be claimed, and no others."""
+        self._allowed = set(trigger_ids)
+
+    def pass_over(self, spec: TriggerSpec) -> None:
+        """Pass a trigger over the messages that the log shows.
+
+        They are taken from the log because they depend on limits that users have set, on deaths of runners, and on what
+        was committed when a supervisor died, none of which is in the log.
+        """
         now = self._clock_of_log()
         rows = [
             {
@@ -144,9 +178,9 @@ class ReplayStore(Store):
             }
             for number, key in enumerate(spec.passed_over)
         ]
-        if rows:
-            with self.database.writing() as tx:
-                tx.connection.execute(delete(strike).where(strike.c.trigger_id == spec.trigger_id))
+        with self.database.writing() as tx:
+            tx.connection.execute(delete(strike).where(strike.c.trigger_id == spec.trigger_id))
+            if rows:
                 tx.connection.execute(insert(strike), rows)
 
     def remove(self, trigger_id: int) -> None:
@@ -154,6 +188,7 @@ class ReplayStore(Store):
         if trigger_id not in self.made or trigger_id in self._removed:
             return
         self._removed.add(trigger_id)
+        self.acts["removed"] += 1
         now = self._clock_of_log()
         with self.database.writing() as tx:
             which = asset_watcher.c.trigger_id == trigger_id
@@ -166,13 +201,115 @@ class ReplayStore(Store):
         with self.database.writing() as tx:
             tx.connection.execute(update(trigger).where(*of_id).values(finished_at=self._clock_of_log()))
 
+    def hold(self, trigger_id: int, hold: Hold) -> None:
+        """Hold a trigger, as a user does who pauses it, or as a brake."""
+        self.held.add(trigger_id)
+        self.acts["paused" if hold == "paused" else "held"] += 1
+        held = {"hold": hold, "hold_reason": "as in the log", "held_at": self._clock_of_log()}
+        with self.database.writing() as tx:
+            tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(held))
+
+    def release(self, trigger_id: int) -> None:
+        """Release a held trigger, as a user would."""
+        self.held.discard(trigger_id)
+        self.acts["released"] += 1
+        self.release_trigger(trigger_id)
+
+    def change(self, spec: TriggerSpec) -> None:
+        """Have a trigger started again, as a user would, with the class and the size of kwargs of this spec."""
+        trigger_id, values = spec.trigger_id, self._values(spec)
+        with self.database.writing() as tx:
+            if trigger_id in self._unknown:
+                self._unknown.remove(trigger_id)
+                which = asset_watcher.c.trigger_id == trigger_id
+                tx.connection.execute(update(asset_watcher).where(which).values(name=spec.name))
+            else:
+                self.acts["restarted" if self.is_as_made(spec) else "changed"] += 1
+            values["changed_at"] = self._clock_of_log()
+            tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(values))
+        self.made[trigger_id] = spec
+
+    def redrive(self, redelivery: Redelivery) -> None:
+        """Have a message given to its trigger, as a user would. Its letter is made, and has an id of the replay."""
+        self.acts["redriven"] += 1
+        letter_id, size = replayed_letter_id(redelivery.letter_id), len(redelivery.message)
+        again = {"state": "redriving", "payload": redelivery.message, "target_id": redelivery.trigger_id}
+        row = {
+            "id": letter_id,
+            "trigger_id": redelivery.trigger_id,
+            "trigger_run_id": f"redriven {letter_id}",
+            "sequence_index": 0,
+            "key": redelivery.key,
+            "position": letter_id - 1,  # the log's own letter of the message may be there, and is another
+            "payload_head": b"",
+            "payload_bytes": size,
+            "payload_kept": True,
+            "reason": "as in the log",
+            "stored_at": self._clock_of_log(),
+            "content": "message",
+        }
+        with self.database.writing() as tx:
+            of_letter = update(dead_letter).where(dead_letter.c.id == letter_id)
+            if not tx.connection.execute(of_letter.values(again)).rowcount:
+                tx.connection.execute(insert(dead_letter).values(row | again))
+
+    def open_again(self, trigger_id: int) -> None:
+        """Let a trigger that is over run again, as a user would, or a task whose stream goes on with it."""
+        self.acts["restarted"] += 1
+        self._removed.discard(trigger_id)
+        free = {"finished_at": None, "removed_at": None, "triggerer_id": None}
+        with self.database.writing() as tx:
+            which = asset_watcher.c.trigger_id == trigger_id
+            tx.connection.execute(update(asset_watcher).where(which).values(removed_at=None))
+            tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(free))
+
+    def states(self, trigger_ids: Iterable[int]) -> dict[int, tuple[Hold | None, bool]]:
+        """Return the hold of each of these triggers, and whether it has returned, was finished or removed."""
+        found: dict[int, tuple[Hold | None, bool]] = {}
+        with self.database.reading() as tx:
+            for ids in chunks(sorted(trigger_ids)):
+                columns = (trigger.c.id, trigger.c.hold, trigger.c.finished_at, trigger.c.removed_at)
+                for row in tx.connection.execute(select(*columns).where(trigger.c.id.in_(ids))):
+                    found[row.id] = (row.hold, (row.finished_at, row.removed_at) != (None, None))
+        return found
+
     def fence(self, epoch: Epoch) -> None:
         """Take the lease of ``epoch`` away, as another supervisor would."""
-        neighbour = self.register_triggerer(
-            hostname="neighbour", pid=0, machine="neighbour", process_started=0.0, capacity=1, queues=("default",)
-        )
+        self.acts["fenced"] += 1
+        neighbour = self._register_neighbour()
         self.fence_triggerers(neighbour, silence_max_s=FENCED_FOR_GOOD_S, dead=[epoch])
         self.release_triggerer(neighbour)
+
+    def take_stream(self, described: DescribedTrigger) -> None:
+        """Have another supervisor own the stream of a trigger, because it runs a trigger of its own on it."""
+        self.acts["owned elsewhere"] += 1
+        if described.stream in self._taken:
+            return
+        self._neighbour = self._neighbour or self._register_neighbour()
+        theirs = TRIGGER_ID_MAX - self.acts["owned elsewhere"]  # no log has counted up to there
+        now = self._clock_of_log()
+        with self.database.writing() as tx:
+            stream_id = _stream_id(tx, described.stream)
+            owned = {"triggerer_id": self._neighbour}
+            tx.connection.execute(update(stream).where(stream.c.id == stream_id).values(owned))
+            row = {"id": theirs, "classpath": "", "kwargs": "", "created_date": now, "stream_id": stream_id, **owned}
+            tx.connection.execute(insert(trigger).values(row))
+        self._taken[described.stream] = theirs
+
+    def give_back(self, digest: str) -> None:
+        """Have the other supervisor leave a stream, if it owns it."""
+        theirs = self._taken.pop(digest, None)
+        if theirs is not None:
+            with self.database.writing() as tx:
+                which = stream.c.digest == digest, stream.c.triggerer_id == self._neighbour
+                tx.connection.execute(update(stream).where(*which).values(triggerer_id=None))
+                left = {"triggerer_id": None, "stream_id": None, "removed_at": self._clock_of_log()}
+                tx.connection.execute(update(trigger).where(trigger.c.id == theirs).values(left))
+
+    def _register_neighbour(self) -> Epoch:
+        return self.register_triggerer(
+            hostname="neighbour", pid=0, machine="neighbour", process_started=0.0, capacity=1, queues=("default",)
+        )
 
     def fail_next_query(self, text: str) -> None:
         """Have the next `last_event` fail with this text."""
@@ -183,7 +320,7 @@ class ReplayStore(Store):
     def poll(self, epoch: Epoch, queues: Sequence[str]) -> Poll:
         """Return that triggers can be claimed only if the log shows some next."""
         poll = super().poll(epoch, queues)
-        return Poll(poll.removed, poll.claimable and bool(self._allowed), poll.ended)
+        return msgspec.structs.replace(poll, claimable=poll.claimable and bool(self._allowed))
 
     def claim_triggers(
         self, epoch: Epoch, *, limit: int, queues: Sequence[str], room: int | None = None, is_idle: bool = False
@@ -201,7 +338,7 @@ class ReplayStore(Store):
                 self.release_triggers(epoch, others)
         mine = [found for found in claimed if found.id in self._allowed]
         self._allowed.difference_update(found.id for found in mine)
-        return mine
+        return [msgspec.structs.replace(found, stream="") if found.id in self._streamless else found for found in mine]
 
     def store_slice(
         self,
@@ -211,10 +348,18 @@ class ReplayStore(Store):
         refused: Sequence[RefusedEvent] = (),
         finished: Sequence[FinishedTrigger] = (),
         described: Sequence[DescribedTrigger] = (),
+        redriven: Sequence[RedeliveryEnd] = (),
     ) -> StoredSlice:
         """Store, and note a fault of the database."""
         with self._noting_faults():
-            return super().store_slice(epoch, events=events, refused=refused, finished=finished, described=described)
+            return super().store_slice(
+                epoch,
+                events=events,
+                refused=refused,
+                finished=finished,
+                described=described,
+                redriven=redriven,
+            )
 
     def last_event(self, trigger_id: int) -> StoredEvent | None:
         """Answer, or fail as the log shows that it failed."""
@@ -247,22 +392,34 @@ class ReplayStore(Store):
                     raise DatabaseNotFresh(f"the database {name} is not empty: a replay needs one of its own")
 
 
+def replayed_letter_id(recorded: int) -> int:
+    """Return the id that a letter which is redriven in the log has in the replay, where no other letter has it."""
+    return -recorded
+
+
 def masked_bytes(kwargs: bytes) -> int:
     """Return how many bytes the kwargs had before they were masked for the capture."""
     masked = _MASKED.fullmatch(kwargs)
     return len(kwargs) if masked is None else int(masked[1])
 
 
-def kwargs_like(recorded: bytes) -> bytes:
-    """Return encoded kwargs of the size that is all a capture tells of them.
+def kwargs_like(recorded: bytes) -> dict[str, Any]:
+    """Return kwargs whose encoded form has the size that is all a capture tells of them.
 
     No kwargs have 3 to 5 bytes: if a log says so, the size differs in the replay as well.
     """
     bytes_wanted = min(masked_bytes(recorded), _KWARGS_BYTES_MAX)
-    empty = encode_value({"": ""}, where="kwargs")
-    if bytes_wanted < len(empty):
-        return b"{}" if bytes_wanted < len(empty) - 1 else b'{"":0}'
-    return encode_value({"": "x" * (bytes_wanted - len(empty))}, where="kwargs")
+    empty_bytes = len(encode_value({"": ""}, where="kwargs"))
+    if bytes_wanted < empty_bytes:
+        return {} if bytes_wanted < empty_bytes - 1 else {"": 0}
+    return {"": "x" * (bytes_wanted - empty_bytes)}
+
+
+def _stream_id(tx: Tx, digest: str) -> int:
+    """Return the row of a stream, which is made if it is not there; nobody owns it then."""
+    row = {"digest": digest, "name": digest, "queue": "default", "created_date": tx.now}
+    tx.connection.execute(insert_into(tx.connection, stream).values(row).on_conflict_do_nothing())
+    return int(tx.connection.execute(select(stream.c.id).where(stream.c.digest == digest)).scalar_one())
 
 
 @contextlib.contextmanager

@@ -3,24 +3,20 @@
 One folder may hold the captures of several supervisors: each begins with a file of part 0 and counts on as its files
 rotate. If the first files of a log were rotated away, the frames before the first `Hello` are skipped.
 
-`look_ahead` reads the log once before it is replayed, because a replay has to know some facts before the frame that
-shows them: which triggers a runner will be given, and whether a round that was never answered was stored.
+`headgate.supervisor.replay.look_ahead` reads the log once before it is replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.framelog.file import read_part
 from headgate.protocol.framelog.log import Damaged, Record, Torn, read_frames
-from headgate.protocol.link.runner_dialect import Direction, Message
-from headgate.protocol.messages.queries import Response, StoredEvent
-from headgate.protocol.messages.runner import Drain, Hello, RunnerSettings, StateSync, TriggerSpec, Welcome
-
-EventName = tuple[str, int]  # trigger_run_id and sequence_index
+from headgate.protocol.link.runner_dialect import Message
+from headgate.protocol.messages.runner import Hello
 
 
 class LogIncomplete(Exception):
@@ -55,24 +51,6 @@ class SkippedFrames:
 
     skipped: int = 0
     torn: int = 0
-
-
-@dataclass(slots=True)
-class LogIndex:
-    """Facts about a whole log, collected before it is replayed.
-
-    ``first_created`` holds, for each incarnation of each supervisor, the triggers of the first complete `StateSync`
-    that started any. ``shown`` holds the events in responses to `LastEvent`, each with the number of the last frame
-    that shows it. ``runs`` are the trigger runs whose start is in the log.
-    """
-
-    frames: int = 0
-    supervisors: int = 0
-    settings: dict[int, RunnerSettings] = field(default_factory=dict)
-    drain_s: dict[int, float] = field(default_factory=dict)
-    first_created: dict[tuple[int, int], tuple[TriggerSpec, ...]] = field(default_factory=dict)
-    shown: dict[EventName, int] = field(default_factory=dict)
-    runs: set[str] = field(default_factory=set)
 
 
 def read_log(paths: Sequence[Path], skipped: SkippedFrames) -> Iterator[Frame | Unreadable]:
@@ -113,37 +91,3 @@ def read_log(paths: Sequence[Path], skipped: SkippedFrames) -> Iterator[Frame | 
                 skipped.skipped += 1
             else:
                 yield Frame(number, path, supervisor, item, message)
-
-
-def look_ahead(paths: Sequence[Path]) -> LogIndex:
-    """Read the log once. Raises as `read_log` does."""
-    index = LogIndex()
-    # The pieces, so far, of a StateSync that is too long for one frame: its incarnation, and the triggers in it.
-    open_sync: tuple[tuple[int, int], list[TriggerSpec]] | None = None
-    for item in read_log(paths, SkippedFrames()):
-        index.frames = item.number
-        if isinstance(item, Unreadable):
-            break
-        index.supervisors = item.supervisor + 1
-        if item.record.direction is Direction.FROM_RUNNER:
-            continue
-        match item.message:
-            case Welcome():
-                index.settings.setdefault(item.supervisor, item.message.settings)
-            case Drain():
-                index.drain_s.setdefault(item.supervisor, item.message.deadline_s)
-            case Response(result=StoredEvent() as event):
-                index.shown[event.trigger_run_id, event.sequence_index] = item.number
-            case StateSync():
-                index.runs.update(spec.trigger_run_id for spec in item.message.to_create)
-                where = (item.supervisor, item.record.incarnation)
-                if open_sync is None or open_sync[0] != where:
-                    open_sync = (where, [])
-                open_sync[1].extend(item.message.to_create)
-                if not item.message.more:
-                    if open_sync[1]:
-                        index.first_created.setdefault(where, tuple(open_sync[1]))
-                    open_sync = None
-            case _:
-                pass
-    return index

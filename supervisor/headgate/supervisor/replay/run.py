@@ -17,18 +17,18 @@ from pathlib import Path
 from headgate.protocol.framelog.log import Record, describe
 from headgate.protocol.link.runner_dialect import Direction
 from headgate.protocol.link.wire import encode_message
-from headgate.supervisor.replay.database import DatabaseNotFresh, ReplayStore, open_replay_store
+from headgate.supervisor.replay.compare import Differs
+from headgate.supervisor.replay.database import Act, DatabaseNotFresh, ReplayStore, open_replay_store
 from headgate.supervisor.replay.log import (
     Frame,
     LogIncomplete,
-    LogIndex,
     SkippedFrames,
     Unreadable,
-    look_ahead,
     read_log,
 )
+from headgate.supervisor.replay.look_ahead import LogIndex, look_ahead
 from headgate.supervisor.replay.rows import Rows
-from headgate.supervisor.replay.supervisor_run import Differs, ReplayStuck, SupervisorRun
+from headgate.supervisor.replay.supervisor_run import ReplayStuck, SupervisorRun
 
 __all__ = [
     "DatabaseNotFresh",
@@ -66,7 +66,8 @@ class Replayed:
 
     ``frames`` were played, ``skipped`` ones came before the first `Hello`, ``torn`` records were cut off by a crash.
     ``supervisors`` and ``runners`` (incarnations) are counted, as are the ``rows`` in the database, ``redelivered``
-    events and ``dead_letters``. Without a ``difference`` the log replays clean.
+    events and ``dead_letters``. ``acts`` are those of users and of other supervisors that were taken from the log, by
+    kind: somebody paused, changed or removed a trigger, for example. Without a ``difference`` the log replays clean.
     """
 
     frames: int
@@ -77,6 +78,7 @@ class Replayed:
     rows: int
     redelivered: int
     dead_letters: int
+    acts: dict[Act, int]
     difference: Difference | None
 
     @property
@@ -167,6 +169,7 @@ class _Replay:
             rows=self._rows.stored,
             redelivered=self._rows.redelivered,
             dead_letters=self._rows.dead_letters,
+            acts=dict(sorted(self._store.acts.items())),
             difference=difference,
         )
 

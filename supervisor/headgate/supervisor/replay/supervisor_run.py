@@ -2,9 +2,8 @@
 
 The core is a function of its inputs. The runner's messages are in the log; the acts of users, other supervisors,
 signals and the clock are not, but the next messages of the supervisor show them. So a runner's frame is held until an
-answer in the log shows that it was handled, and an act from outside happens when the log shows its consequence: a
-trigger that is to be created is added and claimed, one that is cancelled is removed, a `Drain` is requested. The core's
-clock stands still unless the log shows that time has passed.
+answer in the log shows that it was handled, and an act from outside happens when the log shows its consequence
+(`headgate.supervisor.replay.acts`). The core's clock stands still unless the log shows that time has passed.
 
 Rounds without an answer at the death of a supervisor are in doubt: they may have been stored or not. They are stored as
 far as a later answer in the log shows them, and no further.
@@ -24,7 +23,6 @@ from headgate.protocol.link.session import Session
 from headgate.protocol.link.wire import Role
 from headgate.protocol.messages.queries import LastEvent, Request, Response, StoredEvent
 from headgate.protocol.messages.runner import (
-    CancelTrigger,
     Drain,
     FiredEvent,
     FromRunner,
@@ -33,15 +31,25 @@ from headgate.protocol.messages.runner import (
     RunnerSettings,
     StateChanges,
     StateSync,
-    TriggerSpec,
     Welcome,
 )
 from headgate.supervisor.commands import DumpStacks, Exit, Kill, Send, Spawn
-from headgate.supervisor.core import CoreSettings, SupervisorCore
-from headgate.supervisor.replay.compare import compared_form, cut_like, first_difference, replayed_run_id, translated
+from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.replay.acts import Acts
+from headgate.supervisor.replay.compare import (
+    Differs,
+    compared_form,
+    cut_like,
+    first_difference,
+    replayed_run_id,
+    translated,
+)
 from headgate.supervisor.replay.database import FENCED_FOR_GOOD_S, TRIGGER_ID_MAX, ReplayStore
-from headgate.supervisor.replay.log import EventName, Frame, LogIndex
+from headgate.supervisor.replay.log import Frame
+from headgate.supervisor.replay.look_ahead import EventName, LogIndex, Pieces, RunnerName
 from headgate.supervisor.replay.rows import Rows
+from headgate.supervisor.replay.unshown import UnshownParts
 from headgate.supervisor.runner_lifecycle import RunnerState
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
@@ -49,23 +57,13 @@ from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 POLL_INTERVAL_S = 1.0
 RESPAWN_WAIT_S = 0.1
 POLL_JUMP_S = 2.0  # the next poll, and the next respawn
-RETRY_WAIT_S = 1e5
-RETRY_JUMP_S = 1e6  # all triggers that failed are due again
+RETRY_WAIT_S = 1e5  # those that failed are due when the log shows it
 FENCED_JUMP_S = 2 * FENCED_FOR_GOOD_S  # the next heartbeat, which finds the lease gone
 
 DRAIN_S = 30.0  # if the log shows none, nothing depends on it
 
 STEPS_MAX = 1_000_000  # steps of the core between two frames of a log; a round of 16 MiB takes some thousands
 RUNNERS_SILENT_MAX = 10_000  # incarnations in a row that died before they said anything
-
-
-class Differs(Exception):
-    """The replay and the log differ; ``replayed`` is the core's message, if there was one."""
-
-    def __init__(self, problem: str, replayed: FromSupervisor | None = None) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.replayed = replayed
 
 
 class ReplayStuck(Exception):
@@ -90,13 +88,14 @@ class SupervisorRun:
         # Messages of the runner that, by the log so far, have not been handled.
         self._held: deque[tuple[int, StateChanges]] = deque()
         self._queries: dict[int, Request] = {}
-        # Messages of the core that the log has not shown yet. Each create has the StateSync it was part of.
+        self._started: set[int] = set()  # the triggers that the log has shown to be started
+        # Messages of the core that the log has not shown yet.
         self._spawned: deque[int] = deque()
         self._exit: Exit | None = None
         self._said: deque[FromSupervisor] = deque()
-        self._creates: dict[int, tuple[StateSync, TriggerSpec]] = {}
-        self._cancels: dict[int, CancelTrigger] = {}
-        self._pieces: StateSync | None = None  # of the log: a StateSync that is not complete yet
+        self._unshown = UnshownParts()
+        self._pieces = Pieces()  # of the log
+        self._acts = Acts(store, self._core, index)
         self._stored_here: set[int] = set()  # triggers with events that this supervisor stored
         self._is_fenced = False  # another supervisor took over: the core stores nothing more
         self._has_lost_lease = False  # the core has said so, and the log has not shown it yet
@@ -165,16 +164,11 @@ class SupervisorRun:
         if incarnation - self._core.runner.incarnation > RUNNERS_SILENT_MAX:
             raise Differs(f"incarnation {incarnation} comes right after incarnation {self._core.runner.incarnation}")
         self._end_runner()
-        created = self._index.first_created.get((self._number, incarnation))
-        if created is not None:
+        first = self._index.first_starts.get(RunnerName(self._number, incarnation))
+        if first is not None:
             # Triggers are started only after all reports of earlier runners are stored.
             self._work_off()
-            self._make_claimable(created)
-            self._know_passed_over(created)
-            starting = {spec.trigger_id for spec in created}
-            for trigger_id in [*self._store.made]:
-                if trigger_id in self._core.assignments and trigger_id not in starting:
-                    self._store.remove(trigger_id)  # a handover leaves out only triggers that a user removed
+            self._acts.before_runner(first, self._frame, self._now)
         while self._core.runner.incarnation < incarnation:
             if self._core.runner.state is RunnerState.STARTING:
                 self._core.runner_ended(self._core.runner.incarnation, "it left no frames", self._now)
@@ -190,51 +184,47 @@ class SupervisorRun:
     def _end_runner(self) -> None:
         if self._session is None:
             return
-        if self._pieces is not None:
-            self._expect_whole_sync(self._pieces, is_cut_off=True)
-            self._pieces = None
+        if self._pieces.open is not None:
+            self._expect_whole_sync(msgspec.structs.replace(self._pieces.open, more=False), is_cut_off=True)
+            self._pieces = Pieces()
         self._core.runner_ended(self._incarnation, "its frames end here", self._now)
         self._session = None
         self._queries.clear()
         self._said.clear()
-        self._creates.clear()
-        self._cancels.clear()
-
-    def _make_claimable(self, specs: tuple[TriggerSpec, ...]) -> None:
-        for spec in specs:
-            if not 1 <= spec.trigger_id <= TRIGGER_ID_MAX:
-                raise Differs(f"no trigger has the id {spec.trigger_id}")
-        self._store.allow([spec for spec in specs if spec.trigger_id not in self._core.assignments])
-
-    def _know_passed_over(self, specs: tuple[TriggerSpec, ...]) -> None:
-        """Pass triggers over the messages that the log shows; see `ReplayStore.allow`."""
-        for spec in specs:
-            for key in spec.passed_over:
-                self._core.assignments.pass_over(spec.trigger_id, key)
+        self._unshown = UnshownParts()
 
     # --- messages of the supervisor ---------------------------------------------------------------
 
     def _expect_sync(self, message: StateSync) -> None:
-        before, self._pieces = self._pieces, None
-        if before is not None:
-            if before.round != message.round:
-                raise Differs(f"a StateSync of round {message.round} comes within one of round {before.round}")
-            message = msgspec.structs.replace(
-                message,
-                persisted=before.persisted + message.persisted,
-                refused=before.refused + message.refused,
-                to_create=before.to_create + message.to_create,
-                to_cancel=before.to_cancel + message.to_cancel,
-            )
-        if message.more:
-            self._pieces = message
-        else:
-            self._expect_whole_sync(message, is_cut_off=False)
+        before = self._pieces.open
+        if before is not None and before.round != message.round:
+            raise Differs(f"a StateSync of round {message.round} comes within one of round {before.round}")
+        whole = self._pieces.join(RunnerName(self._number, self._incarnation), message)
+        if whole is not None:
+            self._expect_whole_sync(whole, is_cut_off=False)
+
+    def _without_silent_cancels(self, message: StateSync) -> StateSync:
+        """Return a message without the cancellations of held triggers that the log does not show otherwise.
+
+        A supervisor owns held triggers that nothing waits for without a word, until it loses its lease.
+        """
+        shown = tuple(
+            cancel
+            for cancel in message.to_cancel
+            if cancel.trigger_id in self._core.assignments or cancel.trigger_id in self._started
+        )
+        return msgspec.structs.replace(message, to_cancel=shown)
 
     def _expect_whole_sync(self, message: StateSync, *, is_cut_off: bool) -> None:
-        if is_cut_off:
-            message = msgspec.structs.replace(message, more=False)
+        if message == StateSync(credits=message.credits):
+            return  # the streams of tasks, which the log does not show, decide about credits
+        self._started.update(spec.trigger_id for spec in message.to_create)
+        if message.lease_lost:
+            message = self._without_silent_cancels(message)
         if message.round:
+            if (cancel := self._unshown.first_cancel()) is not None:
+                problem = f"the replay cancels trigger {cancel.trigger_id}, and the log does not"
+                raise Differs(problem, StateSync(to_cancel=(cancel,)))
             self._work_off()
             replayed = self._wait_for(StateSync)
         else:
@@ -246,61 +236,34 @@ class SupervisorRun:
 
     def _unasked_sync(self, message: StateSync) -> StateSync | None:
         """Cause a `StateSync` that answers no round; return the core's, as far as the log shows it."""
-        if message.to_create:
-            self._let_start(message.to_create)
-        if message.to_cancel or message.lease_lost:
-            self._let_cancel(message)
-        created = [self._creates.pop(s.trigger_id) for s in message.to_create if s.trigger_id in self._creates]
-        cancels = [self._cancels.pop(c.trigger_id) for c in message.to_cancel if c.trigger_id in self._cancels]
+        self._let_be_said(message)
         lease_lost, self._has_lost_lease = self._has_lost_lease, False
-        if lease_lost:
-            cancels += self._cancels.values()  # all of them: the log has to show each
-            self._cancels.clear()
-        elif not created and not cancels:
+        replayed = self._unshown.take(message, all_cancels=lease_lost)
+        if replayed is None and not lease_lost:
             return None
-        if any(sync is not created[0][0] for sync, _ in created):
-            raise Differs("these triggers were started together, and the replay starts them one after the other")
-        for recorded, (_, spec) in zip(message.to_create, created, strict=False):
+        replayed = msgspec.structs.replace(replayed or StateSync(), lease_lost=lease_lost)
+        for recorded, spec in zip(message.to_create, replayed.to_create, strict=False):
             if recorded.trigger_run_id in self._run_ids:
                 raise Differs(f"the run id {recorded.trigger_run_id!a:.80} is given a second time")
             self._run_ids[recorded.trigger_run_id] = spec.trigger_run_id
-        return StateSync(to_create=tuple(spec for _, spec in created), to_cancel=tuple(cancels), lease_lost=lease_lost)
+        return replayed
 
-    def _let_start(self, specs: tuple[TriggerSpec, ...]) -> None:
-        wanted = {spec.trigger_id for spec in specs}
-        if not wanted <= self._creates.keys():
-            self._know_passed_over(specs)
+    def _let_be_said(self, message: StateSync) -> None:
+        def is_said() -> bool:
+            is_all = not any(self._unshown.missing(message).values())
+            return is_all and self._has_lost_lease == message.lease_lost
 
-        def is_started() -> bool:
-            return wanted <= self._creates.keys()
-
-        self._settle_held_back(is_started)
-        if not is_started():
-            missing = tuple(spec for spec in specs if spec.trigger_id not in self._creates)
-            self._make_claimable(missing)
-            is_retry = any(spec.trigger_id in self._core.assignments for spec in missing)
-            self._now += RETRY_JUMP_S if is_retry else POLL_JUMP_S
-            self._settle(is_started)
-
-    def _let_cancel(self, message: StateSync) -> None:
-        cancels = message.to_cancel
-        wanted = {cancel.trigger_id for cancel in cancels}
-
-        def is_cancelled() -> bool:
-            return wanted <= self._cancels.keys() and self._has_lost_lease == message.lease_lost
-
+        self._settle_held_back(is_said)
+        if is_said():
+            return
         if message.lease_lost:
             self._is_fenced = True
-            self._store.fence(self._core.leases.epoch)
+            self._acts.fence()
             self._now += FENCED_JUMP_S
         else:
-            for cancel in cancels:
-                if cancel.reason == "timeout":
-                    self._store.finish(cancel.trigger_id)
-                else:
-                    self._store.remove(cancel.trigger_id)
+            self._acts.cause(message, self._unshown.missing(message), self._frame, self._now)
             self._now += POLL_JUMP_S
-        self._settle(is_cancelled)
+        self._settle(is_said)
 
     def _expect_answer(self, message: Response) -> None:
         query = self._queries.pop(message.id, None)
@@ -369,6 +332,7 @@ class SupervisorRun:
             is_current = self._session is not None and incarnation == self._incarnation
             if not is_current:
                 changes = msgspec.structs.replace(changes, stuck=())  # the stuck triggers are gone
+            self._acts.before_round(changes)
             changes = translated(changes, self._run_ids)
             try:
                 self._core.receive(incarnation, changes, self._now)
@@ -428,8 +392,9 @@ class SupervisorRun:
     def _note(self, message: FromSupervisor) -> None:
         if isinstance(message, StateSync) and not message.round:
             self._has_lost_lease |= message.lease_lost
-            self._creates.update((spec.trigger_id, (message, spec)) for spec in message.to_create)
-            self._cancels.update((cancel.trigger_id, cancel) for cancel in message.to_cancel)
+            for spec in message.to_create:
+                self._acts.check_start(spec)
+            self._unshown.add(message)
         else:
             self._said.append(message)
 

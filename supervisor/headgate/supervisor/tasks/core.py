@@ -2,19 +2,23 @@
 
 It is one of the core's duties (`headgate.supervisor.core`). In each step it stores outcomes, ends steps of tasks that
 users have cleared or marked, lets the scheduler take a step, and dispatches tasks to workers. Each is one short
-transaction, outcomes a few of them, so that none waits long behind another.
+transaction, so that none waits long behind another.
 
 Reports of workers are queued, in order, until they are stored. A worker gets no other task meanwhile, so the queue is
-never longer than there are workers. An outcome that is stored a second time changes nothing, because its token then
-matches no row.
+never longer than there are workers. All outcomes that have come in meanwhile are stored in one transaction, as far as
+that takes no longer than storing a slice of events may. If one of them is refused, the group is halved until the bad
+one stands alone and fails its task; its neighbours lose nothing. An outcome that is stored a second time changes
+nothing, because its token then matches no row.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -25,28 +29,31 @@ from headgate.protocol.messages.steps import (
     EXECUTION_TIMEOUT_OVER,
     StepDeferred,
     StepFailed,
+    StepHandled,
     StepOutcome,
     StepSkipped,
     StepSucceeded,
-    XCom,
 )
 from headgate.protocol.messages.worker import AssetEvent, Step, StepEnded
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
-from headgate.store.ids import Epoch, TryName
+from headgate.store.ids import Epoch, TriggerId, TryName
 from headgate.store.task_verbs import TaskVerbs
-from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.dispatch import TaskToRun
+from headgate.store.tasks.outcomes import StepEnd, WorkerLost
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import QueryHandler, QueryRefused
+from headgate.supervisor.slice_size import SliceSize
 from headgate.supervisor.tasks.dag_files import DagFiles
 from headgate.supervisor.tasks.scheduler import Scheduler
 
-# Outcomes stored before other duties run: those of four workers, so that one evaluation of their runs and one dispatch
-# serve all of them. Each is a transaction; if it takes 50 ms, the other duties wait as long as for a slice.
-OUTCOMES_A_STEP_MAX = 4
+OUTCOMES_MAX = 64  # of steps, stored in one transaction
+OUTCOMES_FIRST = 4  # of the first groups, before the speed of the database is known
+# Groups and answers to queries before other duties run. Each is a transaction; one evaluation of their runs and one
+# dispatch serve all of them.
+STORED_A_STEP_MAX = 4
 DISPATCH_MAX = 100  # tasks of one dispatch: bounds its locks
 FAIL_STEP_S = 30.0  # at least, for a step that is resumed to fail: it has to load its file
 PASSED_OVER_WAIT_S = 0.05  # before pools are tried again that another supervisor had locked
@@ -64,14 +71,14 @@ class _Running(msgspec.Struct):
     task: TaskToRun
     ends_at: float  # when its execution_timeout is over; infinity for none
     is_ending: bool = False
+    is_shut_down: bool = False  # it is ended because its supervisor leaves
 
 
-class _End(msgspec.Struct, frozen=True):
-    """The stored end of a step; ``state`` is None if the task had been cleared or marked before."""
+class _End(NamedTuple):
+    """The end of a step, to be stored."""
 
-    event: str  # for the log, with the fields
-    state: TaskState | None
-    fields: Mapping[str, object] = {}
+    task: TaskToRun
+    outcome: StepOutcome | WorkerLost
 
 
 class TaskCore:
@@ -89,6 +96,7 @@ class TaskCore:
         queues: Sequence[str],
         times: TaskTimes,
         retry: DatabaseRetry,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -99,13 +107,17 @@ class TaskCore:
         self._queues = tuple(queues)
         self._times = times
         self._retry = retry
+        self._clock = clock
         self._running: dict[str, _Running] = {}
         self._inbox: deque[tuple[TaskToRun, ExecutorEvent]] = deque()
+        self._group_size = SliceSize(OUTCOMES_MAX, first=OUTCOMES_FIRST, least=OUTCOMES_FIRST)
+        self._group_max = OUTCOMES_MAX  # less while a refused outcome is looked for
         self._look_at = 0.0
         self._dispatch_at = 0.0  # when tasks may be waiting for workers; infinity: none are
         self._dispatch_in_doubt = False  # the last one raised: it may have dispatched tasks that no worker got
         self._is_draining = False
         self._has_changed_triggers = False  # in this step
+        self._handled: dict[TriggerId, int] = {}  # events of streams, by trigger, until `take_handled`
 
     # --- the step ---------------------------------------------------------------------------------
 
@@ -155,6 +167,11 @@ class TaskCore:
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
         return min(late, self._executor.wake_at(), max(min(asks), self._retry.at))
 
+    def take_handled(self) -> dict[TriggerId, int]:
+        """Return the number of events of each stream, by its trigger, that were handled since the last call."""
+        handled, self._handled = self._handled, {}
+        return handled
+
     def running(self) -> list[TryName]:
         """Return the names of the tasks that an executor has."""
         return [run.task.name for run in self._running.values()]
@@ -167,7 +184,7 @@ class TaskCore:
     def end_all(self, reason: str) -> None:
         """End all steps that still run: their tries fail, with this reason."""
         for token, run in self._running.items():
-            run.is_ending = True
+            run.is_ending = run.is_shut_down = True
             self._executor.end(token, "lost", reason)
 
     def abandon(self) -> None:
@@ -190,79 +207,79 @@ class TaskCore:
             return  # an executor that reports a step twice changes nothing
         if not isinstance(event, StepQuery):
             del self._running[event.token]
-        self._inbox.append((run.task, event))
+        is_blameless = isinstance(event, StepLost) and run.is_shut_down
+        self._inbox.append((_without_events(run.task) if is_blameless else run.task, event))
 
     def _store_some(self, epoch: Epoch) -> None:
-        for _ in range(min(len(self._inbox), OUTCOMES_A_STEP_MAX)):
+        for _ in range(STORED_A_STEP_MAX):
+            if not self._inbox:
+                return
             self._store_next(epoch)
 
     def _store_next(self, epoch: Epoch) -> None:
-        """Store the oldest outcome, or answer the oldest query. After an exception it is still the oldest."""
+        """Answer the oldest query, or store the oldest outcomes. What an exception leaves is still the oldest."""
         task, event = self._inbox[0]
-        match event:
-            case StepQuery():
-                self._executor.answer(event.token, self._answer(task, event))
-            case StepEnded():
-                marks.reach("tasks.before_outcome")
-                end = self._store_outcome(epoch, task, event.outcome)
-                if end.state is None:
-                    # A task that was cleared is started again only after its old worker has ended.
-                    self._store.lose_worker(epoch, task.id, task.token, "its outcome came too late")
-                marks.reach("tasks.outcome_stored")
-                self._log_end(task, end)
-            case StepLost():
-                state = self._store.lose_worker(epoch, task.id, task.token, event.reason)
-                self._log_end(task, _End("the worker was lost", state, {"error": event.reason}))
-            case _:
-                assert_never(event)
-        self._inbox.popleft()
-        if not isinstance(event, StepQuery):
-            self._scheduler.notify()
-            self._dispatch_at = 0.0  # slots of a pool are free
-        elif isinstance(event.query, CreateRun):
-            self._scheduler.notify()
-
-    def _store_outcome(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
+        if isinstance(event, StepQuery):
+            self._executor.answer(event.token, self._answer(task, event))
+            self._inbox.popleft()
+            if isinstance(event.query, CreateRun):
+                self._scheduler.notify()
+            return
+        group = self._oldest_ends()
+        marks.reach("tasks.before_outcome")
+        begun_at = self._clock()
         try:
-            return self._store_by_kind(epoch, task, outcome)
+            self._store_group(epoch, group)
         except (ValueRefused, RowsRefused) as refused:
-            # The worker could not check this. The task fails with the error, and keeps none of its XComs.
-            state = self._store.fail(epoch, task.id, task.token, str(refused))
-            return _End("the outcome cannot be stored", state, {"error": str(refused)})
+            # The worker could not check this. One of them is to blame: by halving it is found.
+            if len(group) > 1:
+                self._group_max = len(group) // 2
+                return
+            self._store_refused(epoch, group[0], refused)
+        except DATABASE_UNUSABLE:
+            self._group_size.failed(len(group), self._clock() - begun_at)
+            raise
+        self._group_max = OUTCOMES_MAX
+        self._group_size.stored(len(group), self._clock() - begun_at)
+        marks.reach("tasks.outcome_stored")
+        for _ in group:
+            self._inbox.popleft()
+        self._scheduler.notify()
+        self._dispatch_at = 0.0  # slots of a pool are free
 
-    def _store_by_kind(self, epoch: Epoch, task: TaskToRun, outcome: StepOutcome) -> _End:
-        xcoms = _by_key(outcome.xcoms)
-        match outcome:
-            case StepSucceeded():
-                won = self._store.succeed(epoch, task.id, task.token, xcoms=xcoms, skips=outcome.skips)
-                return _End("succeeded", TaskState.SUCCESS if won else None)
-            case StepSkipped():
-                won = self._store.succeed(epoch, task.id, task.token, end="skipped", xcoms=xcoms)
-                return _End("skipped", TaskState.SKIPPED if won else None, {"reason": outcome.reason})
-            case StepFailed():
-                state = self._store.fail(
-                    epoch, task.id, task.token, outcome.error, may_retry=outcome.may_retry, xcoms=xcoms
-                )
-                return _End("failed", state, {"error": outcome.error, "traceback": outcome.traceback})
-            case StepDeferred():
-                wait = Deferral(
-                    outcome.classpath, outcome.kwargs, outcome.next_method, outcome.next_kwargs, outcome.timeout_s
-                )
-                token = self._store.defer(epoch, task.id, task.token, wait, xcoms=xcoms)
-                self._has_changed_triggers = True
-                fields = {"trigger": outcome.classpath, "goes_on_in": outcome.next_method}
-                return _End("deferred", None if token is None else TaskState.DEFERRED, fields)
-            case _:
-                assert_never(outcome)
+    def _oldest_ends(self) -> list[_End]:
+        """Return the ends of steps that are stored next: the oldest ones, up to the next query."""
+        ends: list[_End] = []
+        for task, event in itertools.islice(self._inbox, min(self._group_max, self._group_size.items)):
+            if isinstance(event, StepQuery):
+                break
+            outcome = event.outcome if isinstance(event, StepEnded) else WorkerLost(event.reason)
+            ends.append(_End(task, outcome))
+        return ends
 
-    def _log_end(self, task: TaskToRun, end: _End) -> None:
-        event, state = end.event, None if end.state is None else end.state.value
+    def _store_group(self, epoch: Epoch, group: Sequence[_End]) -> None:
+        ends = [StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task)) for end in group]
+        states = self._store.store_ends(epoch, ends)
+        for end, state in zip(group, states, strict=True):
+            self._has_changed_triggers |= isinstance(end.outcome, StepDeferred) or end.task.stream is not None
+            if end.task.stream_trigger is not None and (handled := _handled(end.outcome)):
+                before = self._handled.get(end.task.stream_trigger, 0)
+                self._handled[end.task.stream_trigger] = before + handled
+            self._log_end(end.task, state, *_words(end.outcome))
+        self._logs.flush()
+
+    def _store_refused(self, epoch: Epoch, end: _End, refused: ValueRefused | RowsRefused) -> None:
+        """Fail a task with the error for which its outcome cannot be stored; it keeps none of its XComs."""
+        state = self._store.fail(epoch, end.task.id, end.task.token, str(refused))
+        self._log_end(end.task, state, "the outcome cannot be stored", {"error": str(refused)})
+        self._logs.flush()
+
+    def _log_end(self, task: TaskToRun, state: TaskState | None, event: str, fields: Mapping[str, object]) -> None:
         if state is None:
             event = f"{event}, which came too late: the task was cleared or marked meanwhile"
-        level = "error" if "error" in end.fields else "info"
-        fields = {name: value for name, value in end.fields.items() if value}
-        self._logs.say(task.name, level, event, state=state, **fields)
-        self._logs.flush()
+        level = "error" if "error" in fields else "info"
+        known = {name: value for name, value in fields.items() if value}
+        self._logs.say(task.name, level, event, state=None if state is None else state.value, **known)
 
     def _answer(self, task: TaskToRun, asked: StepQuery) -> Response:
         try:
@@ -370,6 +387,11 @@ def _time_of(task: TaskToRun) -> float:
     return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
 
 
+def _handled(outcome: StepOutcome | WorkerLost) -> int:
+    """Return how many events of a stream a step has handled."""
+    return 0 if isinstance(outcome, WorkerLost) or outcome.handled is None else outcome.handled.count
+
+
 def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
     """Return the step of a task as it is sent to a worker; ``ends_at_s`` is the end of its time, if it has one."""
     interval = task.data_interval
@@ -391,8 +413,34 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
             AssetEvent(event.asset, event.payload, event.stored_at.timestamp()) for event in task.asset_events
         ),
         ends_at_s=ends_at_s,
+        stream=task.stream,
     )
 
 
-def _by_key(xcoms: Sequence[XCom]) -> dict[str, bytes]:
-    return {xcom.key: xcom.value for xcom in xcoms}
+def _without_events(task: TaskToRun) -> TaskToRun:
+    """Return the task of a step that a shutdown has ended: none of the events that it had is poison for that."""
+    stream = None if task.stream is None else msgspec.structs.replace(task.stream, events=())
+    return msgspec.structs.replace(task, stream=stream)
+
+
+def _events_of(task: TaskToRun) -> tuple[int, ...]:
+    return () if task.stream is None else tuple(event.id for event in task.stream.events)
+
+
+def _words(outcome: StepOutcome | WorkerLost) -> tuple[str, Mapping[str, object]]:
+    """Return what the log of a task says of the end of a step, and the fields beside it."""
+    match outcome:
+        case StepSucceeded():
+            return "succeeded", {}
+        case StepSkipped():
+            return "skipped", {"reason": outcome.reason}
+        case StepFailed():
+            return "failed", {"error": outcome.error, "traceback": outcome.traceback}
+        case StepDeferred():
+            return "deferred", {"trigger": outcome.classpath, "goes_on_in": outcome.next_method}
+        case StepHandled():
+            return "handled", {"events": outcome.handled.count}
+        case WorkerLost():
+            return "the worker was lost", {"error": outcome.reason}
+        case _:
+            assert_never(outcome)

@@ -71,6 +71,8 @@ class Scheduler:
         self._evaluation = Duty(self._evaluate_runs)
         self._retries = Duty(self._retry_tasks)
         self._timeouts = Duty(self._time_out)
+        self._batches = Duty(self._begin_due_batches)
+        self._reopening = Duty(self._reopen_streams)
         self._dates = Duty(self._create_runs_by_date)
         self._assets = Duty(self._create_runs_by_asset)
         self._adoption = Duty(self._adopt)
@@ -79,6 +81,8 @@ class Scheduler:
             self._evaluation,
             self._retries,
             self._timeouts,
+            self._batches,
+            self._reopening,
             self._dates,
             self._assets,
             self._adoption,
@@ -156,6 +160,19 @@ class Scheduler:
             self._was_in_vain = False
         return SchedulerStep(may_dispatch=bool(timed_out), timed_out=timed_out)
 
+    def _begin_due_batches(self, epoch: Epoch, now: float) -> SchedulerStep:
+        begun = self._store.tasks.begin_due_batches(epoch)
+        if begun:
+            self._batches.due_at = now
+            self._was_in_vain = False
+        return SchedulerStep(may_dispatch=bool(begun))
+
+    def _reopen_streams(self, epoch: Epoch, now: float) -> SchedulerStep:
+        reopened = self._store.tasks.reopen_streams(epoch)
+        if reopened:
+            self._reopening.due_at = now
+        return SchedulerStep(in_triggers=len(reopened))
+
     def _create_runs_by_date(self, epoch: Epoch, now: float) -> SchedulerStep:
         return self._made(self._store.scheduling.create_due_runs(epoch), self._dates, now)
 
@@ -191,6 +208,7 @@ class Scheduler:
             (self._evaluation, due.has_dirty),
             (self._assets, due.has_waiting),
             (self._adoption, due.has_orphans),
+            (self._reopening, due.has_reopening),
         ):
             if is_due:
                 duty.require(now)
@@ -200,7 +218,7 @@ class Scheduler:
             self._was_in_vain = False
             self._query.require(now + due.in_s)
         else:
-            for duty in (self._retries, self._timeouts, self._dates, self._assets):
+            for duty in (self._retries, self._timeouts, self._batches, self._dates, self._assets):
                 duty.due_at = now
             if not self._was_in_vain:
                 # Query again right after these duties, but not twice in a row: it may be that only another process can

@@ -145,9 +145,7 @@ class Assignments:
         The triggers of a stream have to start together. So one whose stream is known waits until the streams of all
         triggers that were started before are known, too: they may have the same one.
         """
-        due = sorted(trigger_id for trigger_id in self._waiting if self._assigned[trigger_id].start_at <= now)
-        streamed = [trigger_id for trigger_id in due if self._assigned[trigger_id].trigger.stream]
-        alone = sorted(set(due).difference(streamed))
+        alone, streamed = self.due(now)
         specs = [self._start(self._assigned[trigger_id], epoch, incarnation, now) for trigger_id in alone]
         oldest = self._oldest_undescribed()
         for trigger_id in streamed:
@@ -157,6 +155,12 @@ class Assignments:
             if assigned.after < oldest:
                 specs.append(self._start(assigned, epoch, incarnation, now))
         return tuple(specs)
+
+    def due(self, now: float) -> tuple[list[int], list[int]]:
+        """Return the triggers whose wait is over, by id: those of which no stream is known, and the others."""
+        due = sorted(trigger_id for trigger_id in self._waiting if self._assigned[trigger_id].start_at <= now)
+        streamed = [trigger_id for trigger_id in due if self._assigned[trigger_id].trigger.stream]
+        return sorted(set(due).difference(streamed)), streamed
 
     def _start(self, assigned: Assignment, epoch: Epoch, incarnation: int, now: float) -> TriggerSpec:
         trigger = assigned.trigger
@@ -179,7 +183,8 @@ class Assignments:
             trigger.kwargs,
             stream=trigger.stream,
             passed_over=assigned.passed_over,
-            takes_one_event=trigger.task is not None,
+            takes_one_event=trigger.task is not None and not trigger.is_task_stream,
+            credit=0 if trigger.is_task_stream else None,
         )
 
     def _oldest_undescribed(self) -> float:
@@ -288,6 +293,12 @@ class Assignments:
         others = tuple(known for known in assigned.passed_over if known != key)
         assigned.passed_over = self._known(assigned.trigger, (*others, key))
         assigned.failures = 0
+
+    def give_again(self, trigger_id: int, key: str) -> None:
+        """Give the next runs of a trigger a message that it was passed over: it has handled it since."""
+        assigned = self._assigned.get(trigger_id)
+        if assigned is not None:
+            assigned.passed_over = tuple(known for known in assigned.passed_over if known != key)
 
     def next_recovery_at(self) -> float | None:
         """When the next trigger that had failed will have run for long enough; None if there is none."""

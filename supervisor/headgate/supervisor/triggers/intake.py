@@ -27,6 +27,7 @@ from headgate.protocol.messages.runner import (
     DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
+    RedeliveryEnd,
     Refusal,
     RefusedEvent,
     StateChanges,
@@ -38,21 +39,13 @@ from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.redeliveries import Difference
 from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.slice_size import SliceSize
 
 log = structlog.get_logger(__name__)
 
 # A runner waits for the answer to its round before it sends the next one. Rounds of earlier incarnations may still
 # wait for the database, so a few more may be queued; a peer that sends more is broken.
 ROUNDS_WAITING_MAX = 16
-
-SLICE_S = 0.15  # the time that storing a slice should take: heartbeats, claims and requests wait for it
-SLICE_EVENTS_FIRST = 500  # of the first slices, before the speed of the database is known
-SLICE_EVENTS_MIN = 50  # even if they are stored slowly: a commit for each event would be slower still
-SLICES_LEARNT = 8  # the newest slices, from whose times the next size is computed
-# An attempt that failed sooner met a database that is down or locked: connecting, or waiting for a lock, times out
-# after 5 s. One that failed later may have hit the timeout of a statement, of a transaction or of the network, which
-# are all at least 10 s. Then a smaller slice may succeed.
-FAILED_LATE_S = 8.0
 
 DIFFERING_LOGGED_MAX = 10  # events of one slice that are named in the log if they differ from the stored ones
 
@@ -66,6 +59,7 @@ class Slice(msgspec.Struct, frozen=True):
     refused: tuple[RefusedEvent, ...] = ()
     finished: tuple[FinishedTrigger, ...] = ()
     described: tuple[DescribedTrigger, ...] = ()
+    redriven: tuple[RedeliveryEnd, ...] = ()
     ends_round: bool = False
 
     def __len__(self) -> int:
@@ -74,13 +68,14 @@ class Slice(msgspec.Struct, frozen=True):
     @property
     def rows(self) -> int:
         """The number of elements that each take about the same time to store. Most descriptions take none."""
-        return len(self.events) + len(self.refused) + len(self.finished)
+        return len(self.events) + len(self.refused) + len(self.finished) + len(self.redriven)
 
     def cut(self, items: int) -> tuple[Slice, Slice]:
         """Split in two, the first with ``items`` items, by kind, in the order of the fields."""
         after_events = max(0, items - len(self.events))
         after_refused = max(0, after_events - len(self.refused))
         after_finished = max(0, after_refused - len(self.finished))
+        after_described = max(0, after_finished - len(self.described))
         first = Slice(
             self.incarnation,
             self.round,
@@ -88,6 +83,7 @@ class Slice(msgspec.Struct, frozen=True):
             self.refused[:after_events],
             self.finished[:after_refused],
             self.described[:after_finished],
+            self.redriven[:after_described],
             ends_round=False,
         )
         rest = Slice(
@@ -97,6 +93,7 @@ class Slice(msgspec.Struct, frozen=True):
             self.refused[after_events:],
             self.finished[after_refused:],
             self.described[after_finished:],
+            self.redriven[after_described:],
             self.ends_round,
         )
         return first, rest
@@ -106,8 +103,9 @@ class Stored(msgspec.Struct, frozen=True):
     """Result of one step of the intake.
 
     ``answer`` is set if a round is complete: it may be sent only to the runner of that ``incarnation`` (I6).
-    ``finished`` are trigger runs whose end is now recorded, ``described`` triggers whose streams are. ``result`` is the
-    result of the store; it is empty if the slice was, or if its only element was refused.
+    ``finished`` are trigger runs whose end is now recorded, ``described`` triggers whose streams are, ``redriven``
+    messages whose ends are. ``result`` is the result of the store; it is empty if the slice was, or if its only element
+    was refused.
     """
 
     incarnation: int
@@ -115,6 +113,7 @@ class Stored(msgspec.Struct, frozen=True):
     finished: tuple[FinishedTrigger, ...]
     result: StoredSlice
     described: tuple[DescribedTrigger, ...] = ()
+    redriven: tuple[RedeliveryEnd, ...] = ()
 
 
 NOTHING_STORED = StoredSlice(stored=0, redelivered=0, failure_counts={})
@@ -125,70 +124,6 @@ class Tally(NamedTuple):
 
     persisted: list[int]
     refused: list[Refusal]
-
-
-class SliceSize:
-    """The number of events in a slice: as many as the database stores in `SLICE_S`, but at most ``events_max``.
-
-    If the commit itself takes most of that time, smaller slices would only cause more commits; therefore a slice may
-    take twice the time of a commit. The times of a commit and of an event are those of a line fitted through the sizes
-    and times of the last few slices. The number at most doubles or halves from one slice to the next, because a single
-    measurement is not reliable.
-
-    A slice that failed late is halved, down to one event, so that a single event is stored if that is possible at all.
-    Only this leads to fewer than `SLICE_EVENTS_MIN`.
-    """
-
-    def __init__(self, events_max: int) -> None:
-        self._events_max = events_max
-        self._samples: deque[tuple[int, float]] = deque(maxlen=SLICES_LEARNT)
-        self._commit_s = 0.0  # the time of a slice without its events, 0 if it is not known
-        self.events = min(SLICE_EVENTS_FIRST, events_max)
-
-    def stored(self, events: int, took_s: float) -> None:
-        """Learn from a slice that was stored, unless it was much smaller than the limit."""
-        if events * 4 < self.events:
-            return
-        self._samples.append((events, took_s))
-        if self.events < SLICE_EVENTS_MIN:
-            # Twice as many events may take twice as long, and fail again. Even if that is likely, it is tried now and
-            # then, because perhaps only the commit takes so long.
-            is_tried = took_s <= FAILED_LATE_S / 2 or len(self._samples) == SLICES_LEARNT
-            if is_tried and events == self.events:
-                self.events = min(self.events * 2, SLICE_EVENTS_MIN, self._events_max)
-            return
-        fitting = max(self.events // 2, min(self._fitting(), self.events * 2))
-        self.events = min(max(fitting, SLICE_EVENTS_MIN), self._events_max)
-
-    def failed(self, events: int, took_s: float) -> None:
-        """Learn from a slice that the database did not store. Earlier measurements are dropped.
-
-        The cause may not be the size: the database may have gone away in the middle. A smaller size then costs little,
-        because the number doubles with each slice once the database is back.
-        """
-        if took_s < FAILED_LATE_S:
-            return
-        self.events = min(self.events, max(1, events // 2))
-        self._samples.clear()
-        self._commit_s = 0.0
-
-    def _fitting(self) -> int:
-        sizes = [size for size, _ in self._samples]
-        mean_size = sum(sizes) / len(sizes)
-        mean_s = sum(took_s for _, took_s in self._samples) / len(sizes)
-        allowed_s = max(SLICE_S, 2 * self._commit_s)
-        if max(sizes) - min(sizes) < mean_size / 4:
-            # The sizes are too similar: the differences of times are noise. Unless the time is right, change the size.
-            newest_s = self._samples[-1][1]
-            if newest_s > allowed_s:
-                return self.events // 2
-            return self.events * 2 if newest_s < allowed_s / 2 else self.events
-        spread = sum((size - mean_size) ** 2 for size in sizes)
-        event_s = sum((size - mean_size) * (took_s - mean_s) for size, took_s in self._samples) / spread
-        self._commit_s = max(0.0, mean_s - max(0.0, event_s) * mean_size)
-        if event_s <= 0:
-            return self.events * 2  # a larger slice takes no longer
-        return int((max(SLICE_S, 2 * self._commit_s) - self._commit_s) / event_s)
 
 
 class Intake:
@@ -227,6 +162,7 @@ class Intake:
                 changes.refused,
                 changes.finished,
                 changes.described,
+                changes.redriven,
                 ends_round=not changes.more,
             )
         )
@@ -278,6 +214,7 @@ class Intake:
                     refused=slice_.refused,
                     finished=slice_.finished,
                     described=slice_.described,
+                    redriven=slice_.redriven,
                 )
                 self._slice_size.stored(slice_.rows, self._clock() - begun_at)
                 _log_differing(result.differing)
@@ -298,12 +235,19 @@ class Intake:
         self._retry.succeeded(now)
         self._waiting.popleft()
         self._refused_alone = None
-        return Stored(slice_.incarnation, self._answer(slice_, tally), slice_.finished, result, slice_.described)
+        return Stored(
+            slice_.incarnation,
+            self._answer(slice_, tally),
+            slice_.finished,
+            result,
+            slice_.described,
+            slice_.redriven,
+        )
 
     def _take_slice(self) -> Slice:
         """Return the first slice, split if it is longer than the current size."""
-        if len(self._waiting[0]) > self._slice_size.events:
-            self._cut_first(self._slice_size.events)
+        if len(self._waiting[0]) > self._slice_size.items:
+            self._cut_first(self._slice_size.items)
         return self._waiting[0]
 
     def _cut_first(self, items: int) -> None:

@@ -5,8 +5,9 @@ long, or when its process is known to have ended on this machine, another superv
 transaction of it can commit, and its triggers may be claimed.
 
 `Leases.step` runs at most one of its duties at a time, each a single short transaction, the most urgent first: the
-heartbeat, then fencing of dead neighbours, then a poll for triggers to claim or cancel. The poll is made soon after
-other processes have written to the database, and rarely otherwise (`headgate.store.db.changes`).
+heartbeat, then fencing of dead neighbours, then a poll for triggers to claim or cancel. The poll is made when other
+processes have written to the database, which `Leases.listen` finds out (`headgate.store.db.changes`), and rarely
+otherwise.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ FAIR_WAIT_S = 1.0
 # The part of the time until others may fence an epoch during which its runner may begin to advance brokers. The rest is
 # for an advance that has begun, which takes as long as its broker does.
 ADVANCE_SHARE = 0.8
+# After others have written, their bell is not listened to for a moment: for so many seconds, and twice as long after
+# each time that it has rung meanwhile, up to `LeaseTimes.listen_pause_max_s`. So a single write is noticed at once, and
+# thousands in a second cost no more than a few polls.
+LISTEN_PAUSE_S = 0.005
 CLAIM_TRIGGERS_MAX = 1000  # claimed in one transaction: bounds its locks and the first message to the runner
 
 
@@ -48,14 +53,16 @@ class Identity(msgspec.Struct, frozen=True):
 class LeaseTimes(msgspec.Struct, frozen=True):
     """Intervals in seconds.
 
-    ``notice_interval_s``: between two checks whether others have written to the database, which cost no statement;
-    after others have written, a tenth of it for a while. ``poll_interval_s``: between two polls if none seems to have.
+    ``poll_interval_s``: between two polls if no others seem to have written to the database. ``listen_pause_max_s``:
+    between two polls if they write all the time, at least. ``look_interval_s``: between two looks whether they have
+    written, where no bell says so; shorter for a while after they have.
     """
 
     heartbeat_s: float
     silence_max_s: float
     poll_interval_s: float
-    notice_interval_s: float = 0.5
+    listen_pause_max_s: float = 0.05
+    look_interval_s: float = 0.5
 
 
 class LeaseStep(msgspec.Struct, frozen=True):
@@ -64,7 +71,8 @@ class LeaseStep(msgspec.Struct, frozen=True):
     ``ended``: owned ones that nothing waits for any more (`headgate.store.triggers.leases.Poll`). ``has_fenced``:
     others lost their leases. ``has_looked``: others seem to have written to the database, or could have for a while.
     ``held`` are all owned triggers with a hold, except those in ``claimed``; None if that was not looked at.
-    ``changed``: owned triggers that a user has changed or restarted, as they are now.
+    ``changed``: owned triggers that a user has changed or restarted, as they are now. ``redriving``: owned ones that
+    are to get a message again.
     """
 
     claimed: list[ClaimedTrigger]
@@ -74,6 +82,7 @@ class LeaseStep(msgspec.Struct, frozen=True):
     has_looked: bool = False
     held: dict[int, Hold] | None = None
     changed: list[ClaimedTrigger] = []
+    redriving: list[int] = []
 
 
 NOTHING_FOUND = LeaseStep([], [])
@@ -104,8 +113,11 @@ class Leases:
         self._retry = retry
         self._epoch: Epoch | None = None
         self._renewed_at = -math.inf  # when the last renewal of the lease began
-        self._heartbeat_at = self._fence_at = self._poll_at = self._notice_at = 0.0
-        self._notice_wait_s = times.notice_interval_s
+        self._heartbeat_at = self._fence_at = self._poll_at = 0.0
+        self._polled_at = -math.inf
+        self._listen_at: float | None = 0.0  # None: when the bell rings
+        self._pause_s = 0.0  # the last one between two times of listening
+        self._no_bell: str | None = None  # what was logged of it
         self._is_claiming = False
         self._wants_room = False  # something could be claimed, and there was no room for it
         self._claim_in_doubt = False
@@ -140,28 +152,67 @@ class Leases:
         return max(0.0, self._renewed_at + ADVANCE_SHARE * self._times.silence_max_s - now)
 
     def wake_at(self) -> float:
-        """When the next duty is due."""
-        return min(self._heartbeat_at, self._fence_at, self._notice_at)
+        """When the next duty is due, or `listen` is to be called although no bell has rung."""
+        listen_at = math.inf if self._listen_at is None or self._epoch is None else self._listen_at
+        return min(self._heartbeat_at, self._fence_at, self._poll_at, listen_at)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether to be woken when the bell rings: not for a moment after it has."""
+        return self._listen_at is None
 
     def poll_soon(self) -> None:
         """Poll in the next step: own tasks have created triggers or ended some."""
-        self._poll_at = self._notice_at = 0.0
+        self._poll_at = 0.0
+
+    def listen(self, now: float, *, owned: int) -> None:
+        """Have a poll made if others have written. To be called at the end of each step of the supervisor.
+
+        That is necessary although a bell wakes it, because PostgreSQL may say so in the answers of other statements. It
+        is asked before the poll, so that writes after the poll are noticed the next time. A poll is made as well if
+        there is room for triggers again that were left to others.
+        """
+        if self._wants_room and owned < self._capacity:
+            self._poll_at = min(self._poll_at, self._polled_at + self._times.listen_pause_max_s)
+        if self._epoch is None or (self._listen_at is not None and now < self._listen_at):
+            return
+        try:
+            has_changes = self._store.has_changes()
+        except DATABASE_UNUSABLE as exc:
+            self._failed(exc, now)
+            return
+        times, no_bell = self._times, self._store.no_bell()
+        if no_bell != self._no_bell and no_bell is not None:
+            log.info("writes of other processes are looked for, because no bell can ring", reason=no_bell)
+        self._no_bell = no_bell
+        if has_changes:
+            self._poll_at = min(self._poll_at, now)
+        # One write is often followed by more: a script, a deployment, another supervisor that leaves.
+        pause_max_s = times.listen_pause_max_s
+        if no_bell is None:
+            self._pause_s = min(pause_max_s, max(LISTEN_PAUSE_S, 2 * self._pause_s)) if has_changes else 0.0
+        else:
+            self._pause_s = pause_max_s if has_changes else min(times.look_interval_s, 1.5 * self._pause_s)
+        self._listen_at = None if no_bell is None and not has_changes else now + self._pause_s
 
     def step(self, now: float, *, owned: int, claiming: bool) -> LeaseStep:
         """Run the most urgent duty that is due, if any. ``owned`` counts against the capacity.
 
         Raises `LeaseLost` if another supervisor has fenced this epoch.
         """
-        if now < self.wake_at():
+        if now < min(self._heartbeat_at, self._fence_at, self._poll_at):
             return NOTHING_FOUND
         try:
             result = self._duty(now, owned, claiming)
         except DATABASE_UNUSABLE as exc:
-            retry_at = self._retry.failed(exc, now)
-            self._heartbeat_at = self._fence_at = self._poll_at = self._notice_at = retry_at
+            self._failed(exc, now)
             return NOTHING_FOUND
         self._retry.succeeded(now)
         return result
+
+    def _failed(self, error: Exception, now: float) -> None:
+        retry_at = self._retry.failed(error, now)
+        self._heartbeat_at = self._fence_at = self._poll_at = self._listen_at = retry_at
 
     def _duty(self, now: float, owned: int, claiming: bool) -> LeaseStep:
         if self._epoch is None:
@@ -174,16 +225,8 @@ class Leases:
             has_fenced = self._fence_neighbours(self._epoch)
             self._fence_at = now + self._times.heartbeat_s
             return LeaseStep([], [], has_fenced=has_fenced)
-        else:
-            # Before the poll, so that writes after it are noticed the next time.
-            has_changes = self._store.has_changes()
-            longest_s = self._times.notice_interval_s
-            # One write is often followed by more: a script, a deployment, another supervisor that leaves.
-            self._notice_wait_s = longest_s / 10 if has_changes else min(longest_s, self._notice_wait_s * 1.5)
-            self._notice_at = now + self._notice_wait_s
-            has_room = self._wants_room and owned < self._capacity
-            if has_changes or has_room or now >= self._poll_at or self._claim_in_doubt or self._changed:
-                return self._poll(self._epoch, now, owned, claiming)
+        elif now >= self._poll_at:
+            return self._poll(self._epoch, now, owned, claiming)
         return NOTHING_FOUND
 
     def _register(self, now: float) -> None:
@@ -216,7 +259,7 @@ class Leases:
         if gone or any(row.heartbeat_age_s > self._times.silence_max_s for row in others):
             fenced = self._store.fence_triggerers(epoch, silence_max_s=self._times.silence_max_s, dead=gone)
             if fenced:
-                self._poll_at = self._notice_at = 0.0  # their triggers can be claimed now
+                self._poll_at = 0.0  # their triggers can be claimed now
                 log.warning("took over from supervisors that are gone", epochs=fenced)
         return bool(fenced)
 
@@ -241,8 +284,9 @@ class Leases:
             owned_triggers = self._store.claimed_triggers(epoch)
             self._claim_in_doubt = False
             self._is_claiming = True  # there may be more
-            self._poll_at = self._notice_at = now  # this was no poll for removals
+            self._poll_at = now  # this was no poll for removals
             return LeaseStep(owned_triggers, [], has_looked=True)
+        self._polled_at = now
         poll = self._store.poll(epoch, self._queues)
         changed = self._take_changes(epoch, poll.changed)
         room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
@@ -274,8 +318,15 @@ class Leases:
         # wait: it has its own stream, or misses nothing.
         has_watchers = self._is_claiming or any(trigger.task is None for trigger in claimed)
         self._is_claiming = is_full or (leaves_some and has_watchers)
-        self._notice_at = min(self._notice_at, self._poll_at)
-        return LeaseStep(claimed, poll.removed, poll.ended, has_looked=True, held=poll.held, changed=changed)
+        return LeaseStep(
+            claimed,
+            poll.removed,
+            poll.ended,
+            has_looked=True,
+            held=poll.held,
+            changed=changed,
+            redriving=poll.redriving,
+        )
 
     def _take_changes(self, epoch: Epoch, found: Sequence[int]) -> list[ClaimedTrigger]:
         """Read triggers that a user has changed; more than `CHANGES_AT_ONCE_MAX` are read by the next polls."""

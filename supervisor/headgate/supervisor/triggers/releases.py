@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.protocol.messages.runner import CancelReason, CancelTrigger
-from headgate.store.ids import Epoch
+from headgate.store.ids import Epoch, TriggerId
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.assignments import Assignments
@@ -44,20 +44,26 @@ class Releases:
                 if trigger_id not in self._assignments:
                     self._ended.add(trigger_id)
 
+    def reclaimed(self, trigger_ids: Iterable[int]) -> None:
+        """Keep the rows of triggers that were claimed anew: their last run had given them up already."""
+        self._ended.difference_update(trigger_ids)
+
     def ended(self, trigger_id: int, *, for_good: bool) -> None:
         """Note the end of a run of a trigger; ``for_good`` if the trigger is not to run again."""
         if for_good:
             self._ended.add(trigger_id)
 
-    def release(self, epoch: Epoch, now: float, waits: bool) -> None:
-        """Release the rows of those that have ended. Raises `LeaseLost`.
+    def release(self, epoch: Epoch, now: float, waits: bool) -> bool:
+        """Release the rows of those that have ended; return whether one can be claimed again. Raises `LeaseLost`.
 
         It ``waits`` while rounds of a runner that is gone are not stored. Readers leave a removed trigger as soon as it
         has no owner (`headgate.store.consuming.reading`), so no event of it may come after that.
         """
         if waits or not self._ended or not self._retry.ready(now):
-            return
+            return False
+        reopened: list[TriggerId] = []
         with self._retry.attempt(now):  # if it fails, they stay in the set, and a later step tries again
-            self._store.release_triggers(epoch, sorted(self._ended))
+            reopened = self._store.release_triggers(epoch, sorted(self._ended))
             self._assignments.forget_unreadable(self._ended)
             self._ended.clear()
+        return bool(reopened)

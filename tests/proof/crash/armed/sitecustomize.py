@@ -2,11 +2,12 @@
 
 ``CRASH_CONTROL`` names a folder. A file ``armed`` in it says ``<token> <mark> <skip>``: the process that is the first
 to reach that mark, after passing it ``skip`` times, says so in ``reached.<token>`` and stays there until
-``released.<token>`` exists or somebody kills it.
+``released.<token>`` exists or somebody kills it. A file ``bug`` names one of `deliberate_bugs`: all processes have it.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 
@@ -54,3 +55,6 @@ if (control := os.environ.get("CRASH_CONTROL")) is not None:
     from headgate.protocol import marks
 
     marks.arm(Point(control))
+    if os.path.exists(bug := os.path.join(control, "bug")):
+        with open(bug) as named:
+            importlib.import_module("deliberate_bugs").BUGS[named.read()]()

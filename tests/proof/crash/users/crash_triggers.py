@@ -17,10 +17,15 @@ from headgate.brokers.filelog import FileLogPosition, FileLogProducer, FileLogTr
 from headgate.brokers.filelog_partition import LogFile
 from headgate.brokers.filelog_storage import FileEntry, Seal
 from headgate.testing.crash.history import Advanced, AdvancedItem, HandedOut, Record, encode
+from headgate.testing.poisonous import MENDED
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.shared_stream import AdvanceItem
 
 FAILS_ONE_IN = 50  # lines: enough that kills meet streams that rewind, and few enough that events flow
+
+
+LONG_ONE_IN = 12  # lines: each is a dead letter
+PADDING_BYTES = 3_000
 
 
 class FilterFailed(Exception):
@@ -97,15 +102,27 @@ class CrashTrigger(FileLogTrigger):
         return JournallingProducer(kwargs["path"], kwargs["group"], journal=kwargs["journal"])
 
 
+class LongTrigger(CrashTrigger):
+    """Fires every line of the log; the events of some are longer than a supervisor takes."""
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[TriggerEvent, None]:
+        async for event in super().filter_shared_stream(shared_stream):
+            if not zlib.crc32(event.payload["id"].encode()) % LONG_ONE_IN:
+                event.payload["padding"] = "." * PADDING_BYTES
+            yield event
+
+
 class PoisonTrigger(CrashTrigger):
-    """Fires every line of the log, except those that it can never take if it ``is_unfit``."""
+    """Fires every line of the log, except those that it cannot take if it ``is_unfit`` and nobody has mended it."""
 
     def __init__(self, *, is_unfit: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.is_unfit = is_unfit
 
     def _is_to_fail(self, event: str) -> bool:
-        return self.is_unfit and not zlib.crc32(event.encode()) % FAILS_ONE_IN
+        if not self.is_unfit or zlib.crc32(event.encode()) % FAILS_ONE_IN:
+            return False
+        return not os.path.exists(os.path.join(self.journal, MENDED))
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         classpath, kwargs = super().serialize()

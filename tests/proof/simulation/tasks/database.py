@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,8 +13,10 @@ from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import spec_of
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario
 
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value
 from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.tasks.outcomes import StepEnd, WorkerLost
 
 if TYPE_CHECKING:
     from tests.proof.simulation.processes import SupervisorProcess
@@ -58,8 +60,11 @@ class TaskReader(database.Reader):
         """Return a name of a trigger; those of tasks have none."""
         return f"trigger-{trigger_id}"
 
-    def changes(self, by: str, about: int, said: str) -> list[Any]:
-        """Return the records of what a transaction has changed, in the order: DAGs, runs, events, tasks, the rest."""
+    def changes(self, by: str, ends: Sequence[StepEnd]) -> list[Any]:
+        """Return the records of what a transaction has changed, in the order: DAGs, runs, events, tasks, the rest.
+
+        ``ends`` are those of steps that it was to store.
+        """
         connection = self._connection
         if connection.total_changes == self._changes:
             return []
@@ -80,7 +85,7 @@ class TaskReader(database.Reader):
                 name, state, is_started, is_ended = rest
                 found.append(records.RunMoved(now, by, name, state, bool(is_started), bool(is_ended)))
         found += self._events(now)
-        found += self._moves(now, by, about, said)
+        found += self._moves(now, by, ends)
         found += self._ends_of_triggers(now, by)
         found += self._left(now, by)
         self.is_at_rest = bool(runs) and all(row[3] for row in self._runs.values()) and not any(self._dags.values())
@@ -119,8 +124,11 @@ class TaskReader(database.Reader):
             found.append(records.LetterStored(now, id_, trigger))
         return found
 
-    def _moves(self, now: float, by: str, about: int, said: str) -> list[Any]:
+    def _moves(self, now: float, by: str, ends: Sequence[StepEnd]) -> list[Any]:
         found: list[Any] = []
+        of_tasks: dict[int, tuple[str, str, str]] = {
+            end.id: (OF_STEPS[type(end.outcome)], self.names[end.id], end.token) for end in ends
+        }
         rows = self._connection.execute(
             "SELECT t.id, dag.name || '/' || r.run_id || '/' || t.task_id, t.state, try_number, tries_max, "
             "coalesce(token, ''), coalesce(trigger_id, 0), coalesce(next_method, ''), coalesce(event_id, 0), "
@@ -134,8 +142,20 @@ class TaskReader(database.Reader):
                 name, state = rest[:2]
                 self.names[id_], self.states[name] = name, state
                 old = "" if before is None else before[1]
-                found.append(records.Moved(now, by, self.names.get(about, ""), said, name, old, *rest[1:]))
+                cause = of_tasks.get(id_) or self._skipped_by(name, ends) or (by, "", "")
+                if old == "restarting" and state == "none" and id_ in of_tasks:
+                    cause = ("lose_worker", *cause[1:])  # the outcome is not stored, and its worker is done with it
+                found.append(records.Moved(now, *cause, name, old, *rest[1:]))
         return found
+
+    def _skipped_by(self, name: str, ends: Sequence[StepEnd]) -> tuple[str, str, str] | None:
+        """Return the end of a step for which a task of its run was skipped, if one of these says so."""
+        run, _, task = name.rpartition("/")
+        for end in ends:
+            skips = end.outcome.skips if isinstance(end.outcome, StepSucceeded) else ()
+            if task in skips and self.names[end.id].rpartition("/")[0] == run:
+                return "succeed", self.names[end.id], end.token
+        return None
 
     def _ends_of_triggers(self, now: float, by: str) -> list[Any]:
         found: list[Any] = []
@@ -167,7 +187,14 @@ class TaskReader(database.Reader):
 
 # Verbs that write nothing here: no scenario has assets, so nobody asks whether the epoch may make runs of their events.
 READS = frozenset({"create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"})
-OF_TASKS = ("defer", "succeed", "fail", "lose_worker")
+# The ends of steps, which are stored in groups, by the names that histories and faults know them by.
+OF_STEPS = {
+    StepDeferred: "defer",
+    StepSucceeded: "succeed",
+    StepSkipped: "succeed",
+    StepFailed: "fail",
+    WorkerLost: "lose_worker",
+}
 DEADLY = {"claim_triggers": "claim", "store_slice": "store_slice"}  # of the pair, by the names that faults know them by
 
 
@@ -190,30 +217,35 @@ class TaskFailingStore(FailingStore):
 
     def call_part(self, name: str, verb: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Carry out a verb of tasks or of the scheduler."""
-        about, said = (args[1], args[2]) if name in OF_TASKS else (0, "")
+        ends: Sequence[StepEnd] = args[1] if name == "store_ends" else ()
+        if name == "fail":
+            ends = (StepEnd(args[1], args[2], StepFailed(args[3])),)
         writes = "" if name in READS else name
         if name == "save_file":
             self._task_world.saving = args[2]
         epoch = args[0] if writes and args and isinstance(args[0], int) else 0
-        return self._named(name, lambda: self.fail_or(lambda: verb(*args, **kwargs), epoch, writes), about, said)
+        return self._named(name, lambda: self.fail_or(lambda: verb(*args, **kwargs), epoch, writes), ends)
 
-    def _named(self, name: str, call: Callable[[], Result], about: int = 0, said: str = "") -> Result:
+    def _named(self, name: str, call: Callable[[], Result], ends: Sequence[StepEnd] = ()) -> Result:
         """Carry out a verb under its name; the supervisor may die before it, or after its commit."""
-        self._task_world.reach_verb(name, is_committed=False)
-        self._task_world.verb = (name, about, said)
+        names = sorted({OF_STEPS[type(end.outcome)] for end in ends}) or [name]
+        for known in names:
+            self._task_world.reach_verb(known, is_committed=False)
+        self._task_world.verb = (name, ends)
         self._has_changed = False
         try:
             result = call()
         finally:
-            self._task_world.verb = ("", 0, "")
+            self._task_world.verb = ("", ())
         if self._has_changed:
-            self._task_world.reach_verb(name, is_committed=True)
+            for known in names:
+                self._task_world.reach_verb(known, is_committed=True)
         return result
 
     def _wrote(self, epoch: int, verb: str) -> None:
         super()._wrote(epoch, verb)
-        name, about, said = self._task_world.verb
-        self._has_changed = self._task_world.see(name or verb, about, said)
+        name, ends = self._task_world.verb
+        self._has_changed = self._task_world.see(name or verb, ends)
 
 
 class FailingVerbs:

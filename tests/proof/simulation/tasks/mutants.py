@@ -13,8 +13,8 @@ from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.directed import DIRECTED
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.runner import TriggerSpec
 from headgate.runner import host, trigger_run
-from headgate.runner.host import Host
 from headgate.runner.trigger_run import Ending, TriggerRun
 from headgate.scheduling import states, trigger_rules
 from headgate.store.db.prepared import Prepared
@@ -33,6 +33,7 @@ from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.tasks import core
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
+from headgate.triggers.base import BaseTrigger
 
 S = TaskState
 
@@ -41,23 +42,23 @@ S = TaskState
 
 
 def _guard_by_token_dropped() -> Sequence[Patch]:
-    changed, locked = task_rows.changed, task_rows.locked
+    changed, locked = task_rows.changed_each, task_rows.locked
 
-    def changed_of_any(tx: Tx, row: Any, by: dict[str, Any], **values: Any) -> bool:
-        return changed(tx, row, {"id": by["id"]}, **values)
+    def changed_of_any(tx: Tx, row: Any, by: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]]) -> list[bool]:
+        return changed(tx, row, [{"id": of_one["id"]} for of_one in by], values)
 
     def locked_of_any(tx: Tx, instance: Any, *, token: Any = None, state: Any = None) -> Any:
         return locked(tx, instance, state=state)
 
-    return [(task_rows, "changed", changed_of_any), (task_rows, "locked", locked_of_any)]
+    return [(task_rows, "changed_each", changed_of_any), (task_rows, "locked", locked_of_any)]
 
 
 def _one_token_a_task() -> Sequence[Patch]:
-    def give(tx: LeasedTx, instance: Any) -> Any:
-        new_token = task_rows.new_token
-        task_rows.new_token = lambda: f"token-of-{instance}"
+    def give(tx: LeasedTx, chosen: Sequence[Any]) -> Any:
+        new_token, names = task_rows.new_token, iter(chosen)
+        task_rows.new_token = lambda: f"token-of-{next(names)}"
         try:
-            return original(tx, instance)
+            return original(tx, chosen)
         finally:
             task_rows.new_token = new_token
 
@@ -66,14 +67,16 @@ def _one_token_a_task() -> Sequence[Patch]:
 
 
 def _guard_by_old_state_dropped() -> Sequence[Patch]:
-    original = task_rows.changed
+    original = task_rows.changed_each
 
-    def changed_from_any(tx: Tx, row: Any, by: dict[str, Any], **values: Any) -> bool:
-        if "token" in by:
+    def changed_from_any(
+        tx: Tx, row: Any, by: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]]
+    ) -> list[bool]:
+        if by and "token" in by[0]:
             row = msgspec.structs.replace(row, from_=frozenset(TaskState))
-        return original(tx, row, by, **values)
+        return original(tx, row, by, values)
 
-    return [(task_rows, "changed", changed_from_any)]
+    return [(task_rows, "changed_each", changed_from_any)]
 
 
 # --- deferral --------------------------------------------------------------------------------------
@@ -147,10 +150,11 @@ def _any_event_resumes() -> Sequence[Patch]:
 
 
 def _a_trigger_goes_on_after_its_first_event() -> Sequence[Patch]:
-    def go_on(self: Host, run: TriggerRun) -> None:
-        pass
+    def begin(self: TriggerRun, spec: TriggerSpec, trigger: BaseTrigger) -> None:
+        original(self, msgspec.structs.replace(spec, takes_one_event=False), trigger)
 
-    return [(Host, "_fulfil", go_on)]
+    original = TriggerRun.__init__
+    return [(TriggerRun, "__init__", begin)]
 
 
 def _a_fired_trigger_is_started_again() -> Sequence[Patch]:
@@ -180,7 +184,7 @@ def _lost_workers_are_ignored() -> Sequence[Patch]:
     def ignore(*_arguments: Any) -> None:
         return None
 
-    return [(OutcomeVerbs, "lose_worker", ignore)]
+    return [(outcomes, "_lose_worker", ignore)]
 
 
 def _nobody_adopts() -> Sequence[Patch]:
@@ -232,12 +236,10 @@ def _execution_timeout_is_ignored() -> Sequence[Patch]:
 
 
 def _outcome_stored_without_xcoms() -> Sequence[Patch]:
-    original = OutcomeVerbs.succeed
+    def leave_none(tx: Tx, rows: Sequence[Any]) -> None:
+        pass
 
-    def succeed(self: OutcomeVerbs, *arguments: Any, **options: Any) -> bool:
-        return original(self, *arguments, **options | {"xcoms": {}})
-
-    return [(OutcomeVerbs, "succeed", succeed)]
+    return [(values, "store_xcoms", leave_none)]
 
 
 def _xcoms_kept_over_tries() -> Sequence[Patch]:

@@ -9,7 +9,7 @@ import random
 from typing import Literal
 
 import msgspec
-from tests.proof.simulation import scenario
+from tests.proof.simulation import drawing, scenario
 from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Fault, Part, Scenario, Timed, Topology
 
 RUNS_UNTIL_S = 2.0
@@ -322,14 +322,14 @@ def _draw_act(rng: random.Random, dags: tuple[Dag, ...]) -> Act:
     what: What = rng.choice(ACTIONS)
     # Some of these are what steps and waits take: the user and an event, or an outcome, come in one moment.
     delay_s = rng.choice((0.0, 0.0, 0.05, 0.1, 0.4, 0.8))
-    return Act(round(scenario._time(rng) / 2, 2), task, what, state, delay_s)
+    return Act(round(drawing.draw_time(rng) / 2, 2), task, what, state, delay_s)
 
 
 def _draw_fault(rng: random.Random, dags: tuple[Dag, ...]) -> Fault:
-    at, seconds = scenario._time(rng), rng.choice((0.3, 1.5, 3.0))
+    at, seconds = drawing.draw_time(rng), rng.choice((0.3, 1.5, 3.0))
     match rng.randrange(23):
         case 0 | 1:
-            return scenario.KillRunner(at, scenario._share(rng))
+            return scenario.KillRunner(at, drawing.draw_share(rng))
         case 2 | 3:
             return scenario.KillSupervisor(at, rng.random() < 0.5, rng.choice((0.0, 0.3, 2.0)))
         case 4 | 5 | 6:
@@ -340,7 +340,7 @@ def _draw_fault(rng: random.Random, dags: tuple[Dag, ...]) -> Fault:
             return FailAtVerb(rng.choice(VERBS), rng.choice((1, 1, 2, 3, 5)), rng.random() < 0.8)
         case 13:
             if rng.random() < 0.5:
-                return scenario.CutLink(at, scenario._share(rng))
+                return scenario.CutLink(at, drawing.draw_share(rng))
             return scenario.StallLink(at, seconds, rng.random() < 0.5)
         case 14 | 15:
             return scenario.DatabaseIsAway(at, seconds, ambiguous=rng.random() < 0.8)
@@ -361,11 +361,12 @@ def _draw_fault(rng: random.Random, dags: tuple[Dag, ...]) -> Fault:
 
 # The marks that a step of a task comes by in the supervisor, where it is simulated; their own table is of processes.
 MARKS_OF_TASKS = (
-    *("tasks.before_outcome", "tasks.outcome_stored", "tasks.dispatched", "defer.written", "defer.committed"),
+    *("tasks.before_outcome", "outcomes.grouped", "tasks.outcome_stored", "tasks.dispatched"),
+    *("defer.written", "defer.committed"),
     *("resume.by_event", "resume.by_end", "resume.to_fail", "resume.committed", "plan.in_trigger"),
 )
 MARKS_SIMULATED = (
-    *(name for name in scenario.MARKS_SIMULATED if not name.startswith("group.")),
+    *(name for name in drawing.MARKS_SIMULATED if not name.startswith("group.")),
     *MARKS_OF_TASKS,
 )
 assert FAULTS_UNTIL_S > RUNS_UNTIL_S

@@ -9,7 +9,7 @@ import pytest
 from tests.proof.simulation.database import WRITES
 from tests.proof.simulation.proof import SECTIONS, Run, runs_in, write
 from tests.proof.simulation.tasks import rules, scenario
-from tests.proof.simulation.tasks.database import DEADLY, OF_TASKS, READS
+from tests.proof.simulation.tasks.database import DEADLY, OF_STEPS, READS
 from tests.proof.simulation.tasks.mutants import MUTANTS
 
 from headgate.store.scheduling_verbs import SchedulingVerbs
@@ -66,5 +66,5 @@ def test_its_runs_stand_in_a_section_of_their_own(tmp_path: Path) -> None:
 
 def test_faults_name_verbs_that_exist() -> None:
     parts = (Store, TaskVerbs, SchedulingVerbs)
-    named = {*scenario.VERBS, *READS, *OF_TASKS, *WRITES, *DEADLY} - set(DEADLY.values())
+    named = {*scenario.VERBS, *READS, *OF_STEPS.values(), *WRITES, *DEADLY} - set(DEADLY.values())
     assert [verb for verb in named if not any(hasattr(part, verb) for part in parts)] == []

@@ -59,7 +59,7 @@ def test_an_ordinary_history_is_fine() -> None:
         (records.StepRan, {"leg": 1}, {"outcome": "failed"}, "not what the step came to"),
         (records.RunMoved, {"is_ended": True}, {"state": "failed"}, "a run ended wrongly"),
         (records.AllRested, {}, {"in_time": False}, "stuck"),
-        (of_pair.Wrote, {"verb": "defer"}, {"epoch": 1}, "written without a lease"),
+        (of_pair.Wrote, {"verb": "store_ends"}, {"epoch": 1}, "written without a lease"),
     ],
 )
 def test_what_should_not_be_is_found(kind: type, which: Any, fields: Any, found: str) -> None:

@@ -37,6 +37,7 @@ from headgate.protocol.messages.dags import DagSpec
 from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.ids import TaskInstanceId
 from headgate.store.tasks import task_rows
+from headgate.store.tasks.outcomes import StepEnd
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.queries import StoreQueries
@@ -115,6 +116,7 @@ class TaskSupervisor(SupervisorProcess):
             queues=QUEUES,
             times=TaskTimes(look_s=5.0),
             retry=retry_of("tasks"),
+            clock=trio.current_time,
         )
         return SupervisorCore(
             store,
@@ -139,7 +141,7 @@ class TaskWorld(World):
         super().__init__(plan)
         self.scenario: TaskScenario = plan
         self.settings = msgspec.structs.replace(
-            self.settings, lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=5.0, notice_interval_s=0.5)
+            self.settings, lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=5.0, look_interval_s=0.5)
         )
         self.reader: TaskReader = TaskReader()
         self.serial = 0
@@ -151,21 +153,21 @@ class TaskWorld(World):
         self._deadly = [fault for fault in plan.faults if isinstance(fault, KillAtVerb | FailAtVerb)]
         self._has_changed = Bell()
         self._acting = 0
-        self.verb: tuple[str, int, str] = ("", 0, "")  # that is being carried out, as `see` takes it
+        self.verb: tuple[str, Sequence[StepEnd]] = ("", ())  # that is being carried out, as `see` takes it
 
     # --- the journal ------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Nothing: what has changed is told by `see`."""
 
-    def see(self, by: str, about: int = 0, said: str = "") -> bool:
+    def see(self, by: str, ends: Sequence[StepEnd] = ()) -> bool:
         """Add what the transaction that was committed just now has changed; return whether that was anything."""
         for spec in self.saving if by == "save_file" else ():
             if self._saved[spec.dag_id] != spec:
                 self._saved[spec.dag_id] = spec
                 upstream = tuple((task.task_id, task.upstream) for task in spec.tasks)
                 self.note(records.DagSaved(trio.current_time(), spec.dag_id, upstream))
-        found = self.reader.changes(by, about, said)
+        found = self.reader.changes(by, ends)
         for record in found:
             self.note(record)
         if found:
@@ -185,7 +187,7 @@ class TaskWorld(World):
         return TaskSupervisor(self, number)
 
     def _side_of(self, mark: str) -> str:
-        return "supervisor" if mark in marks.TASK_MARKS else super()._side_of(mark)
+        return "supervisor" if mark in marks.TASK_MARKS | marks.TASK_STREAM_MARKS else super()._side_of(mark)
 
     def reach(self, mark: str) -> None:
         """See the base class."""
@@ -262,7 +264,7 @@ class TaskWorld(World):
             self.broke("the user", error)
             return
         self.note(records.Acted(trio.current_time(), name, what, str(result)))
-        self.see("clear" if what == "clear" else f"mark_{what}", task_id)
+        self.see("clear" if what == "clear" else f"mark_{what}")
 
     async def _pause(self, pause: Pause) -> None:
         self._acting += 1

@@ -1,0 +1,133 @@
+"""A trigger that feeds the stream of a task goes no further than its credit, and harms nobody meanwhile (I22)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from tests.runner.host.host_rig import REASONS, SETTINGS, Authored, Rig, beside_a_neighbour, hosting
+from tests.runner.host.test_host_one_event import Counting
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from headgate.protocol.messages.runner import CancelReason, Credit
+from headgate.runner.pauses import EVENTS_A_STEP
+from headgate.triggers.base import TriggerEvent
+
+
+async def extend(rig: Rig, events: int, *, run: str = "run-1", trigger_id: int = 1) -> int:
+    """Extend the credit; return how many events the trigger has fired then."""
+    rig.host.extend(Credit(trigger_id, run, events))
+    await wait_all_tasks_blocked()
+    return len(rig.events(trigger_id))
+
+
+@pytest.mark.parametrize("credit", [1, 3, EVENTS_A_STEP, EVENTS_A_STEP + 1, 3 * EVENTS_A_STEP - 1])
+async def test_a_run_fires_as_many_events_as_its_credit_says_and_goes_on_where_it_stood(
+    autojump_clock: MockClock, credit: int
+) -> None:
+    class Trigger(Counting):
+        pass
+
+    async with beside_a_neighbour() as rig:
+        await rig.start_for_a_stream(Trigger, credit)
+        await wait_all_tasks_blocked()
+        assert len(rig.events()) == credit
+        assert Trigger.seen[-1:] == ([f"went on to {credit - 1}"] if credit > 1 else []), "it stands in its yield"
+        assert await extend(rig, credit + 2) == credit + 2
+        assert [event.sequence_index for event in rig.events()] == list(range(credit + 2))
+
+
+async def test_without_credit_a_trigger_does_not_begin(autojump_clock: MockClock) -> None:
+    began = []
+
+    class Trigger(Authored):
+        async def run(self) -> AsyncIterator[TriggerEvent]:
+            began.append(1)
+            yield TriggerEvent(1)
+
+    async with beside_a_neighbour() as rig:
+        await rig.start_for_a_stream(Trigger, 0)
+        await wait_all_tasks_blocked()
+        assert (began, rig.events()) == ([], [])
+        rig.host.extend(Credit(1, "run-1", 5))
+        end = await rig.end_of()
+        assert (end.outcome, end.events) == ("returned", 1)
+
+
+async def test_credit_is_that_of_one_run_and_is_never_taken_back(autojump_clock: MockClock) -> None:
+    class Trigger(Counting):
+        pass
+
+    async with beside_a_neighbour() as rig:
+        await rig.start_for_a_stream(Trigger, 4)
+        await wait_all_tasks_blocked()
+        assert await extend(rig, 2) == 4
+        assert await extend(rig, 4) == 4
+        assert await extend(rig, 9, run="run-0") == 4, "of an earlier run"
+        assert await extend(rig, 9, trigger_id=2, run="run-2") == 0, "of a trigger that does not run here"
+        assert await extend(rig, 6) == 6
+
+
+async def test_an_event_that_is_refused_uses_credit_too(autojump_clock: MockClock) -> None:
+    class Trigger(Authored):
+        async def run(self) -> AsyncIterator[TriggerEvent]:
+            while True:
+                yield TriggerEvent(object())
+
+    async with beside_a_neighbour() as rig:
+        await rig.start_for_a_stream(Trigger, 3)
+        await wait_all_tasks_blocked()
+        assert [letter.sequence_index for letter in rig.refused()] == [0, 1, 2]
+
+
+async def test_a_stream_may_be_empty(autojump_clock: MockClock) -> None:
+    class Trigger(Authored):
+        async def run(self) -> AsyncIterator[TriggerEvent]:
+            return
+            yield
+
+    async with beside_a_neighbour() as rig:
+        await rig.start_for_a_stream(Trigger, 3)
+        end = await rig.end_of()
+        assert (end.outcome, end.events) == ("returned", 0)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("credit", [0, 2])
+async def test_a_run_that_stands_is_cancelled_at_once(
+    autojump_clock: MockClock, reason: CancelReason, credit: int
+) -> None:
+    class Trigger(Counting):
+        pass
+
+    async with beside_a_neighbour() as rig:
+        await rig.start_for_a_stream(Trigger, credit)
+        await wait_all_tasks_blocked()
+        rig.cancel(reason)
+        end = await rig.end_of()
+        assert (end.outcome, end.reason, end.events) == ("cancelled", reason, credit)
+        assert trio.current_time() == 0.0
+        killed = ["on_kill"] if reason == "user" else []
+        assert [one for one in Trigger.seen if not one.startswith("went")] == ["closed"] * (credit > 0) + killed + [
+            "cleanup"
+        ]
+
+
+async def test_credit_that_comes_while_the_outbox_is_full_is_kept(autojump_clock: MockClock) -> None:
+    class Trigger(Counting):
+        pass
+
+    full: Any = SETTINGS.__class__(outbox_events_max=3, round_events_max=2)
+    async with hosting(full) as rig:
+        await rig.start_for_a_stream(Trigger, 3)
+        await wait_all_tasks_blocked()
+        rig.host.extend(Credit(1, "run-1", 5))
+        await wait_all_tasks_blocked()
+        assert len(rig.outbox) == 3, "it waits for room"
+        rig.take()
+        await wait_all_tasks_blocked()
+        rig.take()
+        await wait_all_tasks_blocked()
+        assert len(rig.events()) == 5

@@ -1,0 +1,122 @@
+"""Streams of tasks and what is around them: cleaning, events by hand, dead letters, keys, lists of triggers."""
+
+from __future__ import annotations
+
+from tests.store.harness import Clock, OpenStore, Query
+from tests.store.tasks.streams_harness import Streams, payloads, stream_wait
+
+from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.task_streams import StreamOptions
+from headgate.store.store import Store
+from headgate.store.tasks.outcomes import WorkerLost
+
+S = TaskState
+DAY_S = 86_400.0
+
+
+def clean(store: Store, days: float) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for _, cleaned in store.cleaning.clean(days * DAY_S):
+        for table, count in cleaned.rows.items():
+            rows[table] = rows.get(table, 0) + count
+    return rows
+
+
+# --- cleaning ------------------------------------------------------------------------------------
+
+
+def test_a_clean_keeps_what_is_not_handled_and_the_newest_event_of_a_trigger_that_is_over(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    tasks.fire(1, 2, 3, 4)
+    assert tasks.fail_it(number=2) is S.UP_FOR_RETRY
+    tasks.let_go()
+    clock.pass_days(40)
+    assert clean(store, 30) == {"trigger_event": 2}
+    tasks.epoch = tasks.register()
+    tasks.retry()
+    assert tasks.stream_it() is S.SCHEDULED
+    assert payloads(tasks.take()[1]) == [3, 4]
+
+
+def test_a_stream_goes_with_its_run(open_store: OpenStore, query: Query) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    tasks.fire(1, 2, keyed=True)
+    tasks.succeed_it()
+    tasks.let_go()
+    store.tasks.cancel_run(tasks.run)
+    clock.pass_days(40)
+    deleted = clean(store, 30)
+    assert (deleted["task_stream"], deleted["trigger_event"], deleted["trigger"]) == (1, 2, 1)
+
+
+# --- by hand -------------------------------------------------------------------------------------
+
+
+def test_a_redriven_event_goes_to_the_end_of_its_stream(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    lost = tasks.events("lost")[0]
+    tasks.fire("after")
+    store.dead_letter_event(tasks.epoch, lost, "the database cannot take it")
+    (letter,) = query("SELECT id FROM dead_letter")
+    tasks.handle()
+    tasks.take()
+    tasks.end(str(tasks.row()["token"]), WorkerLost("killed"))
+    tasks.let_go()
+    tasks.retry()
+    tasks.stream_it()
+    assert tasks.state() is S.DEFERRED
+    store.letters.redrive(letter["id"], by="me")
+    assert tasks.state() is S.SCHEDULED
+    _, part = tasks.take()
+    assert (payloads(part), part.handled) == (["lost"], 1)
+    assert tasks.is_open(), "its trigger runs on"
+
+
+# --- what is shown -------------------------------------------------------------------------------
+
+
+def test_the_trigger_of_a_stream_is_listed_with_its_task_whether_it_waits_or_not(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    for _ in range(2):
+        (line,) = store.inspect.triggers()
+        assert (line.dag, line.run_id, line.task_id) == ("etl", "r1", "a")
+        tasks.fire(1)
+    assert tasks.state() is S.SCHEDULED
+
+
+def test_the_state_of_a_stream_is_encrypted_again_with_a_new_key(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    tasks.fire(1)
+    tasks.handle(secret="s3cret")
+    before = tasks.stream()["state"]
+    assert "s3cret" not in before
+    assert store.keys.encrypt_again("task_stream.state", 0).rewritten == 1
+    assert tasks.stream()["state"] != before
+    assert tasks.place() == (1, {"secret": "s3cret"})
+
+
+def test_why_says_how_far_a_stream_has_come_and_what_it_waits_for(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it(stream_wait(StreamOptions("batch", count=3)))
+    tasks.fire(1, 2, 3, 4)
+    tasks.handle()
+    told = store.inspect.why_task(store.inspect.find_task("etl", "r1", "a"))
+    assert ("stream", "3 events handled, 1 waits for a batch of 3") in told.facts
+    tasks.fire(5, 6)
+    tasks.fail_it()
+    tasks.retry()
+    tasks.stream_it(stream_wait(StreamOptions("batch", count=9)))
+    told = store.inspect.why_task(store.inspect.find_task("etl", "r1", "a"))
+    assert ("stream", "3 events handled, 3 wait for a batch of 9") in told.facts
+    assert told.reason == "trigger_ending"

@@ -1,0 +1,122 @@
+"""The ends of steps that are stored in groups: whatever is in one of them, its neighbours lose nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+from tests.store.harness import Query
+from tests.supervisor.tasks.core_harness import DEFER, Scene
+from tests.supervisor.tasks_harness import S, task_states
+
+from headgate.protocol import marks
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX
+from headgate.protocol.messages.queries import GetXCom
+from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
+from headgate.store.store import Store
+from headgate.supervisor.executors.base import StepQuery
+from headgate.supervisor.tasks import core
+
+TOO_BIG = StepSucceeded(xcoms=(XCom("big", b"x" * (XCOM_BYTES_MAX + 1)),))
+# Neither the worker nor the store can tell: PostgreSQL takes no NUL, and SQLite no id that is not text of UTF-8.
+OF_THE_DATABASE = StepSucceeded(skips=("\ud800",))
+NAMES = tuple("abcdefgh")
+
+
+@pytest.fixture
+def scene(store: Store, query: Query) -> Scene:
+    """A scene in which all of `NAMES` run, and a group may have all of them."""
+    scene = Scene(store, query, *NAMES, workers=len(NAMES))
+    scene.core._group_size.items = core.OUTCOMES_MAX
+    scene.step()
+    assert len(scene.executor.steps) == len(NAMES)
+    return scene
+
+
+@pytest.fixture
+def commits(scene: Scene) -> Iterator[Callable[[], int]]:
+    """Counts the transactions in which outcomes were stored."""
+    counted: list[str] = []
+    marks.arm(lambda name: counted.append(name) if name == "outcomes.grouped" else None)
+    yield lambda: len(counted)
+    marks.disarm()
+
+
+def finish(scene: Scene, **outcomes: StepOutcome) -> None:
+    """Have all steps end, in order of their tasks, well unless another outcome is given."""
+    for token, step in sorted(scene.executor.steps.items(), key=lambda item: item[1].task_id):
+        scene.executor.finish(outcomes.get(step.task_id, StepSucceeded(xcoms=(XCom("k", b"1"),))), token)
+
+
+def states(scene: Scene) -> dict[str, S]:
+    return task_states(scene.tasks.store, scene.tasks.run)
+
+
+def test_all_that_has_ended_meanwhile_is_stored_in_one_transaction(scene: Scene, commits: Callable[[], int]) -> None:
+    finish(scene, b=StepFailed("boom"), c=StepSkipped("nothing"), d=DEFER)
+    scene.step(1.0)
+    assert commits() == 1
+    expected = dict.fromkeys(NAMES, S.SUCCESS) | {"b": S.FAILED, "c": S.SKIPPED, "d": S.DEFERRED}
+    assert states(scene) == expected
+    assert scene.tasks.store.tasks.pull_xcom(scene.tasks.run, "h", "k") == b"1"
+
+
+@pytest.mark.parametrize("bad", [TOO_BIG, OF_THE_DATABASE, msgspec.structs.replace(DEFER, next_method="no name")])
+@pytest.mark.parametrize("of", [("a",), ("h",), ("d", "e"), NAMES])
+def test_what_cannot_be_stored_fails_alone(scene: Scene, bad: StepOutcome, of: tuple[str, ...]) -> None:
+    finish(scene, **dict.fromkeys(of, bad))
+    for _ in range(len(NAMES)):
+        scene.step(1.0)
+    assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS) | dict.fromkeys(of, S.FAILED)
+    assert scene.logs.events().count("the outcome cannot be stored") == len(of)
+    assert scene.logs.events().count("succeeded") == len(NAMES) - len(of)
+    assert scene.core._inbox == scene.core._inbox.__class__()
+
+
+def test_one_bad_outcome_costs_no_more_transactions_than_halving_takes(
+    scene: Scene, commits: Callable[[], int]
+) -> None:
+    finish(scene, e=TOO_BIG)
+    while scene.core._inbox or scene.executor.pending:
+        scene.step(1.0)
+    assert commits() <= 5, "a to d, e as a failure, f to h, and at most two on the way"
+
+
+def test_a_late_outcome_in_a_group_changes_nothing_and_its_task_begins_again(scene: Scene) -> None:
+    scene.tasks.store.tasks.clear_many(scene.tasks.run, ["c"])
+    finish(scene)
+    scene.step(1.0)
+    assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS) | {"c": S.NONE}
+    assert scene.tasks.store.tasks.pull_xcom(scene.tasks.run, "c", "k") is None
+
+
+def test_a_group_whose_commit_nobody_heard_of_is_stored_once(scene: Scene) -> None:
+    finish(scene, b=StepFailed("boom"), d=DEFER)
+    scene.store.fails, scene.store.is_done_first = "store_ends", True
+    scene.step(1.0)
+    before = states(scene)
+    scene.step(scene.core.wake_at())
+    assert states(scene) == before == dict.fromkeys(NAMES, S.SUCCESS) | {"b": S.FAILED, "d": S.DEFERRED}
+    assert len(list(scene.tasks.store.inspect.triggers())) == 1
+
+
+def test_a_query_is_answered_after_what_came_before_it_is_stored(scene: Scene) -> None:
+    (first, last) = [next(t for t, step in scene.executor.steps.items() if step.task_id == name) for name in "ah"]
+    scene.executor.finish(StepSucceeded(), first)
+    scene.executor.pending.append(StepQuery(last, 1, GetXCom("a", "k")))
+    finish(scene)
+    scene.step(1.0)
+    assert [token for token, _ in scene.executor.answers] == [last]
+    assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS)
+
+
+def test_a_slow_database_gets_smaller_groups(store: Store, query: Query) -> None:
+    moments = iter(range(1000))
+    scene = Scene(store, query, *NAMES, workers=len(NAMES))
+    scene.core._clock = lambda: float(next(moments))
+    scene.core._group_size.items = len(NAMES)
+    scene.step()
+    finish(scene)
+    scene.step(1.0)
+    assert scene.core._group_size.items == core.OUTCOMES_FIRST
