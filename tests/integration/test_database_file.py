@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from headgate.supervisor.commands import EXIT_DATABASE_REPLACED
 
 def delete_all(file: Path) -> None:
     for path in file.parent.glob(f"{file.name}*"):
-        path.unlink()
+        if path.is_dir():  # the bells of who waits
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def delete_log(file: Path) -> None:
