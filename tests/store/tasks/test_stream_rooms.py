@@ -56,6 +56,15 @@ def test_another_owner_of_the_trigger_is_told_whenever_a_quarter_of_what_may_wai
     assert told == [is_elsewhere and number % 2 == 0 for number in range(1, 7)]
 
 
+def test_the_room_says_that_a_step_takes_only_the_newest_event(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it(stream_wait(StreamOptions("latest", count=1, ahead=5)))
+    tasks.fire(1, 2, 3)
+    assert store.tasks.stream_rooms([tasks.trigger_id]) == {tasks.trigger_id: Room(5, 3, is_latest=True)}
+    tasks.handle()
+    assert store.tasks.stream_rooms([tasks.trigger_id]) == {tasks.trigger_id: Room(5, 0, is_latest=True)}
+
+
 def test_the_room_says_how_long_a_batch_is(store: Store, query: Query) -> None:
     tasks = Streams(store, query)
     tasks.stream_it(stream_wait(StreamOptions("batch", count=4, ahead=5)))

@@ -74,6 +74,19 @@ def test_a_run_begins_with_what_is_free_and_gets_more_when_a_quarter_is() -> Non
     assert streams.step() == [Credit(1, "run-1", 95)]
 
 
+def test_one_step_that_takes_only_the_newest_frees_all_that_waited() -> None:
+    streams = Streams(t1=100)
+    streams.rooms[1] = Room(100, 0, is_latest=True)
+    streams.start()
+    streams.step()
+    streams.wait(1, 100)
+    streams.credits.fired({(1, "run-1"): 100})
+    assert streams.step() == []
+    streams.wait(1, 0)
+    streams.credits.handled({TriggerId(1): 1})
+    assert streams.step() == [Credit(1, "run-1", 200)], "the next look would come seconds later"
+
+
 def test_only_the_current_run_counts_and_one_that_is_over_is_forgotten() -> None:
     streams = Streams(t1=8, t2=8)
     streams.start(1)
@@ -171,11 +184,12 @@ def test_one_step_counts_no_more_events_than_one_stream_may_have(ahead: int, ask
 ACTS = st.tuples(st.sampled_from(["fire", "fire twice", "store", "handle", "handle elsewhere"]), st.integers(1, 30))
 
 
-@given(ahead=st.integers(1, 40), acts=st.lists(ACTS, max_size=60))
+@given(ahead=st.integers(1, 40), is_latest=st.booleans(), acts=st.lists(ACTS, max_size=60))
 def test_whatever_happens_no_more_than_ahead_waits_and_nothing_stands_for_ever(
-    ahead: int, acts: list[tuple[str, int]]
+    ahead: int, is_latest: bool, acts: list[tuple[str, int]]
 ) -> None:
     streams = Streams(t1=ahead)
+    streams.rooms[1] = Room(ahead, 0, is_latest=is_latest)
     fired = known = waiting = in_flight = 0
     streams.start()
     streams.step()
@@ -190,14 +204,16 @@ def test_whatever_happens_no_more_than_ahead_waits_and_nothing_stands_for_ever(
                 streams.wait(1, waiting)
                 streams.credits.fired({(1, "run-1"): known})
             case _:
-                number = min(number, waiting)
+                number = waiting if is_latest else min(number, waiting)
                 waiting -= number
                 streams.wait(1, waiting)
                 if act == "handle":
-                    streams.credits.handled({TriggerId(1): number})
+                    streams.credits.handled({TriggerId(1): min(1, number) if is_latest else number})
                 else:
                     streams.credits.look()
         streams.step()
+        if act == "handle" and number and waiting == 0:
+            assert streams.given[1] > known, "nothing waits: it may go on without a look"
         assert waiting <= ahead
         assert streams.given[1] - known + waiting <= ahead, "what it may fire has room"
     assert waiting == in_flight == 0

@@ -213,11 +213,15 @@ def _tell_owner(tx: LeasedTx, stream: Stream, before: int) -> None:
 
 
 class Room(NamedTuple):
-    """How many events of a stream may wait, how many do, and how many have to, or their task begins no step."""
+    """How many events of a stream may wait, how many do, and how many have to, or their task begins no step.
+
+    ``is_latest``: a step handles all that wait when it begins, by the newest of them.
+    """
 
     ahead: int
     waiting: int
     batch: int = 1
+    is_latest: bool = False
 
 
 def rooms(tx: Tx, triggers: Sequence[int]) -> dict[int, Room]:
@@ -227,7 +231,8 @@ def rooms(tx: Tx, triggers: Sequence[int]) -> dict[int, Room]:
         stream = task_streams.read_by_trigger(tx, trigger_id)
         if stream is not None:
             batch = stream.batch_count if stream.contract == "batch" else 1
-            found[trigger_id] = Room(stream.ahead, count_waiting(tx, stream, stream.ahead), batch)
+            waiting = count_waiting(tx, stream, stream.ahead)
+            found[trigger_id] = Room(stream.ahead, waiting, batch, stream.contract == "latest")
     return found
 
 

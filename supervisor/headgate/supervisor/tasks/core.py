@@ -261,7 +261,9 @@ class TaskCore:
         ends = [StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task)) for end in group]
         states = self._store.store_ends(epoch, ends)
         for end, state in zip(group, states, strict=True):
-            self._has_changed_triggers |= isinstance(end.outcome, StepDeferred) or end.task.stream is not None
+            # A step that has only handled events leaves its trigger as it is; any other end of one ends it.
+            ends_stream = end.task.stream is not None and not isinstance(end.outcome, StepHandled)
+            self._has_changed_triggers |= ends_stream or isinstance(end.outcome, StepDeferred)
             if end.task.stream_trigger is not None and (handled := _handled(end.outcome)):
                 before = self._handled.get(end.task.stream_trigger, 0)
                 self._handled[end.task.stream_trigger] = before + handled
@@ -271,6 +273,7 @@ class TaskCore:
     def _store_refused(self, epoch: Epoch, end: _End, refused: ValueRefused | RowsRefused) -> None:
         """Fail a task with the error for which its outcome cannot be stored; it keeps none of its XComs."""
         state = self._store.fail(epoch, end.task.id, end.task.token, str(refused))
+        self._has_changed_triggers |= end.task.stream is not None
         self._log_end(end.task, state, "the outcome cannot be stored", {"error": str(refused)})
         self._logs.flush()
 

@@ -34,6 +34,7 @@ class _Run(msgspec.Struct):
     credit: int = 0
     ahead: int = AHEAD
     batch: int = 1  # so many have to wait before its task begins a step
+    is_latest: bool = False  # a step of its task handles all that wait, and counts one
     missing: int = 0
 
     @property
@@ -77,11 +78,14 @@ class Credits:
                 self._note(trigger_id, run, moved)
 
     def handled(self, events: Mapping[TriggerId, int]) -> None:
-        """Take how many events of the streams of some triggers are handled now, as outcomes of steps say."""
+        """Take how many events of the streams of some triggers are handled now, as outcomes of steps say.
+
+        Of the contract ``latest`` they say only that there was a step.
+        """
         for trigger_id, number in events.items():
             run = self._runs.get(trigger_id)
             if run is not None:
-                self._note(trigger_id, run, number)
+                self._note(trigger_id, run, max(number, run.missing) if run.is_latest else number)
 
     def _note(self, trigger_id: int, run: _Run, moved: int) -> None:
         run.missing -= moved
@@ -107,7 +111,7 @@ class Credits:
         with self._retry.attempt(now):
             for trigger_id, room in self._store.stream_rooms(some).items():
                 run = self._runs[trigger_id]
-                run.ahead, run.batch = room.ahead, room.batch
+                run.ahead, run.batch, run.is_latest = room.ahead, room.batch, room.is_latest
                 credit = run.fired + max(0, room.ahead - room.waiting)
                 run.missing = run.step - (credit - run.credit)
                 if run.missing <= 0:
