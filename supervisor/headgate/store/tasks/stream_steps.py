@@ -32,13 +32,11 @@ from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import task_instance, task_stream, trigger, trigger_event
 from headgate.store.tasks import task_streams
 from headgate.store.tasks.task_rows import LockedTask
-from headgate.store.tasks.task_streams import Stream
+from headgate.store.tasks.task_streams import EVENTS, EVENTS_BEHIND, Stream
 
 _S = task_stream.c
 _E = trigger_event.c
 WAITING_COUNTED_MAX = AHEAD_MAX + EVENTS_PER_STEP_MAX  # events that wait are counted up to here
-
-_OF_STREAM = (_E.trigger_id == bindparam("of_trigger"), _E.kind == literal_column("'event'"))
 
 # --- the events of a step ------------------------------------------------------------------------
 
@@ -76,41 +74,34 @@ class _Row(NamedTuple):
 
 _COUNT = Prepared(
     select(func.count()).select_from(
-        select(_E.id)
-        .where(*_OF_STREAM, _E.id > bindparam("after"))
-        .limit(bindparam("wanted", type_=Integer()))
-        .subquery()
+        select(_E.id).where(*EVENTS_BEHIND).limit(bindparam("wanted", type_=Integer())).subquery()
     )
 )
 _SIZES = Prepared(
     select(_E.id, func.length(_E.payload))
-    .where(*_OF_STREAM, _E.id > bindparam("after"))
+    .where(*EVENTS_BEHIND)
     .order_by(_E.id)
     .limit(bindparam("wanted", type_=Integer()))
 )
-_NEWEST = Prepared(
-    select(_E.id).where(*_OF_STREAM, _E.id > bindparam("after")).order_by(_E.id.desc()).limit(literal_column("1"))
-)
+_NEWEST = Prepared(select(_E.id).where(*EVENTS_BEHIND).order_by(_E.id.desc()).limit(literal_column("1")))
 _EVENTS = Prepared(
     select(*(_E[name] for name in _Row._fields))
-    .where(*_OF_STREAM, _E.id.between(bindparam("first"), bindparam("last")))
+    .where(*EVENTS, _E.id.between(bindparam("first"), bindparam("last")))
     .order_by(_E.id)
 )
 
 
 def count_waiting(tx: Tx, stream: Stream, at_most: int = WAITING_COUNTED_MAX) -> int:
     """Return how many events of a stream are not handled; ``at_most`` if they are more."""
-    behind = {"of_trigger": stream.trigger_id, "after": stream.handled_to}
-    return int(_COUNT.run(tx.connection, **behind, wanted=at_most).fetchone()[0])
+    return int(_COUNT.run(tx.connection, **stream.behind, wanted=at_most).fetchone()[0])
 
 
 def _read(tx: Tx, stream: Stream) -> tuple[StreamEvent, ...]:
     """Return the events of the next step: as many as its contract says, and as fit into a frame."""
-    behind = {"of_trigger": stream.trigger_id, "after": stream.handled_to}
     if stream.contract == "latest":
-        ids = [row[0] for row in _NEWEST.run(tx.connection, **behind).fetchall()]
+        ids = [row[0] for row in _NEWEST.run(tx.connection, **stream.behind).fetchall()]
     else:
-        ids = _fitting(_SIZES.run(tx.connection, **behind, wanted=stream.wanted).fetchall())
+        ids = _fitting(_SIZES.run(tx.connection, **stream.behind, wanted=stream.wanted).fetchall())
     if not ids:
         return ()
     rows = _EVENTS.run(tx.connection, of_trigger=stream.trigger_id, first=ids[0], last=ids[-1]).fetchall()
@@ -143,9 +134,7 @@ def _event(tx: Tx, row: _Row) -> StreamEvent:
 
 # --- how far a step has come ---------------------------------------------------------------------
 
-_COUNT_TO = Prepared(
-    select(func.count(), func.max(_E.id)).where(*_OF_STREAM, _E.id > bindparam("after"), _E.id <= bindparam("upto"))
-)
+_COUNT_TO = Prepared(select(func.count(), func.max(_E.id)).where(*EVENTS_BEHIND, _E.id <= bindparam("upto")))
 _MOVE = Prepared(
     update(task_stream)
     .where(_S.task_instance_id == bindparam("of_task"), _S.handled_to == bindparam("from_"))
@@ -157,8 +146,7 @@ GIVE_TRIES_BACK = Prepared(
 
 
 def _counted_to(tx: Tx, stream: Stream, event_id: int) -> tuple[int, int | None]:
-    upto = {"of_trigger": stream.trigger_id, "after": stream.handled_to, "upto": event_id}
-    count, last = _COUNT_TO.run(tx.connection, **upto).fetchone()
+    count, last = _COUNT_TO.run(tx.connection, **stream.behind, upto=event_id).fetchone()
     return int(count), last
 
 

@@ -48,6 +48,9 @@ from headgate.store.triggers.dead_letters import storable_text
 
 _S = task_stream.c
 _E = trigger_event.c
+# The events of a stream; those behind the place ``after``, which are not handled. `Stream.behind` has the parameters.
+EVENTS = (_E.trigger_id == bindparam("of_trigger"), _E.kind == literal_column("'event'"))
+EVENTS_BEHIND = (*EVENTS, _E.id > bindparam("after"))
 NO_END = "the event by which its trigger ended the task is a dead letter, because another event has its key"
 
 
@@ -76,6 +79,11 @@ class Stream(msgspec.Struct, frozen=True):
     def is_one_by_one(self) -> bool:
         """Whether a step gets one event only, because a step with several has failed here."""
         return self.handled_to < self.one_by_one_to
+
+    @property
+    def behind(self) -> dict[str, int]:
+        """The parameters of `EVENTS_BEHIND`."""
+        return {"of_trigger": self.trigger_id, "after": self.handled_to}
 
     @property
     def wanted(self) -> int:
@@ -174,7 +182,7 @@ class _Waiting(NamedTuple):
 
 _some = (
     select(_E.id, _E.stored_at)
-    .where(_E.trigger_id == bindparam("of_trigger"), _E.id > bindparam("after"), _E.kind == literal_column("'event'"))
+    .where(*EVENTS_BEHIND)
     .order_by(_E.id)
     .limit(bindparam("wanted", type_=Integer()))
     .subquery()
@@ -183,7 +191,7 @@ _WAITING = Prepared(select(func.count(), func.min(_some.c.stored_at), func.max(_
 
 
 def _waiting(tx: Tx, stream: Stream, wanted: int) -> _Waiting:
-    row = _WAITING.run(tx.connection, of_trigger=stream.trigger_id, after=stream.handled_to, wanted=wanted).fetchone()
+    row = _WAITING.run(tx.connection, **stream.behind, wanted=wanted).fetchone()
     times = (None if moment is None else read(tx.connection, moment) for moment in row[1:])
     return _Waiting(int(row[0]), *times)
 
