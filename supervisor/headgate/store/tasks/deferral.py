@@ -192,8 +192,6 @@ def _wait(
     else:
         options, timeout_s = deferral.stream, deferral.timeout_s
         trigger_id = task_streams.begin(tx, task, deferral.classpath, deferral.kwargs, options, timeout_s)
-    limits = [] if deferral.timeout_s is None else [tx.now + timedelta(seconds=deferral.timeout_s)]
-    limits += [] if deadline is None else [deadline]
     state = task_rows.apply(
         tx,
         task,
@@ -203,7 +201,7 @@ def _wait(
         next_method=deferral.next_method,
         next_kwargs=tx.encrypt(deferral.next_kwargs),
         event_id=None,
-        trigger_timeout=bound(tx.connection, min(limits)) if limits else None,
+        trigger_timeout=task_rows.trigger_timeout(tx, tx.now, deferral.timeout_s, deadline),
         deadline=None if deadline is None else bound(tx.connection, deadline),
         **{name: bound(tx.connection, value) for name, value in times.items()},
     )

@@ -256,6 +256,16 @@ def fail(tx: Tx, task: LockedTask, event: str, retry_event: str, error: str) -> 
     return apply(tx, task, retry_event, **values)
 
 
+def trigger_timeout(tx: Tx, since: datetime, timeout_s: float | None, deadline: datetime | None) -> Any:
+    """Return when a wait for a trigger is over, in the driver's form, or None: it lasts ``timeout_s`` after ``since``.
+
+    ``deadline`` is the end of the try, and so of the wait.
+    """
+    limits = [] if timeout_s is None else [since + timedelta(seconds=timeout_s)]
+    limits += [] if deadline is None else [deadline]
+    return bound(tx.connection, min(limits)) if limits else None
+
+
 # --- the row of its trigger ----------------------------------------------------------------------
 
 _INSERT = Prepared(

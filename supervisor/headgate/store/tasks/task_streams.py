@@ -272,10 +272,7 @@ def _set_due(tx: Tx, stream: Stream, due_at: datetime | None) -> None:
 
 def _wait(tx: Tx, task: LockedTask, stream: Stream, newest_at: datetime | None, due_at: datetime | None) -> TaskState:
     """Have a task wait for its next event, for ``timeout_s`` from now or from the last event that waits."""
-    since = tx.now if newest_at is None else newest_at
-    limits = [] if stream.timeout_s is None else [since + timedelta(seconds=stream.timeout_s)]
-    limits += [] if task.deadline is None else [task.deadline]
-    timeout = bound(tx.connection, min(limits)) if limits else None
+    timeout = task_rows.trigger_timeout(tx, newest_at or tx.now, stream.timeout_s, task.deadline)
     _set_due(tx, stream, due_at)
     if task.state is TaskState.RUNNING:
         columns = {"token": task_rows.new_token(), "trigger_id": stream.trigger_id, "trigger_timeout": timeout}
