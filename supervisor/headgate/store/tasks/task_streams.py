@@ -224,15 +224,14 @@ def settle(tx: Tx, task: LockedTask, stream: Stream) -> TaskState:
         state = task_rows.apply(tx, task, "stream_goes_on" if is_running else "stream_event")
         marks.reach("stream.resumed")
         return state
-    if stream.ended_as == "failed":
-        event = "stream_failed" if is_running else "trigger_failed"
-        error, traceback = stream.ended_error or "", stream.ended_traceback or ""
-        return resuming.resume_to_fail(tx, task, event, "trigger_failure", error, traceback)
-    end = _LAST_END.run(tx.connection, of_trigger=stream.trigger_id).fetchone()
-    if end is None:
-        event = "stream_failed" if is_running else "trigger_failed"
-        return resuming.resume_to_fail(tx, task, event, "trigger_failure", NO_END)
-    return resuming.end_task(tx, task, end[0], bytes(end[1]))
+    error, traceback = stream.ended_error or "", stream.ended_traceback or ""
+    if stream.ended_as == "event":
+        end = _LAST_END.run(tx.connection, of_trigger=stream.trigger_id).fetchone()
+        if end is not None:
+            return resuming.end_task(tx, task, end[0], bytes(end[1]))
+        error = NO_END
+    event = "stream_failed" if is_running else "trigger_failed"
+    return resuming.resume_to_fail(tx, task, event, "trigger_failure", error, traceback)
 
 
 def go_on(tx: Tx, instance: TaskInstanceId) -> TaskState:
