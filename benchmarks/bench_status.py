@@ -16,11 +16,12 @@ from sqlalchemy import Engine, text
 from benchmarks.databases import KEYS, Database, fresh
 from benchmarks.harness import Bench, Case, Figure, Figures, Options, Target, main
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.steps import StepDeferred
 from headgate.protocol.values import encode_value
 from headgate.store.db.secrets import Secrets
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
-from headgate.store.tasks.deferral import Deferral
+from headgate.store.tasks.outcomes import StepEnd
 
 QUEUES = ("default",)
 FAST = Target(value_max=50)  # ms
@@ -78,7 +79,8 @@ def _defer_a_task(store: Store, epoch: Epoch) -> None:
     store.scheduling.plan(epoch)
     (task,) = store.tasks.dispatch(epoch, limit=1, queues=QUEUES).tasks
     nothing = encode_value({}, where="kwargs")
-    store.tasks.defer(epoch, task.id, task.token, Deferral("a.Waits", nothing, "resume", nothing))
+    outcome = StepDeferred("a.Waits", nothing, "resume", nothing)
+    store.tasks.store_ends(epoch, [StepEnd(task.id, task.token, outcome)])
     store.claim_triggers(epoch, limit=1, queues=QUEUES)
 
 

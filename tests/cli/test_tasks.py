@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import states
+from tests.store import ends
 from tests.store.harness import Query, register
 from tests.store.tasks.streams_harness import stream_wait
 from tests.supervisor.tasks_harness import WAIT, Tasks
@@ -21,7 +22,9 @@ from headgate.supervisor.serve import machine_identity
 
 def test_tasks_are_listed_and_shown(call_database: Any, etl: Tasks) -> None:
     token = etl.run_it()
-    etl.store.tasks.fail(etl.epoch, etl.a, token, "Traceback\nValueError: no", xcoms={"k": encode_value(7, where="x")})
+    ends.fail(
+        etl.store.tasks, etl.epoch, etl.a, token, "Traceback\nValueError: no", xcoms={"k": encode_value(7, where="x")}
+    )
 
     rows = call_database("tasks", "list", "etl", "latest", "--json").rows()
     assert [(row["task_id"], row["state"]) for row in rows] == [("a", "failed"), ("b", "none"), ("c", "none")]
@@ -102,7 +105,7 @@ def test_why_knows_that_a_supervisor_of_this_machine_is_gone(call_database: Any,
 def test_a_traceback_is_printed_only_when_it_is_asked_for(call_database: Any, etl: Tasks) -> None:
     token = etl.run_it()
     error = "ValueError: no\n\nTraceback (most recent call last):\n  File x\nValueError: no"
-    etl.store.tasks.fail(etl.epoch, etl.a, token, error)
+    ends.fail(etl.store.tasks, etl.epoch, etl.a, token, error)
 
     first, *_ = call_database("why", "etl", "r1", "a").out.splitlines()
     assert first.endswith("in try 1: ValueError: no")
@@ -138,7 +141,7 @@ def test_why_of_a_run_says_it_of_every_task_that_waits(call_database: Any, etl: 
 
 def test_why_of_a_deferred_task_and_of_its_trigger_agree(call_database: Any, etl: Tasks) -> None:
     (given,) = etl.dispatch()
-    etl.store.tasks.defer(etl.epoch, given.id, given.token, WAIT)
+    ends.defer(etl.store.tasks, etl.epoch, given.id, given.token, WAIT)
     trigger = etl.row()["trigger_id"]
 
     (of_task,) = call_database("why", "etl", "r1", "a", "--json").rows()
@@ -153,7 +156,7 @@ def test_why_of_a_deferred_task_and_of_its_trigger_agree(call_database: Any, etl
 
 def test_triggers_are_listed_shown_and_orphans_removed(call_database: Any, etl: Tasks, query: Query) -> None:
     (given,) = etl.dispatch()
-    etl.store.tasks.defer(etl.epoch, given.id, given.token, WAIT)
+    ends.defer(etl.store.tasks, etl.epoch, given.id, given.token, WAIT)
     trigger = etl.row()["trigger_id"]
     etl.store.add_watcher("w", "a.B", {"password": "secret"})
 

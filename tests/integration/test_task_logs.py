@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.integration.conftest import StartPair
 from tests.integration.pair import wait_until
+from tests.store import ends
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.values import encode_value
@@ -36,7 +37,7 @@ def defer_tasks(store: Store, kwargs: dict[str, dict[str, Any]]) -> None:
             "resume",
             encode_value({}, where="next_kwargs"),
         )
-        assert store.tasks.defer(epoch, task.id, task.token, wait)
+        assert ends.defer(store.tasks, epoch, task.id, task.token, wait)
     store.release_triggerer(epoch)
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from tests.integration.conftest import StartStation
 from tests.integration.pair import wait_until
+from tests.store import ends
 from tests.store.harness import OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of
 
@@ -77,7 +78,7 @@ def test_of_a_clear_and_an_event_exactly_one_wins_each_time(open_store: OpenStor
         clearing.tasks.create_run("race", f"r{number}")
     assert tasks.plan().scheduled == RACES
     for task in tasks.dispatch(limit=RACES):
-        assert clearing.tasks.defer(tasks.epoch, task.id, task.token, WAIT)
+        assert ends.defer(clearing.tasks, tasks.epoch, task.id, task.token, WAIT)
     firing.claim_triggers(tasks.epoch, limit=RACES, queues=("default",))
     waiting = {
         row["id"]: row["trigger_id"]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import update
+from tests.store import ends
 from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, register, wait_until_blocked
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, instance_of
 
@@ -82,7 +83,7 @@ def test_an_ended_run_goes_with_all_that_only_it_refers_to(old: Store, clock: Cl
     )
     (again,) = tasks.dispatch()
     assert again.event is not None
-    old.tasks.succeed(tasks.epoch, tasks.a, again.token, xcoms={"k": b"1"})
+    ends.succeed(old.tasks, tasks.epoch, tasks.a, again.token, xcoms={"k": b"1"})
     old.tasks.cancel_run(tasks.run)
     old.release_triggers(tasks.epoch, [trigger])
     clock.pass_days(40)

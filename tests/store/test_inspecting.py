@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.store import ends
 from tests.store.harness import Query, register
 from tests.supervisor.tasks_harness import WAIT, S, Tasks
 
@@ -136,7 +137,7 @@ def test_a_run_that_is_named_latest_is_found_by_its_name(many: Tasks) -> None:
 def test_a_task_is_shown_with_its_xcoms_and_what_is_upstream_of_it(many: Tasks) -> None:
     inspect = many.store.inspect
     token = many.run_it()
-    many.store.tasks.succeed(many.epoch, many.a, token, xcoms={"k": encode_value(5, where="x")})
+    ends.succeed(many.store.tasks, many.epoch, many.a, token, xcoms={"k": encode_value(5, where="x")})
 
     a = inspect.task(inspect.find_task("etl", "r1", "a"))
     b = inspect.task(inspect.find_task("etl", "r1", "b"))
@@ -241,7 +242,7 @@ def test_the_facts_of_a_why_are_those_of_the_database(store: Store, query: Query
     store.tasks.set_pool("default_pool", 1)
     (given,) = tasks.dispatch()
     assert reason() == "running"
-    store.tasks.defer(tasks.epoch, given.id, given.token, WAIT)
+    ends.defer(store.tasks, tasks.epoch, given.id, given.token, WAIT)
     assert reason() == "unclaimed"
     (claimed,) = store.claim_triggers(tasks.epoch, limit=1, queues=["default"])
     assert reason() == "running"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import select
+from tests.store import ends
 from tests.store.harness import QUEUES, register
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
@@ -116,7 +117,7 @@ class Tasks:
 
     def defer_it(self, wait: Deferral = WAIT) -> tuple[str, int]:
         """Bring the first task to ``deferred``, its trigger claimed; return the token and the trigger's id."""
-        assert self.store.tasks.defer(self.epoch, self.a, self.run_it(), wait)
+        assert ends.defer(self.store.tasks, self.epoch, self.a, self.run_it(), wait)
         row = self.row()
         trigger_id = row["trigger_id"]
         claimed = self.store.claim_triggers(self.epoch, limit=10, queues=QUEUES)
@@ -139,16 +140,16 @@ class Tasks:
             case S.DEFERRED:
                 self.defer_it()
             case S.UP_FOR_RETRY:
-                verbs.fail(epoch, self.a, self.run_it(), "error")
+                ends.fail(verbs, epoch, self.a, self.run_it(), "error")
             case S.RESTARTING:
                 self.run_it()
                 self.clear_it()
             case S.SUCCESS:
-                verbs.succeed(epoch, self.a, self.run_it())
+                ends.succeed(verbs, epoch, self.a, self.run_it())
             case S.FAILED:
-                verbs.fail(epoch, self.a, self.run_it(), "error", may_retry=False)
+                ends.fail(verbs, epoch, self.a, self.run_it(), "error", may_retry=False)
             case S.SKIPPED:
-                verbs.succeed(epoch, self.a, self.run_it(), end="skipped")
+                ends.succeed(verbs, epoch, self.a, self.run_it(), end="skipped")
             case S.UPSTREAM_FAILED:
                 verbs.mark(instance_of(self.store, self.run, self.spec.tasks[1].task_id), "failed")
                 self.plan()

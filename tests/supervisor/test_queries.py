@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from cryptography.fernet import Fernet
+from tests.store import ends
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import S, Tasks
 
@@ -115,7 +116,7 @@ def test_an_answer_that_fits_no_frame_is_refused(store: Store) -> None:
 
 
 def test_an_xcom_of_the_asking_steps_run_and_of_no_other(etl: Tasks) -> None:
-    etl.store.tasks.succeed(etl.epoch, etl.a, etl.run_it(), xcoms={"k": b"1"})
+    ends.succeed(etl.store.tasks, etl.epoch, etl.a, etl.run_it(), xcoms={"k": b"1"})
     other = etl.store.tasks.create_run("etl", "r2")
     answers = StoreQueries(etl.store, {})
     assert answers.answer(GetXCom("a", "k"), dag_run_id=etl.run) == EncodedValue(b"1")

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks_harness import Tasks, event_of
 
@@ -96,7 +97,7 @@ def test_a_retry_of_one_of_its_tasks_waits_for_whoever_can_read_it(open_store: O
     clock = Clock()
     run = Newer(open_store(clock=clock), query, retries=1, retry_delay_s=1.0)
     token = run.run_it()
-    run.store.tasks.fail(run.epoch, run.a, token, "error")
+    ends.fail(run.store.tasks, run.epoch, run.a, token, "error")
     run.store_by_newer_version()
     clock.advance(2)
     assert run.store.tasks.retry_due(run.epoch) == []

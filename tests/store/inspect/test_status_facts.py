@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query, add, register
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
@@ -164,7 +165,7 @@ def test_a_task_that_runs_on_after_its_end_and_one_of_a_supervisor_that_is_gone_
 
 def test_a_wait_that_has_timed_out_and_a_retry_that_does_not_begin_are_told(at: Watched, etl: Tasks) -> None:
     token = etl.run_it()
-    at.store.tasks.fail(etl.epoch, etl.a, token, "no")
+    ends.fail(at.store.tasks, etl.epoch, etl.a, token, "no")
     (retry,) = etl.query("SELECT retry_at FROM task_instance")
     assert retry["retry_at"] is not None
     assert at.status() == []
@@ -173,7 +174,7 @@ def test_a_wait_that_has_timed_out_and_a_retry_that_does_not_begin_are_told(at: 
 
 def test_a_wait_that_has_timed_out_is_told(at: Watched, etl: Tasks) -> None:
     token = etl.run_it()
-    at.store.tasks.defer(etl.epoch, etl.a, token, WAIT)
+    ends.defer(at.store.tasks, etl.epoch, etl.a, token, WAIT)
     etl.query("UPDATE task_instance SET trigger_timeout = '2025-12-31 23:00:00.000000'")
     at.store.claim_triggers(etl.epoch, limit=9, queues=QUEUES)
     (problem,) = at.status()

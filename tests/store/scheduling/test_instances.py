@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from tests.store import ends
 from tests.store.harness import Query
 from tests.store.tasks.plans import insert_rows, plan_of
 from tests.supervisor.tasks_harness import Tasks
@@ -98,7 +99,7 @@ def test_what_is_downstream_begins_with_the_last_instance_and_the_run_ends_after
     assert mapped.plan().scheduled == 1
     (task,) = mapped.dispatch()
     assert task.task_id == "total"
-    assert mapped.store.tasks.succeed(mapped.epoch, task.id, task.token)
+    assert ends.succeed(mapped.store.tasks, mapped.epoch, task.id, task.token)
     assert mapped.plan().ended == {mapped.run: "success"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, task_states
 
@@ -30,11 +31,11 @@ class Planned(Tasks):
             how = outcomes.get(task.task_id, "success")
             verbs = self.store.tasks
             if how == "success":
-                assert verbs.succeed(self.epoch, task.id, task.token)
+                assert ends.succeed(verbs, self.epoch, task.id, task.token)
             elif how == "skipped":
-                assert verbs.succeed(self.epoch, task.id, task.token, end="skipped")
+                assert ends.succeed(verbs, self.epoch, task.id, task.token, end="skipped")
             else:
-                assert verbs.fail(self.epoch, task.id, task.token, "error")
+                assert ends.fail(verbs, self.epoch, task.id, task.token, "error")
         return sorted(task.task_id for task in given)
 
     def run_state(self, run: int | None = None) -> str:
@@ -85,9 +86,9 @@ def test_a_diamond_waits_for_both_its_sides(store: Store, query: Query) -> None:
     assert run.do() == ["top"]
     run.plan()
     first, second = run.dispatch()
-    store.tasks.succeed(run.epoch, first.id, first.token)
+    ends.succeed(store.tasks, run.epoch, first.id, first.token)
     assert run.plan().scheduled == 0
-    store.tasks.succeed(run.epoch, second.id, second.token)
+    ends.succeed(store.tasks, run.epoch, second.id, second.token)
     assert run.plan().scheduled == 1
     assert run.do() == ["end"]
     assert run.plan().ended == {run.run: "success"}
@@ -113,7 +114,7 @@ def test_a_branch_skips_what_it_did_not_choose_and_goes_on_behind_it(store: Stor
     run = Planned(store, query, tasks=specs)
     run.plan()
     (task,) = run.dispatch()
-    assert store.tasks.succeed(run.epoch, task.id, task.token, skips=("no", "nobody", "branch"))
+    assert ends.succeed(store.tasks, run.epoch, task.id, task.token, skips=("no", "nobody", "branch"))
     assert run.states() == {"after_no": "none", "branch": "success", "join": "none", "no": "skipped", "yes": "none"}
     run.plan()
     assert run.do() == ["yes"]
@@ -128,7 +129,7 @@ def test_a_late_answer_skips_nothing(store: Store, query: Query) -> None:
     run.plan()
     (task,) = run.dispatch()
     store.tasks.mark(task.id, "failed")
-    assert not store.tasks.succeed(run.epoch, task.id, task.token, skips=("b",))
+    assert not ends.succeed(store.tasks, run.epoch, task.id, task.token, skips=("b",))
     assert run.states() == {"a": "failed", "b": "none"}
 
 
@@ -139,10 +140,10 @@ def test_a_short_circuit_skips_what_has_not_begun_and_nothing_else(store: Store,
     given = {task.task_id: task for task in run.dispatch()}
     assert sorted(given) == ["always", "gate"]
     gate = given["gate"]
-    assert store.tasks.succeed(run.epoch, gate.id, gate.token, skips=("a", "b", "always"))
+    assert ends.succeed(store.tasks, run.epoch, gate.id, gate.token, skips=("a", "b", "always"))
     assert run.states() == {"a": "skipped", "always": "running", "b": "skipped", "gate": "success"}
     always = given["always"]
-    store.tasks.succeed(run.epoch, always.id, always.token)
+    ends.succeed(store.tasks, run.epoch, always.id, always.token)
     assert run.plan().ended == {run.run: "success"}
 
 
@@ -209,7 +210,7 @@ def test_nothing_begins_in_a_dag_that_is_paused_or_gone_and_goes_on_when_it_does
     else:
         store.tasks.save_file(run.epoch, "etl.py", [])
     second = None if how == "remove" else store.tasks.create_run("etl", "r2")
-    store.tasks.succeed(run.epoch, task.id, task.token)
+    ends.succeed(store.tasks, run.epoch, task.id, task.token)
     assert run.plan().scheduled == 0
     assert run.plan().evaluated == 0
     assert run.run_state() == "running"
@@ -291,10 +292,10 @@ def test_a_worker_that_is_lost_and_a_restart_mark_the_run(store: Store, query: Q
     (task,) = run.dispatch()
     run.clear_it()
     assert run.plan().scheduled == 0
-    store.tasks.lose_worker(run.epoch, task.id, task.token, "killed")
+    ends.lose_worker(store.tasks, run.epoch, task.id, task.token, "killed")
     assert run.plan().scheduled == 1
     (task,) = run.dispatch()
-    store.tasks.lose_worker(run.epoch, task.id, task.token, "killed")
+    ends.lose_worker(store.tasks, run.epoch, task.id, task.token, "killed")
     assert run.plan().ended == {run.run: "failed"}
 
 
@@ -326,7 +327,7 @@ def test_runs_beyond_the_limit_wait_and_the_oldest_date_goes_first(store: Store,
     run.plan()
     assert [run.run_state(id_) for id_ in ids] == ["queued", "queued", "queued", "running", "running"]
     while given := run.dispatch(limit=1):
-        assert store.tasks.succeed(run.epoch, given[0].id, given[0].token)
+        assert ends.succeed(store.tasks, run.epoch, given[0].id, given[0].token)
         run.plan()
         run.plan()
         states = [run.run_state(id_) for id_ in ids]

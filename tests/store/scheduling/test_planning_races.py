@@ -11,6 +11,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES, WAITED_MAX_S, Clock
 from tests.store.scheduling.test_planning import chain
 from tests.store.tasks.test_task_races import Race, clear_in
@@ -64,7 +65,7 @@ def race(postgres_url: str, secrets: Any) -> Iterator[Planning]:
 
 def test_an_end_that_comes_during_a_look_is_seen_by_the_next_one(race: Planning) -> None:
     race.mark_run()
-    assert race.second_waits(race.evaluate, lambda: race.two.tasks.succeed(race.epoch, race.first, race.token))
+    assert race.second_waits(race.evaluate, lambda: ends.succeed(race.two.tasks, race.epoch, race.first, race.token))
     assert race.states() == {"a": "success", "b": "none"}  # the look had not seen it
     assert race.one.scheduling.plan(race.epoch).scheduled == 1
 
@@ -81,7 +82,7 @@ def test_a_look_that_comes_while_a_task_ends_does_not_wait_and_the_next_one_sees
 
 
 def test_a_task_that_another_has_locked_keeps_the_run_marked_even_if_that_one_gives_up(race: Planning) -> None:
-    race.one.tasks.succeed(race.epoch, race.first, race.token)
+    ends.succeed(race.one.tasks, race.epoch, race.first, race.token)
 
     class GivesUp(Exception):
         pass
@@ -100,7 +101,7 @@ def test_a_task_that_another_has_locked_keeps_the_run_marked_even_if_that_one_gi
 
 
 def test_a_locked_task_alone_leaves_the_mark(race: Planning) -> None:
-    race.one.tasks.succeed(race.epoch, race.first, race.token)
+    ends.succeed(race.one.tasks, race.epoch, race.first, race.token)
     second = instance_of(race.one, race.chain, "b")
     with race.one.database.writing() as tx:
         tx.connection.exec_driver_sql(f"SELECT 1 FROM task_instance WHERE id = {second} FOR UPDATE")
@@ -142,7 +143,7 @@ def test_two_schedulers_and_workers_bring_many_runs_to_their_end(
     postgres_url: str, secrets: Any, race: Planning
 ) -> None:
     """Four threads plan, dispatch, fail, skip and clear whatever they find, until nothing is left to do."""
-    race.one.tasks.succeed(race.epoch, race.first, race.token)
+    ends.succeed(race.one.tasks, race.epoch, race.first, race.token)
     tasks = (
         *chain("a", "b"),
         *(TaskSpec(f"c{number}", "Op", upstream=("b",)) for number in range(4)),
@@ -173,7 +174,7 @@ def test_two_schedulers_and_workers_bring_many_runs_to_their_end(
                     key = (task.run_id, task.task_id)
                     ran[key] = ran.get(key, 0) + 1
                     skips = ("c0", "c1") if task.task_id == "b" and number % 2 else ()
-                    assert store.tasks.succeed(race.epoch, task.id, task.token, skips=skips)
+                    assert ends.succeed(store.tasks, race.epoch, task.id, task.token, skips=skips)
 
     together(4, work)
     rows = race.query("SELECT state, needs_look FROM dag_run")
@@ -181,5 +182,5 @@ def test_two_schedulers_and_workers_bring_many_runs_to_their_end(
     assert {(row["state"], row["needs_look"]) for row in rows} == {("success", False)}
     assert max(most) <= 3
     assert set(ran.values()) == {1}
-    ends = race.query("SELECT state, count(*) AS n FROM task_instance WHERE task_id = 'end' GROUP BY state")
-    assert ends == [{"state": S.SUCCESS.value, "n": 12}]
+    last = race.query("SELECT state, count(*) AS n FROM task_instance WHERE task_id = 'end' GROUP BY state")
+    assert last == [{"state": S.SUCCESS.value, "n": 12}]

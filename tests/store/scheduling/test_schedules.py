@@ -9,6 +9,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, register
 from tests.supervisor.tasks_harness import event_of
 
@@ -52,7 +53,7 @@ class World:
     def end_all(self) -> None:
         self.store.scheduling.plan(self.epoch)
         for task in self.store.tasks.dispatch(self.epoch, limit=99, queues=QUEUES).tasks:
-            self.store.tasks.succeed(self.epoch, task.id, task.token)
+            ends.succeed(self.store.tasks, self.epoch, task.id, task.token)
         self.store.scheduling.plan(self.epoch)
 
     def watch(self, *names: str) -> list[int]:

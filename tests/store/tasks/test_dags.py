@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from cryptography.fernet import Fernet
+from tests.store import ends
 from tests.store.harness import Query, register
 from tests.supervisor.tasks_harness import WAIT, Tasks, import_errors, task_states
 
@@ -109,7 +110,7 @@ def test_a_run_ends_when_its_last_task_has_and_goes_on_when_one_is_cleared(store
     tasks = Tasks(store, query)
     token = tasks.run_it()
     assert tasks.plan().ended == {}
-    assert store.tasks.succeed(tasks.epoch, tasks.a, token)
+    assert ends.succeed(store.tasks, tasks.epoch, tasks.a, token)
     assert tasks.plan().ended == {tasks.run: "success"}
     assert tasks.plan().ended == {}
     (run,) = query("SELECT * FROM dag_run")
@@ -126,7 +127,7 @@ def test_a_run_follows_its_dag_but_for_what_is_with_a_worker_or_has_ended(store:
     _, trigger_id = tasks.defer_it()
     b, c = tasks.dispatch(limit=2)
     assert (b.task_id, c.task_id) == ("b", "c")
-    store.tasks.succeed(tasks.epoch, b.id, b.token, end="skipped")
+    ends.succeed(store.tasks, tasks.epoch, b.id, b.token, end="skipped")
     store.tasks.save_file(tasks.epoch, "etl.py", [DagSpec("etl", tasks=(TaskSpec("e", "Op"), TaskSpec("f", "Op")))])
     assert tasks.plan().removed == 2
     assert task_states(store, tasks.run) == {
@@ -149,9 +150,9 @@ def test_an_xcom_is_as_big_as_it_may_be_and_no_bigger(store: Store, query: Query
     token = tasks.run_it()
     too_big = {"first": b"1", "model": b"x" * (XCOM_BYTES_MAX + 1)}
     with pytest.raises(ValueRefused, match=r"the XCom 'model' needs 49,153 bytes; the limit is 49,152"):
-        store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms=too_big)
+        ends.succeed(store.tasks, tasks.epoch, tasks.a, token, xcoms=too_big)
     assert tasks.state() is S.RUNNING
-    assert store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms={"k": b"x" * XCOM_BYTES_MAX})
+    assert ends.succeed(store.tasks, tasks.epoch, tasks.a, token, xcoms={"k": b"x" * XCOM_BYTES_MAX})
     assert [row["key"] for row in query("SELECT key FROM xcom")] == ["k"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, Tasks, event_of
 
@@ -27,11 +28,11 @@ S = TaskState
 
 def test_a_trigger_that_ends_without_an_event_or_fails_resumes_its_task_to_fail(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
-    ends: tuple[tuple[Outcome, str, str], ...] = (
+    outcomes: tuple[tuple[Outcome, str, str], ...] = (
         ("returned", "", "ended without an event"),
         ("failed", "boom", "boom"),
     )
-    for outcome, error, expected in ends:
+    for outcome, error, expected in outcomes:
         _, trigger_id = tasks.defer_it()
         end = FinishedTrigger(trigger_id, f"run-{trigger_id}", outcome, 0, error=error, traceback="Traceback ...")
         store.store_slice(tasks.epoch, finished=[end])
@@ -182,7 +183,7 @@ def test_the_deadline_is_over_the_whole_try_deferrals_included(open_store: OpenS
     assert task.deadline == begun + timedelta(seconds=100)
     assert not store.tasks.owned(tasks.epoch)[0].is_overdue
     # The second deferral may take 60 s by itself, but the task has only 50 s left.
-    store.tasks.defer(tasks.epoch, tasks.a, task.token, Deferral("a.B", b"{}", "resume", b"{}", timeout_s=60.0))
+    ends.defer(store.tasks, tasks.epoch, tasks.a, task.token, Deferral("a.B", b"{}", "resume", b"{}", timeout_s=60.0))
     clock.advance(49.999)
     assert store.tasks.time_out(tasks.epoch) == []
     clock.advance(0.001)
@@ -234,13 +235,13 @@ def test_retries_wait_longer_each_time_and_end_and_a_clear_begins_them_anew(
     tasks = Tasks(store, query, retries=2, retry_delay_s=10.0, retry_exponential_backoff=True)
     for round_ in (1, 2):
         for try_number, wait_s in ((1, 10), (2, 20)):
-            assert store.tasks.fail(tasks.epoch, tasks.a, tasks.run_it(), "error") is S.UP_FOR_RETRY
+            assert ends.fail(store.tasks, tasks.epoch, tasks.a, tasks.run_it(), "error") is S.UP_FOR_RETRY
             assert tasks.row()["try_number"] == try_number + 3 * (round_ - 1)
             clock.advance(wait_s - 0.001)
             assert store.tasks.retry_due(tasks.epoch) == []
             clock.advance(0.001)
             assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
-        assert store.tasks.fail(tasks.epoch, tasks.a, tasks.run_it(), "the last error") is S.FAILED
+        assert ends.fail(store.tasks, tasks.epoch, tasks.a, tasks.run_it(), "the last error") is S.FAILED
         assert tasks.row()["last_error"] == "the last error"
         assert tasks.clear_it() is S.NONE
         assert tasks.row()["last_error"] is None
@@ -249,11 +250,11 @@ def test_retries_wait_longer_each_time_and_end_and_a_clear_begins_them_anew(
 def test_a_new_try_does_not_see_the_xcoms_of_the_one_before(store: Store, query: Query) -> None:
     tasks = Tasks(store, query, retries=1, retry_delay_s=0.0)
     token = tasks.run_it()
-    assert store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms={"k": b"1", "l": b"2"})
+    assert ends.defer(store.tasks, tasks.epoch, tasks.a, token, WAIT, xcoms={"k": b"1", "l": b"2"})
     (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
     store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
     (task,) = tasks.dispatch()
-    store.tasks.fail(tasks.epoch, tasks.a, task.token, "error", xcoms={"k": b"3"})
+    ends.fail(store.tasks, tasks.epoch, tasks.a, task.token, "error", xcoms={"k": b"3"})
     assert store.tasks.pull_xcom(tasks.run, "a", "k") == b"3"
     assert store.tasks.pull_xcom(tasks.run, "a", "l") == b"2"
     assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
@@ -265,33 +266,33 @@ def test_xcoms_go_in_with_whatever_ends_a_step_or_nothing_does(store: Store, que
     too_big = {"big": b"x" * 50_000}
     token = tasks.run_it()
     verbs: list[Callable[[], object]] = [
-        lambda: store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms=too_big),
-        lambda: store.tasks.fail(tasks.epoch, tasks.a, token, "error", xcoms=too_big),
+        lambda: ends.defer(store.tasks, tasks.epoch, tasks.a, token, WAIT, xcoms=too_big),
+        lambda: ends.fail(store.tasks, tasks.epoch, tasks.a, token, "error", xcoms=too_big),
     ]
     for verb in verbs:
         with pytest.raises(ValueRefused, match="'big'"):
             verb()
         assert tasks.state() is S.RUNNING
     assert all(line.removed_at for line in store.inspect.triggers(with_ended=True))
-    assert store.tasks.defer(tasks.epoch, tasks.a, token, WAIT, xcoms={"before": b"1"})
+    assert ends.defer(store.tasks, tasks.epoch, tasks.a, token, WAIT, xcoms={"before": b"1"})
     (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
     store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
     (task,) = tasks.dispatch()
-    assert store.tasks.fail(tasks.epoch, tasks.a, task.token, "error", xcoms={"after": b"2"}) is S.UP_FOR_RETRY
+    assert ends.fail(store.tasks, tasks.epoch, tasks.a, task.token, "error", xcoms={"after": b"2"}) is S.UP_FOR_RETRY
     assert store.tasks.pull_xcom(tasks.run, "a", "before") == b"1"
     assert store.tasks.pull_xcom(tasks.run, "a", "after") == b"2"
 
 
 def test_a_cleared_task_has_no_xcoms_and_its_old_worker_pushes_none(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
-    assert store.tasks.succeed(tasks.epoch, tasks.a, tasks.run_it(), xcoms={"return_value": b"1"})
+    assert ends.succeed(store.tasks, tasks.epoch, tasks.a, tasks.run_it(), xcoms={"return_value": b"1"})
     assert tasks.clear_it() is S.NONE
     assert query("SELECT * FROM xcom") == []
     token = tasks.run_it()
     assert tasks.clear_it() is S.RESTARTING
     (owned,) = store.tasks.owned(tasks.epoch)
     assert (owned.token, owned.state) == (token, S.RESTARTING)
-    assert not store.tasks.succeed(tasks.epoch, tasks.a, token, xcoms={"k": b"2"})
+    assert not ends.succeed(store.tasks, tasks.epoch, tasks.a, token, xcoms={"k": b"2"})
     assert query("SELECT * FROM xcom") == []
     assert tasks.state() is S.NONE, "its old worker is done with it"
     assert store.tasks.owned(tasks.epoch) == []
@@ -314,6 +315,6 @@ def test_a_trigger_waits_in_the_queue_of_its_task(store: Store, query: Query) ->
     tasks = Tasks(store, query, queue="gpu")
     tasks.bring_to(S.SCHEDULED)
     (task,) = store.tasks.dispatch(tasks.epoch, limit=1, queues=("gpu",)).tasks
-    store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT)
+    ends.defer(store.tasks, tasks.epoch, tasks.a, task.token, WAIT)
     assert store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES) == []
     assert len(store.claim_triggers(tasks.epoch, limit=9, queues=("gpu",))) == 1, "where the task ran"

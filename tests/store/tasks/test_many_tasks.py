@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.store import ends
 from tests.store.harness import OpenStore, Query
 from tests.supervisor.tasks_harness import S, Tasks, event_of, instance_of, task_states
 
@@ -127,7 +128,7 @@ def test_a_worker_whose_run_was_cancelled_has_the_task_no_more_and_its_answer_is
     store.tasks.cancel_run(tasks.run)
 
     assert store.tasks.owned(tasks.epoch) == []
-    assert store.tasks.succeed(tasks.epoch, tasks.a, token) is False
+    assert ends.succeed(store.tasks, tasks.epoch, tasks.a, token) is False
     assert tasks.state() is S.FAILED
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from tests.store import ends
 from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, wait_until_blocked
 from tests.supervisor.tasks_harness import WAIT, Tasks, body, clear, event_of
 
@@ -160,7 +161,7 @@ def test_a_finish_that_comes_while_a_mark_is_under_way_changes_nothing(race: Rac
     token = race.run_it()
     said = race.second_waits(
         lambda tx: body(race.one.tasks.mark)(tx, race.a, "failed"),
-        lambda: race.two.tasks.succeed(race.epoch, race.a, token, xcoms={"return_value": b"1"}),
+        lambda: ends.succeed(race.two.tasks, race.epoch, race.a, token, xcoms={"return_value": b"1"}),
     )
     assert said is False
     assert race.state() is S.FAILED
@@ -189,7 +190,7 @@ def test_a_deferral_that_comes_while_a_clear_is_under_way_leaves_no_trigger_behi
     token = race.run_it()
     said = race.second_waits(
         lambda tx: clear_in(tx, race.one, race.run, "a"),
-        lambda: race.two.tasks.defer(race.epoch, race.a, token, WAIT),
+        lambda: ends.defer(race.two.tasks, race.epoch, race.a, token, WAIT),
     )
     assert said is False
     assert race.state() is S.NONE, "its worker is done with it"
@@ -214,7 +215,7 @@ def test_a_task_that_is_adopted_is_not_finished_by_its_worker_at_the_same_moment
     race.epoch, owner = other, race.epoch
     said = race.second_waits(
         lambda tx: body(race.one.tasks.adopt)(tx),
-        lambda: race.two.tasks.succeed(other, race.a, token),
+        lambda: ends.succeed(race.two.tasks, other, race.a, token),
     )
     assert said is False
     row = race.row()
@@ -265,7 +266,7 @@ def test_a_dispatch_passes_over_a_task_that_is_being_cleared(race: Race) -> None
 
 
 def test_no_run_ends_over_a_task_that_is_being_cleared(race: Race) -> None:
-    race.one.tasks.succeed(race.epoch, race.a, race.run_it())
+    ends.succeed(race.one.tasks, race.epoch, race.a, race.run_it())
     said = race.second_waits(
         lambda tx: clear_in(tx, race.one, race.run, "a"),
         lambda: race.two.tasks.cancel_run(race.run),

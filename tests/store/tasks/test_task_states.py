@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, Tasks, event_of
 
@@ -78,11 +79,11 @@ def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int)
         case "started_in_trigger":
             start_in_trigger(tasks)
         case "deferred":
-            verbs.defer(epoch, a, token, WAIT)
+            ends.defer(verbs, epoch, a, token, WAIT)
         case "succeeded" | "skipped":
-            verbs.succeed(epoch, a, token, end=event)
+            ends.succeed(verbs, epoch, a, token, end=event)
         case "failed" | "failed_to_retry":
-            verbs.fail(epoch, a, token, "error", may_retry=event != "failed")
+            ends.fail(verbs, epoch, a, token, "error", may_retry=event != "failed")
         case "retry_due" | "timed_out":
             clock.advance(DAY_S)
             verbs.retry_due(epoch) if event == "retry_due" else verbs.time_out(epoch)
@@ -93,7 +94,7 @@ def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int)
         case "trigger_failed":
             trigger_fails(tasks, trigger_id)
         case "worker_lost" | "worker_lost_to_retry" | "restarted":
-            verbs.lose_worker(epoch, a, token, "killed by SIGKILL")
+            ends.lose_worker(verbs, epoch, a, token, "killed by SIGKILL")
         case "adopted" | "adopted_to_retry":
             adopt(tasks)
         case "cleared":

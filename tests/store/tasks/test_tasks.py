@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES, Query
 from tests.supervisor.tasks_harness import WAIT, Tasks, clear, event_of, task_states
 
@@ -70,12 +71,12 @@ def test_a_pool_never_has_more_slots_in_use_than_it_has(store: Store, query: Que
     assert [task.task_id for task in given] == ["a", "b", "other"]
     assert tasks.dispatch() == []
     # A task that waits for its trigger needs no slot, and gets one again before it goes on.
-    assert store.tasks.defer(tasks.epoch, given[0].id, given[0].token, WAIT)
+    assert ends.defer(store.tasks, tasks.epoch, given[0].id, given[0].token, WAIT)
     assert [task.task_id for task in tasks.dispatch()] == ["c"]
     (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
     store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
     assert tasks.dispatch() == []
-    assert store.tasks.succeed(tasks.epoch, given[1].id, given[1].token)
+    assert ends.succeed(store.tasks, tasks.epoch, given[1].id, given[1].token)
     assert [task.task_id for task in tasks.dispatch()] == ["a"]
 
 
@@ -113,10 +114,10 @@ def answers(tasks: Tasks, token: str) -> dict[str, object]:
     """Have a worker say everything that a worker can say; return what it is told."""
     verbs, epoch, a = tasks.store.tasks, tasks.epoch, tasks.a
     return {
-        "defer": verbs.defer(epoch, a, token, WAIT, xcoms={"k": b"1"}),
-        "succeed": verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
-        "fail": verbs.fail(epoch, a, token, "late", xcoms={"k": b"1"}),
-        "lose_worker": verbs.lose_worker(epoch, a, token, "late"),
+        "defer": ends.defer(verbs, epoch, a, token, WAIT, xcoms={"k": b"1"}),
+        "succeed": ends.succeed(verbs, epoch, a, token, xcoms={"k": b"1"}),
+        "fail": ends.fail(verbs, epoch, a, token, "late", xcoms={"k": b"1"}),
+        "lose_worker": ends.lose_worker(verbs, epoch, a, token, "late"),
     }
 
 
@@ -128,19 +129,19 @@ def test_a_late_answer_of_an_earlier_worker_changes_nothing(store: Store, query:
     tasks = Tasks(store, query, retries=3, retry_delay_s=0.0)
     old = tasks.run_it()
     if then == "running again":
-        assert store.tasks.lose_worker(tasks.epoch, tasks.a, old, "killed") is S.UP_FOR_RETRY
+        assert ends.lose_worker(store.tasks, tasks.epoch, tasks.a, old, "killed") is S.UP_FOR_RETRY
         assert store.tasks.retry_due(tasks.epoch) == [tasks.a]
         tasks.dispatch()
     elif then == "marked":
         store.tasks.mark(tasks.a, "success")
     else:
-        assert store.tasks.defer(tasks.epoch, tasks.a, old, WAIT)
+        assert ends.defer(store.tasks, tasks.epoch, tasks.a, old, WAIT)
         if then != "deferred":
             (trigger,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
             store.store_slice(tasks.epoch, events=[event_of(trigger.id)])
             (again,) = tasks.dispatch()
             if then == "deferred again":
-                store.tasks.defer(tasks.epoch, tasks.a, again.token, WAIT)
+                ends.defer(store.tasks, tasks.epoch, tasks.a, again.token, WAIT)
     before = tasks.row()
     assert before["token"] != old
     assert answers(tasks, old) == REFUSED
@@ -175,7 +176,7 @@ def test_an_event_that_is_stored_twice_resumes_once(store: Store, query: Query) 
     event = event_of(trigger_id)
     store.store_slice(tasks.epoch, events=[event])
     (task,) = tasks.dispatch()
-    assert store.tasks.defer(tasks.epoch, tasks.a, task.token, WAIT)
+    assert ends.defer(store.tasks, tasks.epoch, tasks.a, task.token, WAIT)
     before = tasks.row()
     assert store.store_slice(tasks.epoch, events=[event]).stored == 0
     assert tasks.row() == before
@@ -226,7 +227,7 @@ def test_the_events_of_watchers_cost_no_statement_for_tasks(sqlite_url: str, sec
         assert [trigger.id for trigger in store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)] == [watched]
         assert "INSERT INTO trigger_event" in (alone := slice_of(watched))
         assert "task_instance" not in alone
-        assert store.tasks.defer(tasks.epoch, tasks.a, tasks.run_it(), WAIT)
+        assert ends.defer(store.tasks, tasks.epoch, tasks.a, tasks.run_it(), WAIT)
         (waited_for,) = store.claim_triggers(tasks.epoch, limit=9, queues=QUEUES)
         assert "task_instance" not in slice_of(watched)
         assert slice_of(waited_for.id).count("UPDATE task_instance") == 1
@@ -260,7 +261,7 @@ def test_tasks_of_supervisors_that_are_gone_are_adopted_and_deferred_ones_wait_o
     given = {task.task_id: task for task in tasks.dispatch()}
     ids = {name: task.id for name, task in given.items()}
     assert set(given) == {"a", "b", "r", "d"}
-    store.tasks.defer(tasks.epoch, ids["b"], given["b"].token, WAIT)
+    ends.defer(store.tasks, tasks.epoch, ids["b"], given["b"].token, WAIT)
     assert clear(store, tasks.run, "d") == {"d": S.RESTARTING}
     assert [owned.state for owned in store.tasks.owned(tasks.epoch)] == [S.RUNNING, S.RUNNING, S.RESTARTING]
     other = tasks.register()
@@ -288,13 +289,9 @@ def calls(tasks: Tasks, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "save_import_error": lambda: verbs.save_import_error(epoch, "etl.py", "error"),
         "retry_due": lambda: verbs.retry_due(epoch),
         "dispatch": lambda: verbs.dispatch(epoch, limit=1, queues=QUEUES),
-        "defer": lambda: verbs.defer(epoch, a, token, WAIT),
         "time_out": lambda: verbs.time_out(epoch),
         "begin_due_batches": lambda: verbs.begin_due_batches(epoch),
         "reopen_streams": lambda: verbs.reopen_streams(epoch),
-        "succeed": lambda: verbs.succeed(epoch, a, token, xcoms={"k": b"1"}),
-        "fail": lambda: verbs.fail(epoch, a, token, "error"),
-        "lose_worker": lambda: verbs.lose_worker(epoch, a, token, "error"),
         "store_ends": lambda: verbs.store_ends(epoch, [StepEnd(a, token, WorkerLost("error"))]),
         "adopt": lambda: verbs.adopt(epoch),
     }

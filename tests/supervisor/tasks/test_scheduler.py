@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.store import ends
 from tests.store.harness import Clock, OpenStore, Query
 from tests.store.scheduling.test_planning import Planned, chain
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, task_states
@@ -121,7 +122,7 @@ def test_a_deferral_times_out(driven: Driven) -> None:
     run = driven.run
     (task,) = run.dispatch()
 
-    run.store.tasks.defer(run.epoch, task.id, task.token, msgspec.structs.replace(WAIT, timeout_s=3.0))
+    ends.defer(run.store.tasks, run.epoch, task.id, task.token, msgspec.structs.replace(WAIT, timeout_s=3.0))
     driven.scheduler.notify()
     driven.advance(0.2)
     driven.settle()
@@ -233,8 +234,8 @@ def test_a_dag_that_may_have_no_further_run_holds_up_nothing(open_store: OpenSto
         run.epoch, "o.py", [DagSpec("other", CronSchedule("* * * * *"), max_active_runs=100, tasks=tasks)]
     )
     first, second = run.dispatch(limit=2)
-    run.store.tasks.fail(run.epoch, first.id, first.token, "boom")
-    run.store.tasks.defer(run.epoch, second.id, second.token, msgspec.structs.replace(WAIT, timeout_s=23.0))
+    ends.fail(run.store.tasks, run.epoch, first.id, first.token, "boom")
+    ends.defer(run.store.tasks, run.epoch, second.id, second.token, msgspec.structs.replace(WAIT, timeout_s=23.0))
     driven.scheduler.notify()
     driven.advance(0.2)
     driven.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import pytest
+from tests.store import ends
 from tests.store.harness import QUEUES
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, task_states
 
@@ -107,7 +108,7 @@ def test_a_poll_in_between_does_not_let_the_first_half_begin(store: Store, query
     tasks = Tasks(store, query, tasks=(TaskSpec("t", "Op", priority_weight=9),))  # type: ignore[arg-type]
     tasks.plan()
     (task,) = tasks.dispatch()
-    assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT)
+    assert ends.defer(store.tasks, tasks.epoch, task.id, task.token, WAIT)
     assert supervisor.look(5.6) == 1, "which is that of the task, for its priority"
     assert supervisor.leases.is_claiming, "three watchers are still left"
 
@@ -162,7 +163,7 @@ def test_triggers_are_claimed_by_the_priorities_of_the_tasks_that_wait(
     tasks = Tasks(store, query, tasks=specs)  # type: ignore[arg-type]
     tasks.plan()
     for task in sorted(tasks.dispatch(), key=lambda task: task.id):
-        assert store.tasks.defer(tasks.epoch, task.id, task.token, WAIT)
+        assert ends.defer(store.tasks, tasks.epoch, task.id, task.token, WAIT)
     assert set(task_states(store, tasks.run).values()) == {S.DEFERRED}
     names = []
     while claimed := store.claim_triggers(tasks.epoch, limit=1, queues=QUEUES):

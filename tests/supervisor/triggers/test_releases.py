@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import select
+from tests.store import ends
 from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers, fired
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
@@ -122,7 +123,7 @@ def defer_task(world: World) -> int:
     world.store.scheduling.plan(epoch)
     (task,) = world.store.tasks.dispatch(epoch, limit=1, queues=("default",)).tasks
     wait = Deferral("users.Trigger", encode_value({}, where="k"), "resume", encode_value({}, where="k"))
-    assert world.store.tasks.defer(epoch, task.id, task.token, wait)
+    assert ends.defer(world.store.tasks, epoch, task.id, task.token, wait)
     world.store.release_triggerer(epoch)
     (row,) = world.store.inspect.triggers()
     return row.id
@@ -180,7 +181,7 @@ class Waiting:
         self.task = given.id
         empty = encode_value({}, where="kwargs")
         self.wait = Deferral("a.B", empty, "resume", empty, timeout_s=3.0, stream=stream)
-        self.verbs.defer(self.epoch, given.id, given.token, self.wait)
+        ends.defer(self.verbs, self.epoch, given.id, given.token, self.wait)
         self.supervisor.pass_time(SETTINGS.lease.poll_interval_s - 3.0)
         (self.spec,) = self.supervisor.created()
 
@@ -189,9 +190,9 @@ class Waiting:
         for _ in ("the step that fails", "the next try"):
             (given,) = self.verbs.dispatch(self.epoch, limit=1, queues=("default",)).tasks
             if given.next_method is None:
-                self.verbs.defer(self.epoch, given.id, given.token, self.wait)
+                ends.defer(self.verbs, self.epoch, given.id, given.token, self.wait)
             else:
-                self.verbs.fail(self.epoch, given.id, given.token, "boom")
+                ends.fail(self.verbs, self.epoch, given.id, given.token, "boom")
                 self.verbs.retry_due(self.epoch)
 
     @property

@@ -4,14 +4,13 @@ A verb is a public method of a subclass of `Verbs`. Its decorator says which kin
 replaces the parameter ``tx`` as in the table below. The rest of the signature stays as it is written, for type
 checkers too::
 
-    class TaskVerbs(Verbs):
+    class DeferralVerbs(Verbs):
         @leased
-        def lose_worker(self, tx: LeasedTx, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None:
-            \"\"\"Record that the worker of a task has died; return its new state.\"\"\"
-            task = task_rows.locked(tx, instance, token=token)
-            ...
+        def begin_due_batches(self, tx: LeasedTx, *, limit: int = TIMED_OUT_MAX) -> list[TaskInstanceId]:
+            \"\"\"Have up to ``limit`` tasks handle what waits in their streams; return their ids.\"\"\"
+            return task_streams.begin_due_batches(tx, limit)
 
-    store.tasks.lose_worker(epoch, instance, token, "killed by signal 9")
+    store.tasks.begin_due_batches(epoch, limit=100)
 
 ==================  ==========================  ==========================================================
 `leased`            ``(self, tx: LeasedTx, …)``  writes for a supervisor. Callers pass the epoch first. Its lease

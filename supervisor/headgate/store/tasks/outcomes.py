@@ -8,8 +8,8 @@ Outcomes are stored in groups: one transaction for all that have come in meanwhi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Integer, bindparam, or_, select
@@ -23,7 +23,6 @@ from headgate.protocol.messages.steps import (
     StepOutcome,
     StepSkipped,
     StepSucceeded,
-    XCom,
 )
 from headgate.scheduling import states
 from headgate.store.db.bulk import chunks
@@ -119,60 +118,6 @@ class OutcomeVerbs(Verbs):
         values.store_xcoms(tx, left)
         marks.reach("outcomes.grouped")
         return [new_states[end.token] for end in ends]
-
-    def succeed(
-        self,
-        epoch: Epoch,
-        instance: TaskInstanceId,
-        token: str,
-        *,
-        end: Literal["succeeded", "skipped"] = "succeeded",
-        xcoms: Mapping[str, bytes] | None = None,
-        skips: Collection[str] = (),
-    ) -> bool:
-        """End one running task well; return whether the token was the task's. Raises as `store_ends` does."""
-        left = _xcoms(xcoms)
-        outcome = StepSucceeded(left, tuple(skips)) if end == "succeeded" else StepSkipped(xcoms=left)
-        return self._store_one(epoch, instance, token, outcome) is not None
-
-    def fail(
-        self,
-        epoch: Epoch,
-        instance: TaskInstanceId,
-        token: str,
-        error: str,
-        *,
-        may_retry: bool = True,
-        xcoms: Mapping[str, bytes] | None = None,
-    ) -> TaskState | None:
-        """Fail the try of one running task; return its new state, None if the token was not the task's."""
-        return self._store_one(epoch, instance, token, StepFailed(error, may_retry=may_retry, xcoms=_xcoms(xcoms)))
-
-    def defer(
-        self,
-        epoch: Epoch,
-        instance: TaskInstanceId,
-        token: str,
-        wait: Deferral,
-        *,
-        xcoms: Mapping[str, bytes] | None = None,
-    ) -> bool:
-        """Defer one running task; return whether the token was the task's. Raises as `store_ends` does."""
-        fields = msgspec.structs.asdict(wait)
-        return self._store_one(epoch, instance, token, StepDeferred(**fields, xcoms=_xcoms(xcoms))) is not None
-
-    def lose_worker(self, epoch: Epoch, instance: TaskInstanceId, token: str, reason: str) -> TaskState | None:
-        """Record that the worker of a task is gone; return the task's new state, None if it is not this worker's.
-
-        A running task has failed this try, with the reason. One that was cleared while it ran begins again.
-        """
-        return self._store_one(epoch, instance, token, WorkerLost(reason))
-
-    def _store_one(
-        self, epoch: Epoch, instance: TaskInstanceId, token: str, outcome: StepOutcome | WorkerLost
-    ) -> TaskState | None:
-        (state,) = self.store_ends(epoch, [StepEnd(instance, token, outcome)])
-        return state
 
     @leased
     def adopt(self, tx: LeasedTx, *, limit: int = ADOPTED_MAX) -> list[Adopted]:
@@ -285,10 +230,6 @@ def _lose_worker(tx: LeasedTx, end: StepEnd, reason: str) -> TaskState | None:
             return task_rows.apply(tx, task, "restarted")
         case _:
             return None  # deferred: the token is the trigger's
-
-
-def _xcoms(left: Mapping[str, bytes] | None) -> tuple[XCom, ...]:
-    return tuple(XCom(key, value) for key, value in (left or {}).items())
 
 
 def _skip(tx: Tx, instance: TaskInstanceId, names: Collection[str]) -> None:

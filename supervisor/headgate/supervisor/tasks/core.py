@@ -272,7 +272,7 @@ class TaskCore:
 
     def _store_refused(self, epoch: Epoch, end: _End, refused: ValueRefused | RowsRefused) -> None:
         """Fail a task with the error for which its outcome cannot be stored; it keeps none of its XComs."""
-        state = self._store.fail(epoch, end.task.id, end.task.token, str(refused))
+        (state,) = self._store.store_ends(epoch, [StepEnd(end.task.id, end.task.token, StepFailed(str(refused)))])
         self._has_changed_triggers |= end.task.stream is not None
         self._log_end(end.task, state, "the outcome cannot be stored", {"error": str(refused)})
         self._logs.flush()
@@ -326,7 +326,8 @@ class TaskCore:
         for owned in self._store.owned(epoch):
             if owned.state is TaskState.RESTARTING and owned.token not in known:
                 # Cleared meanwhile. It may be started again after its worker has ended, and it never had one.
-                self._store.lose_worker(epoch, owned.id, owned.token, "it was cleared before it began")
+                lost = WorkerLost("it was cleared before it began")
+                self._store.store_ends(epoch, [StepEnd(owned.id, owned.token, lost)])
                 self._scheduler.notify()
         self._dispatch_in_doubt = False
 

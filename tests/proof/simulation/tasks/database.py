@@ -218,8 +218,6 @@ class TaskFailingStore(FailingStore):
     def call_part(self, name: str, verb: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Carry out a verb of tasks or of the scheduler."""
         ends: Sequence[StepEnd] = args[1] if name == "store_ends" else ()
-        if name == "fail":
-            ends = (StepEnd(args[1], args[2], StepFailed(args[3])),)
         writes = "" if name in READS else name
         if name == "save_file":
             self._task_world.saving = args[2]

@@ -66,5 +66,5 @@ def test_its_runs_stand_in_a_section_of_their_own(tmp_path: Path) -> None:
 
 def test_faults_name_verbs_that_exist() -> None:
     parts = (Store, TaskVerbs, SchedulingVerbs)
-    named = {*scenario.VERBS, *READS, *OF_STEPS.values(), *WRITES, *DEADLY} - set(DEADLY.values())
+    named = {*scenario.VERBS, *READS, "store_ends", *WRITES, *DEADLY} - set(DEADLY.values()) - set(OF_STEPS.values())
     assert [verb for verb in named if not any(hasattr(part, verb) for part in parts)] == []
