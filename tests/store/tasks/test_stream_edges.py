@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.store.harness import QUEUES, Query
+from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.store.tasks.streams_harness import Streams, handled, payloads, stream_wait
 
 from headgate.protocol.messages.dags import TaskState
@@ -47,6 +47,62 @@ def test_an_event_that_is_refused_does_not_end_the_run_of_its_trigger_by_itself(
     assert store.poll(tasks.epoch, QUEUES).ended == [tasks.trigger_id], "and is told to cancel it"
     tasks.fired = 1
     assert tasks.finish("failed", error="boom").over == {tasks.trigger_id}, "so it is not started again"
+
+
+def test_a_run_that_returns_behind_its_last_event_opens_no_trigger_of_a_try_that_is_over(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Streams(store, query)
+    tasks.stream_it(stream_wait(timeout_s=5.0))
+    clock.advance(5)
+    assert store.tasks.time_out(tasks.epoch) == [tasks.a]
+    tasks.fire(1, is_last=True)
+    tasks.finish()
+    assert (tasks.is_open(), tasks.stream()["reopens"]) == (False, False)
+    tasks.fail_it()
+    tasks.retry()
+    assert tasks.stream_it(stream_wait(timeout_s=5.0)) is S.SCHEDULED, "the event is there for the next try"
+    assert tasks.is_open()
+
+
+def test_what_an_earlier_try_has_left_of_a_batch_shortens_no_wait_of_the_next_one(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Streams(store, query, retry_delay_s=60.0)
+    batch = stream_wait(StreamOptions("batch", count=3), timeout_s=20.0)
+    tasks.stream_it(batch)
+    tasks.fire("x", keyed=True)
+    for _ in range(2):
+        clock.advance(20)
+        assert store.tasks.time_out(tasks.epoch) == [tasks.a]
+        tasks.fail_it()
+        tasks.let_go()
+        clock.advance(60)
+        tasks.retry()
+        assert tasks.stream_it(batch) is S.DEFERRED
+        assert store.tasks.time_out(tasks.epoch) == [], "its own wait has just begun"
+        tasks.fire("x", keyed=True)
+        clock.advance(19)
+        assert store.tasks.time_out(tasks.epoch) == [], "and what comes again is no reason to end it"
+
+
+def test_events_that_came_while_a_step_ran_shorten_no_wait_behind_it(open_store: OpenStore, query: Query) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Streams(store, query)
+    tasks.stream_it(stream_wait(StreamOptions("batch", count=2), timeout_s=20.0))
+    tasks.fire(1, 2, 3)
+    task, part = tasks.take()
+    clock.advance(60)
+    assert tasks.end(task.token, StepHandled(handled(part))) is S.DEFERRED
+    clock.advance(19)
+    assert store.tasks.time_out(tasks.epoch) == []
+    clock.advance(1)
+    assert store.tasks.time_out(tasks.epoch) == [tasks.a]
 
 
 def test_a_trigger_that_cannot_be_started_fails_each_try_anew(store: Store, query: Query) -> None:

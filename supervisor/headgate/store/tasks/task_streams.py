@@ -33,7 +33,6 @@ from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent
 from headgate.protocol.messages.task_streams import PoisonRule, StreamContract, StreamOptions
-from headgate.scheduling.states import UNFINISHED
 from headgate.scheduling.task_streams import decide
 from headgate.store.db.bulk import Kind, find
 from headgate.store.db.prepared import Prepared
@@ -258,7 +257,13 @@ _SET_DUE = Prepared(
     .values(due_at=bindparam("due_at"))
 )
 _SET_TIMEOUT = Prepared(
-    update(task_instance).where(task_instance.c.id == bindparam("of_task")).values(trigger_timeout=bindparam("timeout"))
+    update(task_instance)
+    .where(
+        task_instance.c.id == bindparam("of_task"),
+        # What waits since an earlier try is older than this wait.
+        task_instance.c.trigger_timeout < bindparam("timeout", type_=UtcDateTime()),
+    )
+    .values(trigger_timeout=bindparam("timeout"))
 )
 
 
@@ -270,10 +275,12 @@ def _set_due(tx: Tx, stream: Stream, due_at: datetime | None) -> None:
 
 
 def _wait(tx: Tx, task: LockedTask, stream: Stream, newest_at: datetime | None, due_at: datetime | None) -> TaskState:
-    """Have a task wait for its next event, for ``timeout_s`` from now or from the last event that waits."""
-    timeout = task_rows.trigger_timeout(tx, newest_at or tx.now, stream.timeout_s, task.deadline)
+    """Have a task wait for its next event, for ``timeout_s`` from now or, if it waits already, from the last event."""
+    is_running = task.state is TaskState.RUNNING
+    since = tx.now if newest_at is None or is_running else newest_at
+    timeout = task_rows.trigger_timeout(tx, since, stream.timeout_s, task.deadline)
     _set_due(tx, stream, due_at)
-    if task.state is TaskState.RUNNING:
+    if is_running:
         columns = {"token": task_rows.new_token(), "trigger_id": stream.trigger_id, "trigger_timeout": timeout}
         return task_rows.apply(tx, task, "stream_waits", **columns)
     if newest_at is not None and stream.timeout_s is not None:
@@ -352,19 +359,20 @@ def fail(tx: Tx, trigger_id: int, reason: str) -> None:
 
 def _take_one(tx: Tx, task: LockedTask, stream: Stream, end: _End | None) -> None:
     if end is not None:
-        stream = _end(tx, task, stream, end)
+        stream = _end(tx, stream, end)
     # Any other looks at its stream when its step has ended, or has ended it, and waits for another trigger now.
     if task.state is TaskState.DEFERRED and task.trigger_id == stream.trigger_id:
         settle(tx, task, stream)
 
 
-def _end(tx: Tx, task: LockedTask, stream: Stream, end: _End) -> Stream:
+def _end(tx: Tx, stream: Stream, end: _End) -> Stream:
     """Take the end of a run, unless the run is one before the one that the task waits for; return the stream."""
     values: dict[str, Any] = {"ended_run": end.ended_run}
     if end.ended_run is not None and end.ended_run == stream.ended_run:
-        # Reported again, because it was unknown whether the first report was committed. If the trigger was opened again
-        # meanwhile, what is stored with this report may end it: then it is opened once more.
-        values = {"reopens": stream.reopens or (stream.ended_as is None and task.state in UNFINISHED)}
+        # Said again: by the end of a run that has fired its last event, or because it was unknown whether the first
+        # report was committed. If the trigger was opened again meanwhile, what is stored with this report may end it:
+        # then it is opened once more. One that is over stays so: its try has ended.
+        values = {"reopens": stream.reopens or _is_open(tx, stream.trigger_id)}
     elif not stream.reopens and task_rows.finish_trigger(tx, stream.trigger_id):
         values = end._asdict()
     tx.connection.execute(update(task_stream).where(_S.task_instance_id == stream.task_instance_id).values(values))
@@ -390,6 +398,18 @@ def _end_of_run(run: FinishedTrigger) -> _End:
 _OWN = Prepared(
     select(trigger.c.id).where(trigger.c.id == bindparam("of_id"), trigger.c.triggerer_id == bindparam("epoch"))
 )
+
+
+_OPEN = Prepared(
+    select(trigger.c.id).where(
+        trigger.c.id == bindparam("of_id"), trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
+    )
+)
+
+
+def _is_open(tx: Tx, trigger_id: int) -> bool:
+    """Whether a trigger may run."""
+    return _OPEN.run(tx.connection, of_id=trigger_id).fetchone() is not None
 
 
 def is_own(tx: LeasedTx, trigger_id: int) -> bool:
