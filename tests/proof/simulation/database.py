@@ -51,6 +51,11 @@ def open_store() -> Store:
     return Store(_engine, secrets=_secrets, clock=_clock)
 
 
+def decrypted(text: str) -> bytes:
+    """Return a value that is encrypted in the database."""
+    return _secrets.decrypt(text)
+
+
 def _clock() -> datetime:
     try:
         return EPOCH_OF_TIME + timedelta(seconds=trio.current_time())

@@ -31,10 +31,10 @@ def family(name: FamilyName) -> Family:
         from tests.proof.simulation import checker, directed, drawing, world
 
         return Family(name, "", drawing.draw, world.run, checker.check, directed.DIRECTED)
-    from tests.proof.simulation.tasks import checker as of_tasks
     from tests.proof.simulation.tasks import directed as tasks_directed
     from tests.proof.simulation.tasks import scenario as tasks_scenario
     from tests.proof.simulation.tasks import world as tasks_world
+    from tests.proof.simulation.tasks.streams import checker as of_tasks
 
     return Family(name, "--tasks ", tasks_scenario.draw, tasks_world.run, of_tasks.check, tasks_directed.DIRECTED)
 

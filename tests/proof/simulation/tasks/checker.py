@@ -27,10 +27,9 @@ from what workers, triggers and users say they did. What it looks for, by name:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import msgspec
-from tests.proof.simulation.checker import Finding, HistoryChecker
+from tests.proof.simulation.checker import HistoryChecker
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import records, rules
 from tests.proof.simulation.tasks.dags import KEY, pushed
@@ -44,7 +43,10 @@ _UNFINISHED = "none scheduled running deferred up_for_retry restarting".split()
 
 # By the verb: what may become of a task that it names, and of others; as (from, to).
 _OF_STEP = {
-    "defer": {("running", "deferred")},
+    "defer": {("running", "deferred"), ("running", "scheduled")},  # events of its stream wait already
+    "handle": {
+        *(("running", to) for to in ("deferred", "scheduled", "success", "failed", "skipped", "up_for_retry")),
+    },
     "succeed": {("running", "success"), ("running", "skipped")},
     "fail": {("running", "failed"), ("running", "up_for_retry")},
     "lose_worker": {("running", "failed"), ("running", "up_for_retry"), ("restarting", "none")},
@@ -60,9 +62,10 @@ _OF_ALL = {
     "dispatch": {("scheduled", "running")},
     "store_slice": {("deferred", to) for to in ("scheduled", "success", "failed", "skipped", "up_for_retry")},
     "time_out": {("deferred", "scheduled")},
+    "begin_due_batches": {("deferred", "scheduled")},
     "adopt": {("running", "failed"), ("running", "up_for_retry"), ("restarting", "none")},
 }
-_OF_USER = {
+OF_USER = {
     "clear": {
         *((state, "none") for state in ("deferred", "scheduled", "up_for_retry", *ENDED)),
         ("running", "restarting"),
@@ -85,7 +88,7 @@ class _Deferral(msgspec.Struct):
     resumed: int = 0  # by dispatches
 
 
-class _Task(msgspec.Struct):
+class KnownTask(msgspec.Struct):
     """What is known of a task."""
 
     row: records.Moved
@@ -103,7 +106,7 @@ class Checker(HistoryChecker):
         super().__init__()
         self._plan = plan
         self._is_calm = not plan.faults
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, KnownTask] = {}
         self._runs: dict[str, records.RunMoved] = {}
         self._moved: list[tuple[str, records.Moved]] = []  # by the transaction that is being told
         self._ended_runs: list[str] = []
@@ -139,7 +142,7 @@ class Checker(HistoryChecker):
             case records.TriggerMoved():
                 self._triggers[record.trigger] = record.end
                 deferral = self._deferrals.get(record.trigger)
-                if record.end == "removed" and record.by in _OF_USER and deferral is not None:
+                if record.end == "removed" and record.by in OF_USER and deferral is not None:
                     self._removed_by_user.add((deferral.task, deferral.leg))
             case records.EventStored():
                 self._events[record.row] = record
@@ -173,7 +176,7 @@ class Checker(HistoryChecker):
         task = self._tasks.get(record.task)
         if task is None:
             # New in its run; what became of it in the same transaction is compared with what such a row is.
-            task = self._tasks[record.task] = _Task(msgspec.structs.replace(record, state="none", try_number=0))
+            task = self._tasks[record.task] = KnownTask(msgspec.structs.replace(record, state="none", try_number=0))
         elif record.old != task.row.state:
             self._find("broke", f"the simulation: {record.task} was {task.row.state}, not {record.old}")
         before, task.row = task.row, record
@@ -182,10 +185,10 @@ class Checker(HistoryChecker):
             self._check_transition(task, before, record)
             task.since = self._at
 
-    def _check_transition(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+    def _check_transition(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         step = (now.old, now.state)
-        if now.by in _OF_USER:
-            is_known = step in _OF_USER[now.by]
+        if now.by in OF_USER:
+            is_known = step in OF_USER[now.by]
         elif now.by in _OF_STEP and now.task == now.about:
             is_known = step in _OF_STEP[now.by]
         elif now.by == "succeed":
@@ -205,23 +208,23 @@ class Checker(HistoryChecker):
         elif now.state == "scheduled" and now.by in ("plan", "retry_due"):
             self._check_try(task, before, now)
         if now.by == "clear":
-            task.left, task.deferral = {}, 0
+            task.left, task.deferral = self._kept(task), 0
 
-    def _check_try(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+    def _check_try(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         """A try begins."""
         task.began_at, task.deferral = self._at, 0
         task.given_at = self._at if now.state == "deferred" else None
         if now.try_number != before.try_number + 1 or now.try_number > now.tries_max:
             self._find("too many tries", f"{now.task}: try {now.try_number} of {now.tries_max}")
         if now.by == "retry_due":
-            task.left = {}
+            task.left = self._kept(task)
             late_s = self._at - task.since - self._plan.task(now.task).retry_delay_s
             if late_s < -EARLY_S:
                 self._find("retried early", f"{now.task}, by {-late_s:.3f} s")
             if self._is_calm and late_s > LATE_S:
                 self._find("late", f"the retry of {now.task}, by {late_s:.3f} s")
 
-    def _check_outcome(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+    def _check_outcome(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         ran = self._ran.get(now.said)
         if now.task != now.about:
             if ran is None or now.task.split("/")[2] not in ran.skips:
@@ -241,12 +244,7 @@ class Checker(HistoryChecker):
         if ran is None:
             self._find("an outcome nobody had", f"{now.task} is {now.state} by {now.said}")
             return
-        is_same = {
-            "deferred": ran.outcome == "deferred",
-            "success": ran.outcome == "succeeded",
-            "skipped": ran.outcome == "skipped",
-        }.get(now.state, ran.outcome == "failed")
-        if not is_same:
+        if not self._is_what_it_came_to(now, ran):
             self._find("not what the step came to", f"{now.task}: {ran.outcome} became {now.state}")
         elif ran.outcome == "failed":
             self._check_failure(now, may_retry=ran.may_retry)
@@ -258,7 +256,15 @@ class Checker(HistoryChecker):
         self._to_skip += [(f"{now.task.rpartition('/')[0]}/{name}", now.task) for name in ran.skips]
         task.left = {**task.left, **dict(ran.xcoms)}
 
-    def _left_s(self, task: _Task) -> float:
+    def _is_what_it_came_to(self, now: records.Moved, ran: records.StepRan) -> bool:
+        outcomes = {"deferred": "deferred", "success": "succeeded", "skipped": "skipped"}
+        return ran.outcome == outcomes.get(now.state, "failed")
+
+    def _kept(self, task: KnownTask) -> dict[str, str]:
+        """Return what a task that begins anew keeps of what it has left for others."""
+        return {}
+
+    def _left_s(self, task: KnownTask) -> float:
         """Return the time that is left of a task's try."""
         timeout_s = self._plan.task(task.row.task).execution_timeout_s
         if timeout_s is None or task.given_at is None:
@@ -273,7 +279,7 @@ class Checker(HistoryChecker):
 
     # --- deferrals --------------------------------------------------------------------------------
 
-    def _defer(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+    def _defer(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         plan = self._plan.task(now.task)
         if now.by == "defer":
             ran = self._ran.get(now.said)
@@ -291,7 +297,7 @@ class Checker(HistoryChecker):
         deferral = _Deferral(now.task, leg, wait, self._at, min(limits, default=float("inf")), [])
         self._deferrals[now.trigger] = self._waits[now.task, deferral.leg] = deferral
 
-    def _check_resumption(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+    def _check_resumption(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         deferral = self._deferrals[before.trigger]
         if deferral.is_over:
             self._find("resumed twice", f"{now.task} from trigger {before.trigger}")
@@ -327,7 +333,7 @@ class Checker(HistoryChecker):
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def _give(self, task: _Task, before: records.Moved, now: records.Moved) -> None:
+    def _give(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         """A task is given to a worker."""
         if now.token in self._given:
             self._find("a step of nobody's", f"{now.task}: {now.token} was given away before")
@@ -359,10 +365,7 @@ class Checker(HistoryChecker):
 
     def _check_begin(self, record: records.StepBegan, trigger: int) -> None:
         what = f"{record.task} leg {record.leg}"
-        if record.leg >= 0 and record.task in self._tasks:
-            late_s = -self._left_s(self._tasks[record.task])
-            if late_s > EARLY_S:
-                self._find("began after the end of its try", f"{what}, by {late_s:.3f} s")
+        self._check_in_time(record)
         if not trigger:
             if record.leg or record.event:
                 self._find("resumed without a cause", what)
@@ -376,6 +379,13 @@ class Checker(HistoryChecker):
                 self._find("resumed by another's event", f"{what}: {record.event} is not {serials}")
         elif record.leg == 0:
             self._find("resumed twice", f"{what}: from the beginning, after leg {deferral.leg}")
+
+    def _check_in_time(self, record: records.StepBegan) -> None:
+        if record.leg >= 0 and record.task in self._tasks:
+            late_s = -self._left_s(self._tasks[record.task])
+            if late_s > EARLY_S:
+                what = f"{record.task} leg {record.leg}, by {late_s:.3f} s"
+                self._find("began after the end of its try", what)
 
     # --- transactions -----------------------------------------------------------------------------
 
@@ -399,19 +409,26 @@ class Checker(HistoryChecker):
                 used[plan.pool] += plan.pool_slots
             if task.row.trigger:
                 waiting[task.row.trigger] = name
-                if self._triggers.get(task.row.trigger, "?") != "":
+                if self._is_over(task.row.trigger):
                     self._find("waits for nothing", f"{name} for trigger {task.row.trigger}, which has ended")
             if task.left != self._stored.get(name, {}):
                 self._find("lost XComs", f"{name} has {self._stored.get(name, {})}, and left {task.left}")
                 task.left = dict(self._stored.get(name, {}))
         for trigger, end in self._triggers.items():
-            if end == "" and trigger not in waiting:
+            if end == "" and trigger not in waiting and not self._may_be_open(trigger):
                 self._find("a trigger left open", f"trigger {trigger}, after {record.by}")
                 self._triggers[trigger] = "found"
         if used[POOL] > self._plan.pool_slots:
             self._find("pool overcommitted", f"{used[POOL]} of {self._plan.pool_slots} slots")
         if self._is_resting:
             self._find("moved at rest", f"by {record.by}")
+
+    def _is_over(self, trigger: int) -> bool:
+        return self._triggers.get(trigger, "?") != ""
+
+    def _may_be_open(self, trigger: int) -> bool:
+        """Whether a trigger may be open that no task waits for."""
+        return False
 
     def _check_rule(self, name: str, before: records.Moved) -> None:
         task = self._tasks[name]
@@ -461,8 +478,3 @@ class Checker(HistoryChecker):
                 self._find("stuck", f"{name} is {state}")
         if not record.in_time and not self.findings:
             self._find("stuck", f"runs: {sorted(run for run, row in self._runs.items() if not row.is_ended)}")
-
-
-def check(plan: TaskScenario, history: Iterable[Record]) -> list[Finding]:
-    """Return what is wrong with the history of a scenario."""
-    return Checker(plan).check(history)

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.scenario import Dag, Task
+from tests.proof.simulation.tasks.streams.handling import BEGIN, TAKES_ONE, StreamOperator
+from tests.proof.simulation.tasks.streams.source import CLASSPATH as OF_SOURCE
 from tests.proof.simulation.triggers import in_runner
 
 from headgate.protocol.messages.dags import DagSpec
-from headgate.tasks import DAG, BaseOperator, Context, StartTriggerArgs, TaskFailed, TaskSkipped
+from headgate.protocol.messages.task_streams import HANDLER_METHOD
+from headgate.tasks import DAG, Context, StartTriggerArgs, TaskFailed, TaskSkipped
 from headgate.triggers.base import BaseTrigger, TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ def pushed(task: str, try_number: int, leg: int) -> str:
     return f"{task} try {try_number} leg {leg}"
 
 
-class SimulatedOperator(BaseOperator):
+class SimulatedOperator(StreamOperator):
     """One task. ``name`` is that of the task in its run, ``dag/run/task``."""
 
     def __init__(self, plan: Task, name: str = "", dag: DAG | None = None) -> None:
@@ -48,33 +51,23 @@ class SimulatedOperator(BaseOperator):
             "trigger_rule": plan.rule,
         }
         if plan.starts_in_trigger:
-            wait = plan.legs(1)[0].wait
-            assert wait is not None
             options["start_from_trigger"] = True
-            options["start_trigger_args"] = StartTriggerArgs(
-                trigger_cls="tests.proof.simulation.tasks.dags.SimulatedWait",
-                trigger_kwargs={
-                    "task": f"{'' if dag is None else dag.dag_id}/*/{plan.name}",
-                    "try_number": 1,
-                    "leg": 0,
-                },
-                next_method="resume",
-                next_kwargs={"leg": 1},
-                timeout=None if wait.timeout_s is None else timedelta(seconds=wait.timeout_s),
-            )
+            options["start_trigger_args"] = _start(plan, f"{'' if dag is None else dag.dag_id}/*/{plan.name}")
         super().__init__(task_id=plan.name, dag=dag, **options)
         self.plan = plan
         self.name = name
 
     def execute(self, context: Context) -> None:
         """Run the first leg."""
-        self._run(context, 0)
+        self.run_leg(context, 0)
 
     def resume(self, context: Context, event: Any, leg: int) -> None:
         """Run the leg after a deferral."""
-        self._run(context, leg)
+        self.run_leg(context, leg)
 
-    def _run(self, context: Context, number: int) -> None:
+    def run_leg(self, context: Context, number: int) -> None:
+        """See the base class."""
+        self.leg = number
         try_number = context["try_number"]
         leg = self.plan.legs(try_number)[number]
         for task in leg.asks:
@@ -90,6 +83,8 @@ class SimulatedOperator(BaseOperator):
                 raise TaskSkipped("as planned")
             case "branch":
                 self.skips = set(leg.skips)
+            case "defer" if leg.streams:
+                self.begin_stream()
             case "defer":
                 assert leg.wait is not None
                 self.defer(
@@ -100,6 +95,31 @@ class SimulatedOperator(BaseOperator):
                 )
             case "return":
                 pass
+
+
+def _start(plan: Task, name: str) -> StartTriggerArgs:
+    """Return the trigger that a task begins in: that of its stream, or of its first wait."""
+    stream = plan.stream
+    if stream is not None and plan.legs(1)[0].streams:
+        return StartTriggerArgs(
+            trigger_cls=OF_SOURCE,
+            trigger_kwargs={"task": name},
+            next_method=TAKES_ONE if stream.takes_one else HANDLER_METHOD,
+            next_kwargs=BEGIN,
+            timeout=None if stream.timeout_s is None else timedelta(seconds=stream.timeout_s),
+            stream=stream.asked,
+            ahead=stream.ahead,
+            poison=stream.poison,
+        )
+    wait = plan.legs(1)[0].wait
+    assert wait is not None
+    return StartTriggerArgs(
+        trigger_cls="tests.proof.simulation.tasks.dags.SimulatedWait",
+        trigger_kwargs={"task": name, "try_number": 1, "leg": 0},
+        next_method="resume",
+        next_kwargs={"leg": 1},
+        timeout=None if wait.timeout_s is None else timedelta(seconds=wait.timeout_s),
+    )
 
 
 class SimulatedWait(BaseTrigger):

@@ -12,8 +12,9 @@ from tests.proof.simulation.database import FailingStore
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import spec_of
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario
+from tests.proof.simulation.tasks.streams.handling import state_text
 
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepHandled, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tasks.outcomes import StepEnd, WorkerLost
@@ -50,6 +51,7 @@ class TaskReader(database.Reader):
         self._triggers: dict[int, str] = {}
         self._dags: dict[str, bool] = {}
         self._xcoms: dict[str, tuple[tuple[str, str], ...]] = {}
+        self._streams: dict[int, tuple[Any, ...]] = {}
         self._event = self._letter = 0
         self._changes = -1
         self.names: dict[int, str] = {}
@@ -85,7 +87,9 @@ class TaskReader(database.Reader):
                 name, state, is_started, is_ended = rest
                 found.append(records.RunMoved(now, by, name, state, bool(is_started), bool(is_ended)))
         found += self._events(now)
-        found += self._moves(now, by, ends)
+        moves = self._moves(now, by, ends)  # these know the names of tasks that are new
+        found += self._stream_moves(now, by, ends)
+        found += moves
         found += self._ends_of_triggers(now, by)
         found += self._left(now, by)
         self.is_at_rest = bool(runs) and all(row[3] for row in self._runs.values()) and not any(self._dags.values())
@@ -109,19 +113,38 @@ class TaskReader(database.Reader):
     def _events(self, now: float) -> list[Any]:
         found: list[Any] = []
         rows = self._connection.execute(
-            "SELECT id, trigger_id, kind, payload FROM trigger_event WHERE id > ? ORDER BY id", (self._event,)
+            "SELECT id, trigger_id, kind, payload, trigger_run_id FROM trigger_event WHERE id > ? ORDER BY id",
+            (self._event,),
         ).fetchall()
-        for id_, trigger, kind, payload in rows:
+        for id_, trigger, kind, payload, run in rows:
             self._event = id_
-            said = decode_value(payload)
-            serial = int(said["serial"]) if isinstance(said, dict) and "serial" in said else 0
-            found.append(records.EventStored(now, id_, trigger, kind, serial))
+            serial, number = _said_in(payload)
+            found.append(records.EventStored(now, id_, trigger, kind, serial, number, run))
         letters = self._connection.execute(
-            "SELECT id, trigger_id FROM dead_letter WHERE id > ? ORDER BY id", (self._letter,)
+            "SELECT id, trigger_id, payload FROM dead_letter WHERE id > ? ORDER BY id", (self._letter,)
         ).fetchall()
-        for id_, trigger in letters:
+        for id_, trigger, payload in letters:
             self._letter = id_
-            found.append(records.LetterStored(now, id_, trigger))
+            found.append(records.LetterStored(now, id_, trigger, _said_in(payload)[1]))
+        return found
+
+    def _stream_moves(self, now: float, by: str, ends: Sequence[StepEnd]) -> list[Any]:
+        found: list[Any] = []
+        of_tasks: dict[int, tuple[str, str]] = {end.id: (OF_STEPS[type(end.outcome)], end.token) for end in ends}
+        rows = {row[0]: row[1:] for row in self._connection.execute(_STREAMS)}
+        for id_ in sorted(rows.keys() | self._streams.keys()):
+            row = rows.get(id_)
+            if self._streams.get(id_) == row:
+                continue
+            cause, name = of_tasks.get(id_, (by, "")), self.names[id_]
+            if row is None:
+                del self._streams[id_]
+                found.append(records.StreamMoved(now, *cause, name, 0, 0, 0, "", "", False))
+                continue
+            self._streams[id_] = row
+            trigger, place, handled, state, ended_as, reopens = row
+            left = "" if state is None else state_text(database.decrypted(state))
+            found.append(records.StreamMoved(now, *cause, name, trigger, place, handled, left, ended_as, bool(reopens)))
         return found
 
     def _moves(self, now: float, by: str, ends: Sequence[StepEnd]) -> list[Any]:
@@ -183,10 +206,28 @@ class TaskReader(database.Reader):
         return found
 
 
+_STREAMS = (
+    "SELECT task_instance_id, trigger_id, handled_to, handled, state, coalesce(ended_as, ''), reopens "
+    "FROM task_stream ORDER BY task_instance_id"
+)
+
+
+def _said_in(payload: bytes | None) -> tuple[int, int]:
+    """Return the serial and the number that an event's payload says: 0 and -1 if it says none."""
+    said = None if payload is None else decode_value(payload)
+    said = said if isinstance(said, dict) else {}
+    return int(said.get("serial", 0)), int(said.get("number", -1))
+
+
 # --- the store -----------------------------------------------------------------------------------
 
 # Verbs that write nothing here: no scenario has assets, so nobody asks whether the epoch may make runs of their events.
-READS = frozenset({"create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"})
+READS = frozenset(
+    {
+        *("create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"),
+        "stream_rooms",
+    }
+)
 # The ends of steps, which are stored in groups, by the names that histories and faults know them by.
 OF_STEPS = {
     StepDeferred: "defer",
@@ -194,6 +235,7 @@ OF_STEPS = {
     StepSkipped: "succeed",
     StepFailed: "fail",
     WorkerLost: "lose_worker",
+    StepHandled: "handle",
 }
 DEADLY = {"claim_triggers": "claim", "store_slice": "store_slice"}  # of the pair, by the names that faults know them by
 

@@ -8,7 +8,6 @@ from typing import Any
 from tests.proof.simulation.records import Faulted
 from tests.proof.simulation.scenario import Fault, Topology
 from tests.proof.simulation.tasks import records, world
-from tests.proof.simulation.tasks.checker import check
 from tests.proof.simulation.tasks.scenario import (
     Act,
     Dag,
@@ -20,6 +19,7 @@ from tests.proof.simulation.tasks.scenario import (
     TaskScenario,
     Wait,
 )
+from tests.proof.simulation.tasks.streams.checker import check
 
 TASK = "d1/r1/a"
 LOOKS = 8  # of a supervisor, until a run of one task has ended

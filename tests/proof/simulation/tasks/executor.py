@@ -11,18 +11,27 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator
-from tests.proof.simulation.tasks.scenario import Leg
+from tests.proof.simulation.tasks.scenario import Leg, Task
+from tests.proof.simulation.tasks.streams.handling import METHODS, state_text
 
 from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
+from headgate.protocol.messages.steps import (
+    StepDeferred,
+    StepFailed,
+    StepHandled,
+    StepOutcome,
+    StepSkipped,
+    StepSucceeded,
+)
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
-from headgate.tasks.context import XComReader, make_context
+from headgate.tasks.context import TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption, run_step
 
 if TYPE_CHECKING:
@@ -33,7 +42,13 @@ TWICE_AFTER_S = 0.3
 STUBBORN_S = 3.0  # until a worker that does not want to is stopped at last
 STOPS_WITHIN_S = (0.0, 0.05, 0.5)
 RESUMED_TO_FAIL = -1  # the leg that is none of the author's
-OUTCOMES = {StepSucceeded: "succeeded", StepSkipped: "skipped", StepFailed: "failed", StepDeferred: "deferred"}
+OUTCOMES = {
+    StepSucceeded: "succeeded",
+    StepSkipped: "skipped",
+    StepFailed: "failed",
+    StepDeferred: "deferred",
+    StepHandled: "handled",
+}
 
 
 def outcome_name(outcome: StepOutcome) -> str:
@@ -177,12 +192,9 @@ class SimulatedExecutor:
     async def _work(self, worker: _Worker) -> None:
         step, name = worker.step, f"{worker.step.dag_id}/{worker.step.run_id}/{worker.step.task_id}"
         plan = self._world.scenario.task(name)
-        number = leg_number(step)
-        worker.leg = leg = Leg() if number == RESUMED_TO_FAIL else plan.legs(step.try_number)[number]
-        serial = serial_of(step)
-        now = trio.current_time()
-        supervisor = self._supervisor.number
-        self._note(records.StepBegan(now, supervisor, step.token, name, step.try_number, number, serial))
+        number = leg_number(step, plan)
+        operator = SimulatedOperator(plan, name)
+        worker.leg = leg = self._begin(step, operator, number)
         if leg.trouble == "dies_before":
             self._lose(worker, "killed by signal 11")
         read_xcom = await self._ask(worker)
@@ -193,10 +205,15 @@ class SimulatedExecutor:
         if not self._world.has_task(name):
             outcome: StepOutcome = StepFailed(f"there is no task {name!r} any more")
         else:
-            operator = SimulatedOperator(plan, name)
-            context = make_context(operator, run_id=step.run_id, try_number=step.try_number, read_xcom=read_xcom)
-            outcome = run_step(operator, context, _resumption(step))
-        self._note(ran_record(step.token, name, number, outcome))
+            context = make_context(
+                operator,
+                run_id=step.run_id,
+                try_number=step.try_number,
+                read_xcom=read_xcom,
+                stream=TaskStream.of(step.stream),
+            )
+            outcome = run_step(operator, context, _resumption(step), step.stream)
+        self._note(ran_record(step.token, operator, outcome))
         if leg.trouble == "dies_after":
             self._lose(worker, "exit code 1")
         await trio.sleep(LATE_S if leg.trouble in ("late", "cut") else 0.0)
@@ -204,6 +221,23 @@ class SimulatedExecutor:
         if leg.trouble == "twice":
             await trio.sleep(TWICE_AFTER_S)
             self._tell(worker, StepEnded(step.token, outcome), "ended")
+
+    def _begin(self, step: Step, operator: SimulatedOperator, number: int) -> Leg:
+        """Say that a step has begun; return what it does."""
+        now, name, plan, operator.leg = trio.current_time(), operator.name, operator.plan, number
+        by = self._supervisor.number
+        self._note(records.StepBegan(now, by, step.token, name, step.try_number, number, serial_of(step)))
+        if number == RESUMED_TO_FAIL:
+            return Leg()
+        part, stream = step.stream, plan.stream
+        if step.next_method not in METHODS or part is None or stream is None:
+            return plan.legs(step.try_number)[number]
+        rows = tuple(event.id for event in part.events)
+        numbers = tuple(int(decode_value(event.payload)["number"]) for event in part.events)
+        left = state_text(part.state)
+        self._note(records.StepGot(now, step.token, name, part.handled, rows, numbers, left, part.is_over))
+        operator.call = stream.call(self._world.count_call(name))
+        return Leg("defer", stream.seconds, trouble=operator.call.trouble)
 
     async def _ask(self, worker: _Worker) -> XComReader:
         """Ask for what the leg wants to know; return what reads the answers."""
@@ -219,10 +253,12 @@ class SimulatedExecutor:
         return lambda task_id, key: known[task_id]
 
 
-def leg_number(step: Step) -> int:
-    """Return which leg a step is."""
+def leg_number(step: Step, plan: Task) -> int:
+    """Return which leg a step is; the handler of a stream belongs to the leg that has deferred with it."""
     if step.next_method is None:
         return 0
+    if step.next_method in METHODS:
+        return plan.stream_leg(step.try_number)
     if step.next_method != "resume":
         return RESUMED_TO_FAIL
     kwargs = decode_value(step.next_kwargs or b"{}")
@@ -235,13 +271,21 @@ def serial_of(step: Step) -> int:
     return int(payload["serial"]) if isinstance(payload, dict) else 0
 
 
-def ran_record(token: str, name: str, leg: int, outcome: StepOutcome) -> records.StepRan:
+def ran_record(token: str, operator: SimulatedOperator, outcome: StepOutcome) -> records.StepRan:
     """Return what the journal says of an outcome."""
     xcoms = tuple(sorted((xcom.key, str(decode_value(xcom.value))) for xcom in outcome.xcoms))
     skips = outcome.skips if isinstance(outcome, StepSucceeded) else ()
     may_retry = outcome.may_retry if isinstance(outcome, StepFailed) else True
     kind = outcome_name(outcome)
-    return records.StepRan(trio.current_time(), token, name, leg, kind, may_retry, xcoms, skips)
+    ran = records.StepRan(
+        *(trio.current_time(), token, operator.name, operator.leg, kind, may_retry, xcoms, skips),
+        has_ended=operator.has_ended,
+    )
+    handled = outcome.handled
+    if handled is None:
+        return ran
+    to, left = handled.event_id, state_text(handled.state)
+    return msgspec.structs.replace(ran, handled_to=to, handled=handled.count, left=left)
 
 
 def _resumption(step: Step) -> Resumption | None:

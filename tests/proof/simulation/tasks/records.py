@@ -45,19 +45,43 @@ class TriggerMoved(Record, frozen=True, gc=False):
 
 
 class EventStored(Record, frozen=True, gc=False):
-    """An event is in the log. ``serial`` is what its payload says, 0 for nothing."""
+    """An event is in the log. ``serial`` is what its payload says, 0 for nothing; ``number`` the same for a stream.
+
+    ``number`` is -1 for an event of no stream; ``run`` is the run of the trigger that has fired it.
+    """
 
     row: int
     trigger: int
     kind: str
     serial: int
+    number: int
+    run: str
+
+
+class StreamMoved(Record, frozen=True, gc=False):
+    """The row of a stream has changed; by what is as in `Moved`. ``trigger`` 0: it is gone.
+
+    ``place`` is the row of the last event handled, ``handled`` their number, ``left`` the state: empty before the
+    first.
+    """
+
+    by: str
+    said: str
+    task: str
+    trigger: int
+    place: int
+    handled: int
+    left: str
+    ended_as: str
+    reopens: bool
 
 
 class LetterStored(Record, frozen=True, gc=False):
-    """An event was dead-lettered."""
+    """An event was dead-lettered. ``number`` is that of `EventStored`."""
 
     row: int
     trigger: int
+    number: int
 
 
 class XComsMoved(Record, frozen=True, gc=False):
@@ -92,6 +116,18 @@ class StepBegan(Record, frozen=True, gc=False):
     event: int
 
 
+class StepGot(Record, frozen=True, gc=False):
+    """The step of a stream has begun with this part of it: ``place`` events were handled before, with this state."""
+
+    token: str
+    task: str
+    place: int
+    rows: tuple[int, ...]
+    numbers: tuple[int, ...]
+    left: str
+    is_over: bool
+
+
 class StepAnswered(Record, frozen=True, gc=False):
     """A worker was told what another task has left under ``value``; None: nothing."""
 
@@ -101,7 +137,11 @@ class StepAnswered(Record, frozen=True, gc=False):
 
 
 class StepRan(Record, frozen=True, gc=False):
-    """The author's code has ended, and this is what it came to."""
+    """The author's code has ended, and this is what it came to.
+
+    Of a stream it has handled ``handled`` events, up to the row ``handled_to``, and ``left`` this state; ``has_ended``:
+    `stream_ended` was called.
+    """
 
     token: str
     task: str
@@ -110,6 +150,10 @@ class StepRan(Record, frozen=True, gc=False):
     may_retry: bool
     xcoms: tuple[tuple[str, str], ...]
     skips: tuple[str, ...]
+    handled_to: int = 0
+    handled: int = 0
+    left: str = ""
+    has_ended: bool = False
 
 
 class StepTold(Record, frozen=True, gc=False):
@@ -144,6 +188,30 @@ class EventFired(Record, frozen=True, gc=False):
     kind: str
     serial: int
     run: int
+
+
+class SourceBegan(Record, frozen=True, gc=False):
+    """A run of the trigger of a stream begins; ``run`` is its number, which no other run has."""
+
+    trigger: int
+    runner: int
+    run: int
+
+
+class SourceFired(Record, frozen=True, gc=False):
+    """The trigger of a stream fires a number, in this very step."""
+
+    trigger: int
+    run: int
+    number: int
+
+
+class SourceEnded(Record, frozen=True, gc=False):
+    """A run of the trigger of a stream has come to its end, and this is how: it returns, raises or ends the task."""
+
+    trigger: int
+    run: int
+    how: str
 
 
 class KillHookCalled(Record, frozen=True, gc=False):

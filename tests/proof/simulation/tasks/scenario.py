@@ -11,6 +11,10 @@ from typing import Literal
 import msgspec
 from tests.proof.simulation import drawing, scenario
 from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Fault, Part, Scenario, Timed, Topology
+from tests.proof.simulation.tasks.streams import plans
+from tests.proof.simulation.tasks.streams.plans import Stream, Trouble
+
+from headgate.protocol import marks
 
 RUNS_UNTIL_S = 2.0
 RULES = (
@@ -28,6 +32,8 @@ STATES_ACTED_ON = (
     "failed",
     "none",
 )
+ENDS_ACTED_ON = ("success", "failed")
+DUTIES_OF_STREAMS = ("begin_due_batches", "reopen_streams")
 POOL = "small"
 # Where a supervisor may die beside the marks: the verbs of the part for tasks, before and after their commit.
 VERBS = (
@@ -40,7 +46,6 @@ VERBS = (
 
 WaitEnd = Literal["event", "events", "raises", "returns", "never", "success", "failed", "skipped"]
 LegEnd = Literal["return", "fail", "give_up", "skip", "defer", "branch"]
-Trouble = Literal["", "dies_before", "dies_after", "cut", "twice", "late", "stubborn"]
 
 
 class Wait(Part, frozen=True):
@@ -56,7 +61,7 @@ class Leg(Part, frozen=True):
     """What one step does: ask what the tasks ``asks`` have left, take ``seconds``, and end so.
 
     ``trouble`` is what happens to its worker: it dies, its link is cut, it answers twice or late, or it takes its time
-    when it is told to stop.
+    when it is told to stop. ``streams``: it defers with the stream of the task, whose end is where the next leg begins.
     """
 
     end: LegEnd = "return"
@@ -66,6 +71,7 @@ class Leg(Part, frozen=True):
     pushes: bool = False
     skips: tuple[str, ...] = ()
     trouble: Trouble = ""
+    streams: bool = False
 
 
 class Task(Part, frozen=True):
@@ -82,10 +88,15 @@ class Task(Part, frozen=True):
     priority: int = 1
     starts_in_trigger: bool = False
     attempts: tuple[tuple[Leg, ...], ...] = ((Leg(),),)
+    stream: Stream | None = None
 
     def legs(self, try_number: int) -> tuple[Leg, ...]:
         """Return what a try does."""
         return self.attempts[min(try_number, len(self.attempts)) - 1]
+
+    def stream_leg(self, try_number: int) -> int:
+        """Return the number of the leg that defers with the stream in a try."""
+        return next(number for number, leg in enumerate(self.legs(try_number)) if leg.streams)
 
 
 class Dag(Part, frozen=True):
@@ -132,12 +143,14 @@ class Act(Timed, frozen=True):
     """A user does something to a task of a run, from ``at`` on as soon as it is in ``state``, and ``delay_s`` later.
 
     ``redo`` is a mark and a clear, one right after the other: the task begins anew while its old worker is at it.
+    ``streams`` is what a clear says about the stream of the task, if it says so.
     """
 
     task: str
     what: What
     state: str = ""
     delay_s: float = 0.0
+    streams: Literal["", "from_start", "go_on"] = ""
 
 
 class Pause(Timed, frozen=True):
@@ -195,6 +208,9 @@ def draw(seed: int) -> TaskScenario:
     )
     workers, peers = rng.choice((1, 2, 4)), rng.random() < 0.2
     faults = _draw_faults(random.Random(f"{seed}/faults of tasks"), dags)
+    # From generators of their own: a seed without streams means what it meant before there were any.
+    dags = _with_streams(random.Random(f"{seed}/streams of tasks"), dags)
+    faults += _draw_stream_faults(random.Random(f"{seed}/faults of streams"), dags) if faults else ()
     return TaskScenario(seed, topology, faults=faults, dags=dags, workers=workers, peers=peers, pool_slots=pool_slots)
 
 
@@ -305,6 +321,71 @@ def _draw_wait(rng: random.Random, *, is_calm: bool) -> Wait:
             return Wait("skipped", seconds, timeout_s)
 
 
+# --- its streams -----------------------------------------------------------------------------------
+
+
+def _with_streams(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Dag, ...]:
+    """Return the DAGs, with streams for some tasks: in half of all seeds none has one."""
+    if rng.random() < 0.5:
+        return dags
+    return tuple(
+        msgspec.structs.replace(dag, tasks=tuple(_with_stream(rng, task) for task in dag.tasks)) for dag in dags
+    )
+
+
+def _with_stream(rng: random.Random, task: Task) -> Task:
+    is_short = task.execution_timeout_s is not None and task.execution_timeout_s < 60.0
+    if is_short or any(leg.skips for leg in task.attempts[0]) or rng.random() < 0.3:
+        return task
+    at = 0 if task.starts_in_trigger else rng.choice((0, 0, 0, 1))
+    return msgspec.structs.replace(
+        task,
+        retries=rng.choice((0, 1, 2, 3)),
+        attempts=tuple(_with_stream_leg(rng, legs, at, is_new=not task.starts_in_trigger) for legs in task.attempts),
+        stream=plans.draw(rng),
+    )
+
+
+def _with_stream_leg(rng: random.Random, legs: tuple[Leg, ...], at: int, *, is_new: bool) -> tuple[Leg, ...]:
+    at = min(at, len(legs) - 1)
+    leg = Leg("defer", _seconds(rng), pushes=rng.random() < 0.3, streams=True)
+    return (*legs[:at], leg, *legs[at if is_new else at + 1 :])
+
+
+def _draw_stream_faults(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Fault, ...]:
+    tasks = [(dag, task) for dag in dags for task in dag.tasks if task.stream is not None]
+    if not tasks:
+        return ()
+    faults: list[Fault] = []
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        faults.append(_draw_stream_fault(rng))
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        dag, task = rng.choice(tasks)
+        name = f"{run_name(dag.name, rng.randint(1, len(dag.runs_at)))}/{task.name}"
+        what: What = rng.choice(("clear", "clear", "clear", "redo", "success", "failed"))
+        state = rng.choice(("running", "running", "deferred", "deferred", "scheduled", "up_for_retry", *ENDS_ACTED_ON))
+        at, delay_s = round(drawing.draw_time(rng) / 2, 2), rng.choice((0.0, 0.05, 0.3, 1.0))
+        faults.append(Act(at, name, what, state, delay_s, rng.choice(("", "from_start", "go_on"))))
+    return tuple(faults)
+
+
+def _draw_stream_fault(rng: random.Random) -> Fault:
+    at, nth = drawing.draw_time(rng), rng.choice((1, 1, 2, 3, 5))
+    match rng.randrange(10):
+        case 0 | 1 | 2:
+            return scenario.KillAtMark(rng.choice(MARKS_OF_STREAMS), nth)
+        case 3 | 4:
+            return KillAtVerb(rng.choice(VERBS_OF_STREAMS), nth, rng.random() < 0.6)
+        case 5 | 6:
+            return FailAtVerb(rng.choice(VERBS_OF_STREAMS), nth, rng.random() < 0.8)
+        case 7:
+            return scenario.KillRunner(at, drawing.draw_share(rng))
+        case 8:
+            return scenario.TakeOver(at)
+        case _:
+            return KillWorker(at)
+
+
 # --- its faults ------------------------------------------------------------------------------------
 
 
@@ -365,6 +446,9 @@ MARKS_OF_TASKS = (
     *("defer.written", "defer.committed"),
     *("resume.by_event", "resume.by_end", "resume.to_fail", "resume.committed", "plan.in_trigger"),
 )
+# A moment of a stream at which somebody dies: all of its marks, and the ends of its steps among the verbs.
+MARKS_OF_STREAMS = tuple(marks.TASK_STREAM_MARKS)
+VERBS_OF_STREAMS = ("handle", "handle", "defer", "fail", "lose_worker", "store_slice", *DUTIES_OF_STREAMS)
 MARKS_SIMULATED = (
     *(name for name in drawing.MARKS_SIMULATED if not name.startswith("group.")),
     *MARKS_OF_TASKS,

@@ -11,7 +11,9 @@ from tests.proof.simulation.proof import SECTIONS, Run, runs_in, write
 from tests.proof.simulation.tasks import rules, scenario
 from tests.proof.simulation.tasks.database import DEADLY, OF_STEPS, READS
 from tests.proof.simulation.tasks.mutants import MUTANTS
+from tests.proof.simulation.tasks.streams.plans import CallEnd, SourceEnd, Trouble
 
+from headgate.protocol.messages.task_streams import StreamContract
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
@@ -26,7 +28,11 @@ def test_seeds_draw_every_kind_of_leg_wait_trouble_and_fault() -> None:
     legs = [leg for task in tasks for legs in task.attempts for leg in legs]
     assert {leg.end for leg in legs} == {"return", "fail", "give_up", "skip", "defer", "branch"}
     assert {leg.wait.end for leg in legs if leg.wait} == set(get_args(scenario.WaitEnd))
-    assert {leg.trouble for leg in legs} == set(get_args(scenario.Trouble))
+    streams = [task.stream for task in tasks if task.stream is not None]
+    assert {stream.contract for stream in streams} == set(get_args(StreamContract))
+    assert {stream.ending for stream in streams} == set(get_args(SourceEnd))
+    assert {call.end for stream in streams for call in stream.calls} == set(get_args(CallEnd))
+    assert {leg.trouble for leg in legs} == set(get_args(Trouble))
     kinds = {type(fault).__name__ for plan in plans for fault in plan.faults}
     assert kinds >= {kind.__name__ for kind in scenario.OF_TASKS}
     assert any(not plan.faults for plan in plans)
@@ -66,5 +72,6 @@ def test_its_runs_stand_in_a_section_of_their_own(tmp_path: Path) -> None:
 
 def test_faults_name_verbs_that_exist() -> None:
     parts = (Store, TaskVerbs, SchedulingVerbs)
-    named = {*scenario.VERBS, *READS, "store_ends", *WRITES, *DEADLY} - set(DEADLY.values()) - set(OF_STEPS.values())
+    verbs = {*scenario.VERBS, *scenario.VERBS_OF_STREAMS, *READS, "store_ends", *WRITES, *DEADLY}
+    named = verbs - set(DEADLY.values()) - set(OF_STEPS.values())
     assert [verb for verb in named if not any(hasattr(part, verb) for part in parts)] == []

@@ -9,8 +9,8 @@ import pytest
 from tests.proof.simulation import records as of_pair
 from tests.proof.simulation.scenario import Topology
 from tests.proof.simulation.tasks import records, world
-from tests.proof.simulation.tasks.checker import check
 from tests.proof.simulation.tasks.scenario import Dag, Leg, Task, TaskScenario, Wait
+from tests.proof.simulation.tasks.streams.checker import check
 
 TASK = "d1/r1/a"
 LEGS = (Leg("defer", 0.5, Wait("event", 0.5), pushes=True), Leg(seconds=0.5, pushes=True))
@@ -96,7 +96,7 @@ def test_what_changes_at_rest_is_found() -> None:
 
 
 def test_a_dead_letter_is_found() -> None:
-    assert "an event was dead-lettered" in kinds([records.LetterStored(0.0, 1, 1), *history()])
+    assert "an event was dead-lettered" in kinds([records.LetterStored(0.0, 1, 1, -1), *history()])
 
 
 def test_a_second_event_of_one_run_of_a_trigger_is_found() -> None:

@@ -38,6 +38,7 @@ from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.ids import TaskInstanceId
 from headgate.store.tasks import task_rows
 from headgate.store.tasks.outcomes import StepEnd
+from headgate.store.tasks.user_actions import StreamClear
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.queries import StoreQueries
@@ -154,6 +155,8 @@ class TaskWorld(World):
         self._has_changed = Bell()
         self._acting = 0
         self.verb: tuple[str, Sequence[StepEnd]] = ("", ())  # that is being carried out, as `see` takes it
+        self._calls: Counter[str] = Counter()  # of the handlers of streams, by task
+        self._broken: set[tuple[int, int]] = set()
 
     # --- the journal ------------------------------------------------------------------------------
 
@@ -180,6 +183,17 @@ class TaskWorld(World):
         dag, _, task = name.split("/")
         return any(one.task_id == task for one in self.specs[dag].tasks)
 
+    def count_call(self, task: str) -> int:
+        """Return the number of this call of the handler of a task, from 0 on."""
+        self._calls[task] += 1
+        return self._calls[task] - 1
+
+    def breaks(self, trigger: int, number: int) -> bool:
+        """Return whether this is the first time that the trigger of a stream comes to a number."""
+        is_first = (trigger, number) not in self._broken
+        self._broken.add((trigger, number))
+        return is_first
+
     # --- processes and faults ---------------------------------------------------------------------
 
     def make_supervisor(self, number: int) -> SupervisorProcess:
@@ -187,11 +201,11 @@ class TaskWorld(World):
         return TaskSupervisor(self, number)
 
     def _side_of(self, mark: str) -> str:
-        return "supervisor" if mark in marks.TASK_MARKS | marks.TASK_STREAM_MARKS else super()._side_of(mark)
+        return "supervisor" if mark in marks.TASK_MARKS else super()._side_of(mark)
 
     def reach(self, mark: str) -> None:
         """See the base class."""
-        if mark.endswith(".committed"):
+        if mark.endswith("committed"):
             self.see(*self.verb)  # whoever dies here tells nobody any more
         super().reach(mark)
 
@@ -239,7 +253,7 @@ class TaskWorld(World):
         if task_id is not None and self._is_time_for(msgspec.structs.replace(act, state="")):
             steps = ("success", "clear") if act.what == "redo" else (act.what,)
             for step in steps:
-                self._do_to(task_id, act.task, step)
+                self._do_to(task_id, act.task, step, act.streams or None)
         self._acting -= 1
         self._rested.ring()
 
@@ -253,11 +267,12 @@ class TaskWorld(World):
         self._has_changed.ring()
         await trio.sleep(0.01)
 
-    def _do_to(self, task_id: TaskInstanceId, name: str, what: Any) -> None:
+    def _do_to(self, task_id: TaskInstanceId, name: str, what: Any, streams: StreamClear | None) -> None:
         try:
             if what == "clear":
                 run, _, task = name.rpartition("/")
-                result: object = self._store.tasks.clear_many(self.reader.run_of(run), [task]).cleared.get(task)
+                of_run = self.reader.run_of(run)
+                result: object = self._store.tasks.clear_many(of_run, [task], streams=streams).cleared.get(task)
             else:
                 result = self._store.tasks.mark(task_id, what)
         except StoreError as error:
