@@ -16,7 +16,8 @@ import msgspec
 from tests.proof.crash.processes import wait_until
 from tests.proof.crash.truth import RecordT, ReportT, Truth
 from tests.proof.crash.workload import Fault, Workload
-from tests.proof.history.task_history import TERMINAL, Checker, Report
+from tests.proof.history.findings import TERMINAL
+from tests.proof.history.task_history import Checker, Report
 from tests.proof.history.task_records import Fault as FaultRecord
 from tests.proof.history.task_records import LeftBehind, Looked, Made, Record, Row, decode_lines
 

@@ -24,7 +24,7 @@ from tests.proof.crash.proof import (
     tally_of,
     write,
 )
-from tests.proof.history import stream_history, task_history
+from tests.proof.history import findings
 
 from headgate.testing.crash.history import Finding
 
@@ -46,7 +46,7 @@ TASK_CELL = Result(
 TASK_RANDOM = Result(
     *("random", "kills", "postgresql"), counts=Counter(kills=1041, tasks=9_000, deferrals=12_345, tries_lost=17)
 )
-RESUMED_TWICE = task_history.Finding("resumed twice", "d/r/t", "after d1, by x1 and by x2", ("made", "begins | x"))
+RESUMED_TWICE = findings.Finding("resumed twice", "d/r/t", "after d1, by x1 and by x2", ("made", "begins | x"))
 TASK_TWICE = replace(TASK_CELL, findings=[RESUMED_TWICE])
 TASK_UNREACHED = Result("resume.by_end", "stop", "postgresql", error="the mark resume.by_end: not within 60 s")
 
@@ -58,7 +58,7 @@ STREAM_CELL = Result(
 STREAM_RANDOM = Result(
     "random", "kills", "postgresql", counts=Counter(kills=40, streams=700, events=8_400, repeated=31)
 )
-STREAM_LEFT_OUT = replace(STREAM_CELL, findings=[stream_history.Finding("event left out", "d/r/t", "events 3 to 4")])
+STREAM_LEFT_OUT = replace(STREAM_CELL, findings=[findings.Finding("event left out", "d/r/t", "events 3 to 4")])
 
 PROGRAM_CELL = Result(
     *("redrive.written", "kill program", "postgresql", 3),

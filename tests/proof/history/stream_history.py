@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Literal, assert_never, get_args
 
 import msgspec
+from tests.proof.history import findings
+from tests.proof.history.findings import Finding, judge_file
 
 from headgate.testing.crash import history
 from headgate.testing.crash.history import encode as encode
@@ -46,9 +48,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 TOTAL: Final = 12  # events of each stream of a crash test
 PART: Final = "part "  # what the key of a `Part` begins with; the name of an execution follows
-
-TERMINAL: Final = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
-FINDINGS_SHOWN_MAX: Final = 50  # in the text of a report
 
 
 def link(chain: str, number: int) -> str:
@@ -139,52 +138,31 @@ Record = Made | Handling | Row | LeftBehind | Looked
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
-def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
-    """Yield the records of whole lines; a last line that a kill tore off is left out. Raises `ValueError`."""
-    return history.decode_records(_decoder, data, where)
+# Yields the records of whole lines; a last line that a kill tore off is left out. Raises `ValueError`.
+decode_lines = partial(history.decode_records, _decoder)
 
 
 # --- findings --------------------------------------------------------------------------------------
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One violated promise. ``about`` is a task or a trigger; the story is in order of sight."""
-
-    kind: Kind
-    about: str
-    why: str
-    story: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n    ".join((f"{self.kind}: {self.about}: {self.why}", *self.story))
-
-
-class Report(msgspec.Struct, frozen=True):
+class Report(findings.Report[Kind], frozen=True):
     """The judgement. ``steps`` are calls of handlers; ``repeated`` events were handled by steps that nobody committed.
 
     ``events`` are those that the database says are handled.
     """
 
-    findings: tuple[Finding, ...]
     streams: int
     events: int
     steps: int
     repeated: int
     looks: int
 
-    def count(self, kind: Kind) -> int:
-        """Return the number of findings of one kind."""
-        return sum(finding.kind == kind for finding in self.findings)
-
     def __str__(self) -> str:
-        head = (
+        counts = (
             f"{self.streams:,} streams, {self.events:,} events handled in {self.steps:,} steps, "
-            f"{self.repeated:,} repeated, {self.looks:,} looks: "
+            f"{self.repeated:,} repeated, {self.looks:,} looks"
         )
-        if not self.findings:
-            return head + "nothing is wrong"
-        counts = ", ".join(f"{count:,} {kind}" for kind in KINDS if (count := self.count(kind)))
-        return "\n".join([head + counts, *map(str, self.findings[:FINDINGS_SHOWN_MAX])])
+        return self.text(counts, KINDS)
 
 
 # --- the checker -----------------------------------------------------------------------------------
@@ -217,9 +195,9 @@ class Checker:
         self._at_rest = False
         self.extend(records)
 
-    def extend(self, history: Iterable[Record]) -> None:
+    def extend(self, records: Iterable[Record]) -> None:
         """Take more records."""
-        for record in history:
+        for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
@@ -304,7 +282,7 @@ class Checker:
 
     # --- findings ---------------------------------------------------------------------------------
 
-    def _findings(self) -> Iterator[Finding]:
+    def _findings(self) -> Iterator[Finding[Kind]]:
         for kind, about, why in self._found:
             yield self._finding(kind, about, why)
         for trigger, at in self._left_behind.items():
@@ -314,7 +292,7 @@ class Checker:
                 for kind, why in _judge_end(stream):
                     yield self._finding(kind, name, why)
 
-    def _finding(self, kind: Kind, task: str, why: str) -> Finding:
+    def _finding(self, kind: Kind, task: str, why: str) -> Finding[Kind]:
         return Finding(kind, task, why, tuple(self._streams[task].story))
 
 
@@ -353,19 +331,5 @@ def check(records: Iterable[Record]) -> Report:
     return Checker(records).report()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Check the history in a file; return the exit code: 0 nothing found, 1 something, 2 no history."""
-    if len(arguments) != 1:
-        print("usage: python -m tests.proof.history.stream_history FILE", file=sys.stderr)
-        return 2
-    try:
-        report = check(decode_lines(Path(arguments[0]).read_bytes(), where=arguments[0]))
-    except (OSError, ValueError) as error:
-        print(f"stream_history: {error}", file=sys.stderr)
-        return 2
-    print(report)
-    return 1 if report.findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(judge_file(sys.argv[1:], "tests.proof.history.stream_history", decode_lines, check))

@@ -28,11 +28,11 @@ one, and the death of a runner or of a connection costs none.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal, assert_never, get_args
 
-import msgspec
+from tests.proof.history import findings
+from tests.proof.history.findings import TERMINAL, Finding, judge_file
 from tests.proof.history.task_records import (
     XCOM_OF_TRIGGER,
     Began,
@@ -52,8 +52,6 @@ from tests.proof.history.task_records import (
     xcom_key,
 )
 
-FINDINGS_SHOWN_MAX: Final = 50  # of a report in text: who has read fifty stories knows what is wrong
-
 Kind = Literal[
     "begun twice",
     "resumed twice",
@@ -65,7 +63,6 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-TERMINAL: Final = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 _STATE_OF: Final[dict[str, str]] = {
     "success": "success",
     "skipped": "skipped",
@@ -77,44 +74,21 @@ _STATE_OF: Final[dict[str, str]] = {
 # --- what is found -----------------------------------------------------------------------------------
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that must never be. ``about`` is a task or a trigger; the story is in order of sight."""
-
-    kind: Kind
-    about: str
-    why: str
-    story: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n    ".join((f"{self.kind}: {self.about}: {self.why}", *self.story))
-
-
-class Report(msgspec.Struct, frozen=True):
+class Report(findings.Report[Kind], frozen=True):
     """What a history shows. ``tries_lost`` are those that a fault has cost, ``executions`` calls of authors' code."""
 
-    findings: tuple[Finding, ...]
     tasks: int
     executions: int
     deferrals: int
     tries_lost: int
     looks: int
 
-    def count(self, kind: Kind) -> int:
-        """How many findings there are of one kind."""
-        return sum(finding.kind == kind for finding in self.findings)
-
     def __str__(self) -> str:
-        head = (
+        counts = (
             f"{self.tasks:,} tasks, {self.executions:,} executions, {self.deferrals:,} deferrals, "
-            f"{self.tries_lost:,} tries lost to faults, {self.looks:,} looks: "
+            f"{self.tries_lost:,} tries lost to faults, {self.looks:,} looks"
         )
-        if not self.findings:
-            return head + "nothing is wrong"
-        counts = ", ".join(f"{count:,} {kind}" for kind in KINDS if (count := self.count(kind)))
-        shown = [str(finding) for finding in self.findings[:FINDINGS_SHOWN_MAX]]
-        if len(self.findings) > FINDINGS_SHOWN_MAX:
-            shown.append(f"... and {len(self.findings) - FINDINGS_SHOWN_MAX:,} more")
-        return "\n".join([head + counts, *shown])
+        return self.text(counts, KINDS)
 
 
 # --- the checker -------------------------------------------------------------------------------------
@@ -160,7 +134,7 @@ class Checker:
     Raises `ValueError` for a record that speaks of a task that was never made, or of an execution that never began.
     """
 
-    def __init__(self, history: Iterable[Record] = ()) -> None:
+    def __init__(self, records: Iterable[Record] = ()) -> None:
         self._tasks: dict[str, _Task] = {}
         self._executions: dict[str, Began] = {}
         self._ends: dict[str, StepEnd] = {}
@@ -171,11 +145,11 @@ class Checker:
         self._left_behind: dict[str, str] = {}
         self._looks = 0
         self._at_rest = False
-        self.extend(history)
+        self.extend(records)
 
-    def extend(self, history: Iterable[Record]) -> None:
+    def extend(self, records: Iterable[Record]) -> None:
         """Take more records."""
-        for record in history:
+        for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
@@ -319,7 +293,7 @@ class Checker:
 
     # --- findings ---------------------------------------------------------------------------------
 
-    def _findings(self) -> Iterator[Finding]:
+    def _findings(self) -> Iterator[Finding[Kind]]:
         for kind, about, why in self._found:
             yield self._finding(kind, about, why)
         for trigger, at in self._left_behind.items():
@@ -331,7 +305,7 @@ class Checker:
                 for kind, why in self._judge_end(task):
                     yield self._finding(kind, name, why)
 
-    def _finding(self, kind: Kind, task: str, why: str) -> Finding:
+    def _finding(self, kind: Kind, task: str, why: str) -> Finding[Kind]:
         return Finding(kind, task, why, tuple(self._tasks[task].story))
 
     def _unexplained(self, task: _Task) -> list[int]:
@@ -400,28 +374,14 @@ class Checker:
                 yield "ended twice", f"the value {key} is of {found}, and should be of {wanted or 'nobody'}"
 
 
-def check(history: Iterable[Record]) -> Report:
+def check(records: Iterable[Record]) -> Report:
     """Check a whole history. Raises `ValueError` for one that contradicts itself."""
-    return Checker(history).report()
+    return Checker(records).report()
 
 
 def _when(at: str) -> str:
     return f" ({at})" if at else ""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Check the history in a file; return the exit code: 0 nothing found, 1 something, 2 no history."""
-    if len(arguments) != 1:
-        print("usage: python -m tests.proof.history.task_history FILE", file=sys.stderr)
-        return 2
-    try:
-        report = check(decode_lines(Path(arguments[0]).read_bytes(), where=arguments[0]))
-    except (OSError, ValueError) as error:
-        print(f"task_history: {error}", file=sys.stderr)
-        return 2
-    print(report)
-    return 1 if report.findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(judge_file(sys.argv[1:], "tests.proof.history.task_history", decode_lines, check))

@@ -7,7 +7,8 @@ stands above its effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -121,9 +122,8 @@ Record = Made | Began | Deferred | Ended | Waited | Fired | Fault | Row | LeftBe
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
-def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
-    """Yield the records of whole lines; a last line that a kill tore off is left out. Raises `ValueError`."""
-    return history.decode_records(_decoder, data, where)
+# Yields the records of whole lines; a last line that a kill tore off is left out. Raises `ValueError`.
+decode_lines = partial(history.decode_records, _decoder)
 
 
 # --- what tasks leave in the database ---

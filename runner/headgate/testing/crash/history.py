@@ -28,7 +28,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar, assert_never, get_args
+from typing import Literal, Protocol, TypeVar, assert_never, get_args
 
 import msgspec
 
@@ -155,13 +155,13 @@ def encode(record: msgspec.Struct) -> bytes:
 
 def decode_lines(data: bytes, *, where: str = "history") -> Iterator[Record]:
     """Yield the records of whole lines; a last line that a kill cut off is ignored. Raises `ValueError`."""
-    return decode_records(_decoder, data, where)
+    return decode_records(_decoder, data, where=where)
 
 
 RecordT = TypeVar("RecordT")
 
 
-def decode_records(decoder: msgspec.json.Decoder[RecordT], data: bytes, where: str) -> Iterator[RecordT]:
+def decode_records(decoder: msgspec.json.Decoder[RecordT], data: bytes, *, where: str = "history") -> Iterator[RecordT]:
     """Yield the records of whole lines, like `decode_lines`, with the decoder of another kind of records."""
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -201,17 +201,30 @@ class Report(msgspec.Struct, frozen=True):
         return sum(finding.kind == kind for finding in self.findings)
 
     def __str__(self) -> str:
-        head = (
+        counts = (
             f"{self.published:,} events, {self.stored:,} rows, {self.advances:,} advances, {self.looks:,} looks, "
-            f"{self.redelivered:,} redelivered: "
+            f"{self.redelivered:,} redelivered"
         )
-        if not self.findings:
-            return head + "nothing is wrong"
-        counts = ", ".join(f"{count:,} {kind}" for kind in KINDS if (count := self.count(kind)))
-        shown = [str(finding) for finding in self.findings[:FINDINGS_SHOWN_MAX]]
-        if len(self.findings) > FINDINGS_SHOWN_MAX:
-            shown.append(f"... and {len(self.findings) - FINDINGS_SHOWN_MAX:,} more")
-        return "\n".join([head + counts, *shown])
+        return summary(counts, KINDS, self.findings)
+
+
+class _HasKind(Protocol):
+    """A finding of any checker; its text tells its story."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+def summary(counts: str, kinds: Sequence[str], findings: Sequence[_HasKind]) -> str:
+    """Return a report as text: what was counted, how many findings there are of each kind, and the first of them."""
+    if not findings:
+        return f"{counts}: nothing is wrong"
+    found = Counter(finding.kind for finding in findings)
+    head = ", ".join(f"{found[kind]:,} {kind}" for kind in kinds if found[kind])
+    shown = [str(finding) for finding in findings[:FINDINGS_SHOWN_MAX]]
+    if len(findings) > FINDINGS_SHOWN_MAX:
+        shown.append(f"... and {len(findings) - FINDINGS_SHOWN_MAX:,} more")
+    return "\n".join([f"{counts}: {head}", *shown])
 
 
 # --- the checker -------------------------------------------------------------------------------------
