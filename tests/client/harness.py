@@ -8,13 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from sqlalchemy import Column, Integer, MetaData, Table, Text, select
 from tests.store.harness import QUEUES, add, register
 
 from headgate.client import Client, open_client
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.values import encode_value
+from headgate.store.consuming.consumers import ConsumerRow
 from headgate.store.db.prepared import driver_of
 from headgate.store.store import Store
+
+BILLS = Table("users_bill", MetaData(), Column("event_id", Integer, primary_key=True), Column("payload", Text))
 
 
 class Watched:
@@ -57,6 +61,17 @@ def client_of(store: Store) -> Generator[Client]:
 
 def payloads(events: Any) -> list[Any]:
     return [event.payload for event in events]
+
+
+def bills(watched: Watched) -> list[str | None]:
+    """Return the payloads of the events of which the user's program has written a bill."""
+    with watched.store.database.reading() as tx:
+        return list(tx.connection.execute(select(BILLS.c.payload).order_by(BILLS.c.event_id)).scalars())
+
+
+def row(watched: Watched) -> ConsumerRow:
+    """Return what is known of the consumer ``billing``."""
+    return watched.store.consumers.consumer("billing")
 
 
 class Statements:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.client.harness import Watched, client_of, payloads
+from tests.client.harness import Watched, payloads
 from tests.store.harness import Query, add, register
 
 from headgate.client import (
@@ -24,18 +23,6 @@ from headgate.client import (
 )
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import UnsupportedDatabase, ValueRefused
-from headgate.store.store import Store
-
-
-@pytest.fixture
-def watched(store: Store) -> Watched:
-    return Watched(store)
-
-
-@pytest.fixture
-def client(watched: Watched) -> Iterator[Client]:
-    with client_of(watched.store) as client:
-        yield client
 
 
 def test_events_are_read_in_parts_by_the_cursor_of_the_last_one(watched: Watched, client: Client) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, Text, insert, select, text
+from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
-from tests.client.harness import Watched, client_of, payloads
+from tests.client.harness import BILLS, Watched, bills, client_of, payloads, row
 from tests.store.harness import WAITED_MAX_S, Query, add, wait_until_blocked
 
 from headgate.client import (
@@ -26,25 +25,9 @@ from headgate.client import (
 )
 from headgate.store import cleaning
 from headgate.store.consuming import places
-from headgate.store.consuming.consumers import ConsumerRow
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import BadName, DatabaseAway
 from headgate.store.store import Store
-
-BILLS = Table("users_bill", MetaData(), Column("event_id", Integer, primary_key=True), Column("payload", Text))
-
-
-@pytest.fixture
-def watched(store: Store) -> Iterator[Watched]:
-    BILLS.metadata.create_all(store.database.engine)
-    yield Watched(store)
-    BILLS.metadata.drop_all(store.database.engine)
-
-
-@pytest.fixture
-def client(watched: Watched) -> Iterator[Client]:
-    with client_of(watched.store) as client:
-        yield client
 
 
 @pytest.fixture
@@ -58,15 +41,6 @@ def bill(consumer: Consumer, limit: int = 100) -> list[Any]:
         for event in batch:
             batch.connection.execute(insert(BILLS).values(event_id=event.id, payload=event.payload))
         return payloads(batch)
-
-
-def bills(watched: Watched) -> list[str | None]:
-    with watched.store.database.reading() as tx:
-        return list(tx.connection.execute(select(BILLS.c.payload).order_by(BILLS.c.event_id)).scalars())
-
-
-def row(watched: Watched) -> ConsumerRow:
-    return watched.store.consumers.consumer("billing")
 
 
 def test_each_event_is_handed_over_once_in_batches(watched: Watched, consumer: Consumer) -> None:

@@ -23,11 +23,6 @@ NEVER_S = 1000.0  # longer than any test: only a notification ends such a wait
 
 
 @pytest.fixture
-def watched(store: Store) -> Watched:
-    return Watched(store)
-
-
-@pytest.fixture
 def reader(watched: Watched) -> Iterator[Client]:
     with client_of(watched.store) as reader:
         yield reader

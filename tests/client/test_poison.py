@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, Text, insert, select, text
-from tests.client.harness import Watched, client_of, payloads
+from sqlalchemy import insert, text
+from tests.client.harness import BILLS, Watched, bills, client_of, payloads, row
 from tests.store.harness import WAITED_MAX_S, Query
 
 from headgate.client import BatchEnded, Client, Consumer
 from headgate.store import cleaning
 from headgate.store.consuming import failures, places, set_aside
-from headgate.store.consuming.consumers import ConsumerRow
 from headgate.store.consuming.failures import ASIDE_IN_A_ROW_MAX, UNFINISHED, UNFINISHED_AFTER_S
 from headgate.store.consuming.set_aside import ConsumerLetter
 from headgate.store.db.engine import open_engine
@@ -26,25 +24,11 @@ from headgate.store.errors import NoSuchRow, NotSetAside, ValueRefused
 from headgate.store.store import Store
 
 ROOT = Path(__file__).parents[2]
-BILLS = Table("users_bill", MetaData(), Column("event_id", Integer, primary_key=True), Column("payload", Text))
 TRIES_MAX = 100  # of a loop that gets all events
 
 
 class Refused(Exception):
     """Raised by the program of the user."""
-
-
-@pytest.fixture
-def watched(store: Store) -> Iterator[Watched]:
-    BILLS.metadata.create_all(store.database.engine)
-    yield Watched(store)
-    BILLS.metadata.drop_all(store.database.engine)
-
-
-@pytest.fixture
-def client(watched: Watched) -> Iterator[Client]:
-    with client_of(watched.store) as client:
-        yield client
 
 
 @pytest.fixture
@@ -75,15 +59,6 @@ def drain(consumer: Consumer, **how: Any) -> list[list[Any] | str]:
             return done
         done.append(got)
     raise AssertionError(f"no end: {done[-3:]}")
-
-
-def bills(watched: Watched) -> list[str | None]:
-    with watched.store.database.reading() as tx:
-        return list(tx.connection.execute(select(BILLS.c.payload).order_by(BILLS.c.event_id)).scalars())
-
-
-def row(watched: Watched) -> ConsumerRow:
-    return watched.store.consumers.consumer("billing")
 
 
 def letters(watched: Watched) -> list[ConsumerLetter]:
