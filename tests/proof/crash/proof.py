@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +35,7 @@ TITLES = {  # of columns, by the name of the count, where that is no title
     "handed_over": "handed over",
 }
 
-Total = Callable[[str], str]
+_KILLED = "**{kills} processes killed with SIGKILL**, in {cells} cells of the matrix and at random; "
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Layout:
     """The layout of one section.
 
     ``columns`` of the table of runs, ``cells`` of the matrix and ``stretches`` of random kills are names of counts
-    (see `_number`). ``summary`` returns lines, given the totals by name, the number of commits and the versions.
+    (see `_number`). ``subject`` says what there was beside kills, and ``summary`` has the lines after the findings,
+    both with the names of counts in braces, and of the ``versions`` of the last run.
     """
 
     name: str
@@ -58,66 +59,13 @@ class Layout:
     columns: tuple[str, ...]
     cells: tuple[str, ...]
     stretches: tuple[str, ...]
-    summary: Callable[[Total, str, str], list[str]]
+    subject: str
+    summary: tuple[str, ...]
 
     @property
     def numbers(self) -> tuple[str, ...]:
         """The columns of the table of runs that hold numbers: all but the first and the last."""
         return ("minutes", "seed", *self.columns, "failed", *self.kinds)
-
-
-def _pair_summary(total: Total, commits: str, versions: str) -> list[str]:
-    return [
-        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
-        f"{total('events')} events written; on {commits}",
-        ", ".join(f"**{total(kind)} {kind}**" for kind in PAIR.kinds),
-        f"{total('redelivered')} events redelivered, and recognised",
-        f"{total('failed')} results failed",
-        f"{total('dropped')} connections dropped, {total('dropped_busy')} of them in a transaction; "
-        f"{total('logs')} captures with {total('frames')} frames replayed, every answer compared",
-        f"the last run on {versions}",
-    ]
-
-
-def _harm_summary(total: Total, commits: str, versions: str) -> list[str]:
-    return [
-        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
-        f"{total('events')} events written; on {commits}",
-        ", ".join(f"**{total(kind)} {kind}**" for kind in PAIR.kinds),
-        f"{total('passed_over')} messages put aside as whole dead letters, {total('quarantined')} triggers quarantined",
-        f"{total('failed')} results failed; {total('dropped')} connections dropped; the last run on {versions}",
-    ]
-
-
-def _program_summary(total: Total, commits: str, versions: str) -> list[str]:
-    return [
-        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
-        f"{total('events')} events written; on {commits}",
-        ", ".join(f"**{total(kind)} {kind}**" for kind in PROGRAMS.kinds),
-        f"{total('redriven')} dead letters redriven, {total('handed_over')} events handed over to consumers",
-        f"{total('failed')} results failed; {total('dropped')} connections dropped; the last run on {versions}",
-    ]
-
-
-def _task_summary(total: Total, commits: str, versions: str) -> list[str]:
-    return [
-        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
-        f"{total('tasks')} tasks, {total('deferrals')} deferrals; on {commits}",
-        ", ".join(f"**{total(kind)} {kind}**" for kind in task_history.KINDS),
-        f"{total('tries_lost')} tries lost to faults, and begun anew; {total('failed')} results failed",
-        f"{total('dropped')} connections dropped; the last run on {versions}",
-    ]
-
-
-def _stream_summary(total: Total, commits: str, versions: str) -> list[str]:
-    return [
-        f"**{total('kills')} processes killed with SIGKILL**, in {total('cells')} cells of the matrix and at random; "
-        f"{total('streams')} streams, {total('events')} events handled in {total('steps')} steps; on {commits}",
-        ", ".join(f"**{total(kind)} {kind}**" for kind in STREAMS.kinds),
-        f"{total('repeated')} events handled by steps that were not committed, and handled again; "
-        f"{total('failed')} results failed",
-        f"{total('dropped')} connections dropped; the last run on {versions}",
-    ]
 
 
 PAIR = Layout(
@@ -149,7 +97,14 @@ database: one answer that differs fails it.
     columns=("kills", "cells", "events", "redelivered", "dropped", "dropped_busy", "logs", "frames"),
     cells=("runs", "redelivered", "lost", "stored twice", "failed"),
     stretches=("kills", "events", "redelivered", "lost", "stored twice"),
-    summary=_pair_summary,
+    subject="{events} events written",
+    summary=(
+        "{redelivered} events redelivered, and recognised",
+        "{failed} results failed",
+        "{dropped} connections dropped, {dropped_busy} of them in a transaction; "
+        "{logs} captures with {frames} frames replayed, every answer compared",
+        "the last run on {versions}",
+    ),
 )
 HARM = Layout(
     name="harm crash",
@@ -174,7 +129,11 @@ is acknowledged, and every trigger that ended the runner is quarantined.
     columns=("kills", "cells", "events", "redelivered", "passed_over", "quarantined", "dropped"),
     cells=PAIR.cells,
     stretches=("kills", "events", "redelivered", "lost", "stored twice"),
-    summary=_harm_summary,
+    subject="{events} events written",
+    summary=(
+        "{passed_over} messages put aside as whole dead letters, {quarantined} triggers quarantined",
+        "{failed} results failed; {dropped} connections dropped; the last run on {versions}",
+    ),
 )
 PROGRAMS = Layout(
     name="program crash",
@@ -199,7 +158,11 @@ which they became visible, each once, at any moment; at rest, all of them, and n
     columns=("kills", "cells", "events", "redelivered", "redriven", "handed_over", "dropped"),
     cells=("runs", "redriven", "handed_over", "findings", "failed"),
     stretches=("kills", "events", "redriven", "handed_over", "findings"),
-    summary=_program_summary,
+    subject="{events} events written",
+    summary=(
+        "{redriven} dead letters redriven, {handed_over} events handed over to consumers",
+        "{failed} results failed; {dropped} connections dropped; the last run on {versions}",
+    ),
 )
 TASKS = Layout(
     name="task crash",
@@ -227,7 +190,11 @@ that outlive their supervisor: each fails its cell.
     columns=("kills", "cells", "tasks", "executions", "deferrals", "tries_lost", "dropped"),
     cells=("runs", "tries_lost", "findings", "failed"),
     stretches=("kills", "tasks", "deferrals", "tries_lost", "findings"),
-    summary=_task_summary,
+    subject="{tasks} tasks, {deferrals} deferrals",
+    summary=(
+        "{tries_lost} tries lost to faults, and begun anew; {failed} results failed",
+        "{dropped} connections dropped; the last run on {versions}",
+    ),
 )
 STREAMS = Layout(
     name="stream crash",
@@ -257,7 +224,11 @@ to end, each once. A mark that is not reached, tasks that do not end, a wrong ex
     columns=("kills", "cells", "streams", "events", "steps", "repeated", "dropped"),
     cells=("runs", "repeated", "findings", "failed"),
     stretches=("kills", "streams", "events", "repeated", "findings"),
-    summary=_stream_summary,
+    subject="{streams} streams, {events} events handled in {steps} steps",
+    summary=(
+        "{repeated} events handled by steps that were not committed, and handled again; {failed} results failed",
+        "{dropped} connections dropped; the last run on {versions}",
+    ),
 )
 
 LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, PROGRAMS, TASKS, STREAMS)}
@@ -394,16 +365,16 @@ def section(tally: Tally, layout: Layout, versions: str) -> Iterator[str]:
     """Yield the lines."""
     workload = layout.workload
 
-    def total(name: str) -> str:
-        return f"{sum(run.numbers[name] for run in tally.runs):,}"
-
     def titles(*names: str) -> str:
         return f"| {' | '.join(TITLES.get(name, name) for name in names)} |"
 
     commits = len({run.commit for run in tally.runs})
+    totals = {name: f"{sum(run.numbers[name] for run in tally.runs):,}" for name in layout.numbers}
     yield from ("## Crash tests" + layout.among.replace("among", "of"), "", layout.introduction)
-    for line in layout.summary(total, f"{commits} commit{'s' * (commits > 1)}", versions):
-        yield f"- {line}"
+    yield "- " + (_KILLED + layout.subject).format(**totals) + f"; on {commits} commit{'s' * (commits > 1)}"
+    yield "- " + ", ".join(f"**{totals[kind]} {kind}**" for kind in layout.kinds)
+    for line in layout.summary:
+        yield f"- {line.format(versions=versions, **totals)}"
     reached = ", ".join(f"`{mark}`" for mark in sorted(tally.reached))
     yield f"- {len(tally.reached)} of {len(workload.marks)} marks reached: {reached}"
     yield from ("", titles("ended", *layout.numbers, "commit"), "|---" * (len(layout.numbers) + 2) + "|")
