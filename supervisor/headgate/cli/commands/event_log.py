@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -164,8 +164,8 @@ def redeliver(
 ) -> None:
     """Hand events that were set aside over again, each once, in a batch of its own, as soon as the program asks."""
     with invocation(ctx).store() as store:
-        count = sum(store.consumers.redeliver(name, event_id) for event_id in _wanted(events, everything=everything))
-    print(f"{name} gets {_counted(count)} again, before those that it has not got yet")
+        done = _of_letters(store.consumers.redeliver, name, events, everything=everything)
+    print(f"{name} gets {done} again, before those that it has not got yet")
 
 
 @consumers_app.command("discard")
@@ -174,17 +174,19 @@ def discard(
 ) -> None:
     """Resolve events that were set aside without handing them over: they are not wanted."""
     with invocation(ctx).store() as store:
-        count = sum(store.consumers.discard(name, event_id) for event_id in _wanted(events, everything=everything))
-    print(f"discarded {_counted(count)} of {name}")
+        done = _of_letters(store.consumers.discard, name, events, everything=everything)
+    print(f"discarded {done} of {name}")
 
 
-def _wanted(events: list[int] | None, *, everything: bool) -> list[int] | list[None]:
-    """Return the events that a command is about; one None for all. Raises `CommandError`."""
+def _of_letters(
+    verb: Callable[[str, int | None], int], consumer: str, events: list[int] | None, *, everything: bool
+) -> str:
+    """Do something with the letters of these events, or with all of a consumer; return how many they were, as text.
+
+    Raises `CommandError` if it is not clear which.
+    """
     if bool(events) == everything:
         raise CommandError("say which events: either their ids or --all", exit_code=2)
-    return list(dict.fromkeys(events)) if events else [None]
-
-
-def _counted(events: int) -> str:
-    """Return the number of events as text."""
-    return "1 event" if events == 1 else f"{events:,} events"
+    wanted: Iterable[int | None] = dict.fromkeys(events) if events else (None,)
+    count = sum(verb(consumer, event_id) for event_id in wanted)
+    return "1 event" if count == 1 else f"{count:,} events"
