@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from headgate.protocol.link.wire import Wire, encode_message
+from headgate.protocol.messages import WireStruct
 
 CAPTURED = Path(__file__).parents[1] / "replay" / "captured"
 
@@ -33,3 +36,12 @@ def fields_at_default(messages: Iterable[msgspec.Struct]) -> list[tuple[str, str
         for field in msgspec.structs.fields(struct)
         if getattr(struct, field.name) == field.default
     ]
+
+
+def check_golden(wire: Wire, messages: Mapping[str, WireStruct], name: str, file: str) -> None:
+    """Check that a message has its golden frame, which is decoded to it, and that each frame of the file has one."""
+    golden, message = read_golden(file), messages[name]
+    (sender,) = (role for role, kinds in wire.types.items() if type(message) in kinds)
+    assert encode_message(message) == golden[name]
+    assert wire.decode(sender, golden[name]) == message
+    assert golden.keys() == messages.keys()
