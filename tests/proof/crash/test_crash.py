@@ -88,13 +88,21 @@ OF_PROGRAMS: dict[str, Cells] = {
 DIALECTS = ["sqlite", "postgresql"]
 
 
+def run_cells(campaign: Campaign, cells: Cells) -> list[Counter[str]]:
+    """Run cells, of which each has to be good; return their counts."""
+    counts = []
+    for mark, fault in cells:
+        result = campaign.run_cell(mark, fault)
+        assert result.is_good, str(result)
+        counts.append(result.counts)
+    return counts
+
+
 @pytest.mark.parametrize("dialect", OF_PAIR)
 def test_nothing_is_lost_or_stored_twice_whatever_dies_at_a_mark(start_campaign: StartCampaign, dialect: str) -> None:
     campaign = start_campaign(PairWorkload, dialect, subscribers=3, seed=1)
-    for mark, fault in OF_PAIR[dialect]:
-        result = campaign.run_cell(mark, fault)
-        assert result.is_good, str(result)
-        assert result.counts["events"]
+    for counts in run_cells(campaign, OF_PAIR[dialect]):
+        assert counts["events"]
     assert campaign.finish() is None
     replayed = campaign.replay()
     assert replayed.is_good, str(replayed)
@@ -106,9 +114,7 @@ def test_what_a_trigger_cannot_take_is_a_letter_and_what_ends_the_runner_is_quar
     start_campaign: StartCampaign, dialect: str
 ) -> None:
     campaign = start_campaign(HarmWorkload, dialect, subscribers=3, seed=6)
-    for mark, fault in OF_HARM[dialect]:
-        result = campaign.run_cell(mark, fault)
-        assert result.is_good, str(result)
+    run_cells(campaign, OF_HARM[dialect])
     counts = campaign.counted
     assert counts["passed_over"]
     assert counts["redriven"]
@@ -121,9 +127,7 @@ def test_every_letter_is_redriven_once_and_every_event_handed_over_once_whatever
     start_campaign: StartCampaign, dialect: str
 ) -> None:
     campaign = start_campaign(ProgramWorkload, dialect, subscribers=3, seed=7)
-    for mark, fault in OF_PROGRAMS[dialect]:
-        result = campaign.run_cell(mark, fault)
-        assert result.is_good, str(result)
+    run_cells(campaign, OF_PROGRAMS[dialect])
     result = campaign.run_random(4)
     assert result.is_good, str(result)
     counts = campaign.counted
@@ -166,11 +170,9 @@ def test_every_task_is_resumed_once_and_ends_once_whatever_dies_at_a_mark(
     start_campaign: StartCampaign, dialect: str
 ) -> None:
     campaign = start_campaign(TaskWorkload, dialect, seed=1)
-    for mark, fault in OF_TASKS[dialect]:
-        result = campaign.run_cell(mark, fault)
-        assert result.is_good, str(result)
-        assert result.counts["deferrals"]
-        assert result.counts["tasks"] >= 2 * len(TASKS)
+    for counts in run_cells(campaign, OF_TASKS[dialect]):
+        assert counts["deferrals"]
+        assert counts["tasks"] >= 2 * len(TASKS)
     if dialect == "sqlite":  # a supervisor takes its time to cancel what is over
         assert campaign.finish() is None
 
@@ -180,10 +182,8 @@ def test_every_event_of_a_stream_is_handled_once_and_in_order_whatever_dies_at_a
     start_campaign: StartCampaign, dialect: str
 ) -> None:
     campaign = start_campaign(StreamWorkload, dialect, seed=9)
-    for mark, fault in OF_STREAMS[dialect]:
-        result = campaign.run_cell(mark, fault)
-        assert result.is_good, str(result)
-        assert result.counts["events"] >= stream_history.TOTAL * len(StreamWorkload.tasks)
+    for counts in run_cells(campaign, OF_STREAMS[dialect]):
+        assert counts["events"] >= stream_history.TOTAL * len(StreamWorkload.tasks)
     if dialect == "sqlite":
         assert campaign.finish() is None
 
