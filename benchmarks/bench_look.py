@@ -93,7 +93,7 @@ def filled(kind: str, instances: int, unfinished: int) -> Generator[Run]:
 
 def distinct_states(tx: Tx, run: DagRunId) -> dict[str, frozenset[TaskState]]:
     """Return the states of the run's tasks, as a look reads them."""
-    return run_states.read(tx, run).states
+    return run_states.read(tx, run).for_rules()
 
 
 def every_row(tx: Tx, run: DagRunId) -> dict[str, frozenset[TaskState]]:

@@ -52,6 +52,8 @@ _LEAVES: Final = frozenset({str, bool, type(None)})  # types whose every value J
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
+_COUNTED: Final = ("tuple", "dict")  # tagged values whose items have an order
+
 _JSON: Final = msgspec.json.Encoder()
 
 
@@ -304,6 +306,18 @@ def decode_value(data: bytes) -> Any:
     if b'"$"' in data or b"\\u0024" in data:
         return _untag(value, 0)
     return value
+
+
+def count_items(data: bytes) -> int | None:
+    """Return how many items an encoded list, tuple or dict has, without decoding them; None for any other value."""
+    try:
+        value: Any = msgspec.json.decode(data, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
+        if type(value) is dict and _TAG in value:
+            tag = msgspec.json.decode(value[_TAG])
+            value = msgspec.json.decode(value[_CONTENT], type=list[msgspec.Raw]) if tag in _COUNTED else None
+    except (msgspec.MsgspecError, ValueError, KeyError):
+        return None
+    return None if value is None else len(value)
 
 
 def _untag(value: Any, depth: int) -> Any:

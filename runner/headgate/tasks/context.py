@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypedDict, cast
 
@@ -12,6 +12,7 @@ from headgate.protocol.messages.dags import name_problem as _name_problem
 from headgate.protocol.messages.steps import XCom
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
+from headgate.tasks.outputs import MappedOutput, XComPageReader
 from headgate.triggers.airflow_names import CONTEXT
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class XComReader(Protocol):
 class TaskInstance:
     """This task in this run: its ids, and its XComs.
 
-    ``try_number`` counts from 1 and stays the same over deferrals. ``read_xcom`` reads the XComs of other tasks.
+    ``try_number`` counts from 1 and stays the same over deferrals. ``map_index`` is that of the instance of a mapped
+    task, from 0; else -1. ``read_xcom`` reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
     """
 
     def __init__(
@@ -39,13 +41,19 @@ class TaskInstance:
         task_id: str,
         run_id: str,
         try_number: int = 1,
+        map_index: int = -1,
         read_xcom: XComReader | None = None,
+        read_xcoms: XComPageReader | None = None,
+        mapped: Collection[str] = (),
     ) -> None:
         self.dag_id = dag_id
         self.task_id = task_id
         self.run_id = run_id
         self.try_number = try_number
+        self.map_index = map_index
         self._read_xcom = read_xcom
+        self._read_xcoms = read_xcoms
+        self._mapped = mapped
         self._pushed: dict[str, bytes] = {}
 
     def xcom_push(self, key: str, value: Any) -> None:
@@ -67,12 +75,19 @@ class TaskInstance:
     def xcom_pull(self, task_ids: str, key: str = RETURN_VALUE, *, default: Any = None) -> Any:
         """Return the XCom that the task ``task_ids`` of this run pushed under ``key``, or ``default`` if there is none.
 
-        Raises RuntimeError if the task does not run in a DAG run, as in some tests.
+        Of a mapped task it is a `MappedOutput`, with the XComs of its instances. Raises RuntimeError if the task does
+        not run in a DAG run, as in some tests.
         """
-        if self._read_xcom is None:
+        if self._read_xcom is None or self._read_xcoms is None:
             raise RuntimeError(f"xcom_pull({task_ids!r}) needs a running DAG: there are no XComs of other tasks here")
+        if task_ids in self._mapped:
+            return MappedOutput(task_ids, key, self._read_xcoms)
         data = self._read_xcom(task_ids, key)
         return default if data is None else decode_value(data)
+
+    def pushed(self, key: str) -> bytes | None:
+        """Return what this step has pushed under ``key``, encoded."""
+        return self._pushed.get(key)
 
     def take_pushed(self) -> tuple[XCom, ...]:
         """Return the pushed XComs, and clear them."""
@@ -143,14 +158,23 @@ def make_context(
     logical_date: datetime | None = None,
     data_interval: tuple[datetime, datetime] | None = None,
     params: Mapping[str, Any] | None = None,
+    map_index: int = -1,
     read_xcom: XComReader | None = None,
+    read_xcoms: XComPageReader | None = None,
     assets: tuple[RunAsset, ...] = (),
     stream: TaskStream | None = None,
 ) -> Context:
     """Return the context of one step of ``task``."""
-    dag_id = "" if task.dag is None else task.dag.dag_id
+    dag_id, tasks = ("", {}) if task.dag is None else (task.dag.dag_id, task.dag.tasks)
     instance = TaskInstance(
-        dag_id=dag_id, task_id=task.task_id, run_id=run_id, try_number=try_number, read_xcom=read_xcom
+        dag_id=dag_id,
+        task_id=task.task_id,
+        run_id=run_id,
+        try_number=try_number,
+        map_index=map_index,
+        read_xcom=read_xcom,
+        read_xcoms=read_xcoms,
+        mapped={task_id for task_id, one in tasks.items() if one.is_mapped},
     )
     start, end = data_interval or (None, None)
     context = Context(

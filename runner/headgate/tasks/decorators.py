@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
+from headgate.protocol.errors import DagMalformed
 from headgate.tasks.graph import open_dag
+from headgate.tasks.mapping import MappedFunction, Partial
 from headgate.tasks.operator import XComArg
 from headgate.tasks.operators import BranchPythonOperator, PythonOperator, ShortCircuitOperator
-from headgate.tasks.options import TaskOptions
+from headgate.tasks.options import NAMES, TaskOptions
 from headgate.triggers.airflow_names import DECORATORS
 
 __all__ = ["TaskFunction", "task"]
@@ -52,6 +55,24 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
             **self._options,
         )
         return operator.output
+
+    def partial(self, **shared: Any) -> Partial:
+        """Begin a mapped task with the arguments that all of its instances have; see `Partial.expand`."""
+        dag = open_dag()
+        if dag is None:
+            raise RuntimeError(f"{self.__name__} is a task: map it in the with block of a DAG, or call its .function")
+        if options := sorted(NAMES.intersection(shared)):
+            raise DagMalformed(dag.dag_id, self.__name__, f"{options[0]} is an option: give it to @task or override()")
+        given: Any = {"task_id": self._free_id(dag.tasks.keys()), "dag": dag, "shared": {**shared, **self._options}}
+        return Partial(functools.partial(MappedFunction, self._kind, self.function, **given))
+
+    def expand(self, **over: Any) -> XComArg:
+        """Add a mapped task, with an instance for each combination of these values; see `Partial.expand`."""
+        return self.partial().expand(**over)
+
+    def expand_kwargs(self, over: Any, **options: Any) -> XComArg:
+        """Add a mapped task, with an instance for each of these dicts of arguments; see `Partial.expand`."""
+        return self.partial().expand_kwargs(over, **options)
 
     def override(self, *, task_id: str | None = None, **options: Unpack[TaskOptions]) -> TaskFunction[P, R]:
         """Return the same function with another id or other options."""

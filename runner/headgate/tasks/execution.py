@@ -22,8 +22,8 @@ from headgate.protocol.messages.steps import (
     StepSucceeded,
 )
 from headgate.protocol.messages.task_streams import StreamPart
-from headgate.protocol.values import decode_value, encode_value
-from headgate.tasks.context import RETURN_VALUE, Context
+from headgate.protocol.values import count_items, decode_value, encode_value
+from headgate.tasks.context import RETURN_VALUE, Context, TaskInstance
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.streaming import WAITS, StreamMisused, StreamStep
@@ -59,6 +59,7 @@ def run_step(
     outcome: StepOutcome
     stream: StreamStep | None = None
     try:
+        operator = operator.for_step(context)
         if resumption is None:
             value = operator.execute(context)
         elif part is None or resumption.next_method == FAIL_METHOD:
@@ -77,6 +78,7 @@ def run_step(
         else:
             if value is not None:
                 instance.xcom_push(RETURN_VALUE, value)
+            _check_for_maps(operator, instance)
             outcome = StepSucceeded(skips=tuple(sorted(operator.skips)))
     except TaskDeferred as deferral:
         outcome = _deferred(operator, deferral, stream)
@@ -88,6 +90,29 @@ def run_step(
         outcome = _failed(operator, error)
     handled = None if stream is None else stream.handled
     return msgspec.structs.replace(outcome, xcoms=instance.take_pushed(), handled=handled)
+
+
+def _check_for_maps(operator: BaseOperator, instance: TaskInstance) -> None:
+    """Raise TypeError if a task is expanded over something that this one leaves, and that is no list or dict.
+
+    So its author sees it in the log of the task that is at fault, and the retry may mend it.
+    """
+    tasks = {} if operator.dag is None else operator.dag.tasks
+    if operator.task_id in tasks and tasks[operator.task_id].is_mapped:
+        return  # each instance leaves one of the values
+    for name in sorted(operator.downstream_task_ids):
+        for output in tasks[name].mapped_over():
+            if output.operator.task_id != operator.task_id:
+                continue
+            value = instance.pushed(output.key)
+            if value is None and output.key != RETURN_VALUE:
+                continue  # an earlier step may have pushed it
+            if value is None or count_items(value) is None:
+                found = "nothing" if value is None else f"{value[:60].decode(errors='replace')}"
+                raise TypeError(
+                    f"the task {name!r} is expanded over what this one leaves under {output.key!r}, and it has left "
+                    f"{found} there: a list or a dict is needed"
+                )
 
 
 def _resume(operator: BaseOperator, context: Context, resumption: Resumption) -> object:

@@ -192,6 +192,16 @@ def open_dag() -> DAG | None:
 
 
 @contextmanager
+def detached() -> Generator[None]:
+    """Have operators that are made in the block belong to no DAG."""
+    token = _open.set(())
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+@contextmanager
 def collecting() -> Generator[list[DAG]]:
     """Yield a list that every DAG created in the block is added to; `open_dag` ignores DAGs opened outside."""
     made: list[DAG] = []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar, Unpack
 
 from headgate.protocol.errors import DagMalformed, ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
+from headgate.protocol.messages.maps import Output, Source
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import encode_value
@@ -27,6 +29,8 @@ from headgate.tasks.errors import (
 )
 from headgate.tasks.graph import DAG, open_dag
 from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
+from headgate.tasks.outputs import MappedOutput
+from headgate.tasks.sources import Mappable
 from headgate.tasks.streaming import (
     ENDED_METHOD,
     Stream,
@@ -38,6 +42,9 @@ from headgate.tasks.streaming import (
 from headgate.triggers.airflow_names import CONTEXT
 from headgate.triggers.base import BaseTrigger, StartTriggerArgs
 from headgate.triggers.encoding import check_classpath
+
+if TYPE_CHECKING:
+    from headgate.tasks.mapping import Partial
 
 # A template of Airflow's: `{{ ds }}`, `{{ params.x }}`, `{% if %}`. Not those of Docker and Go, `{{ .Names }}`.
 _TEMPLATE: Final = re.compile(
@@ -117,6 +124,7 @@ class BaseOperator(Arrows):
     start_trigger_args: StartTriggerArgs | None = None
     start_from_trigger: bool = False
     operator_name: ClassVar[str | None] = None  # the name shown; None: that of the class
+    is_mapped: ClassVar[bool] = False  # whether only its instances are run
     template_fields: ClassVar[Sequence[str]] = ()  # attributes in which Airflow renders templates, refused here
 
     def __init__(self, *, task_id: str, dag: DAG | None = None, **options: Unpack[TaskOptions]) -> None:
@@ -143,6 +151,7 @@ class BaseOperator(Arrows):
         self.pool: str = given["pool"]
         self.pool_slots: int = given["pool_slots"]
         self.trigger_rule: TriggerRule = given["trigger_rule"]
+        self.max_active_tis_per_dagrun: int | None = given["max_active_tis_per_dagrun"]
         self.start_trigger_args = given.get("start_trigger_args", self.start_trigger_args)
         self.start_from_trigger = given.get("start_from_trigger", self.start_from_trigger)
         # Checked at the author's line; the start trigger is checked later, after the subclass's constructor.
@@ -153,6 +162,16 @@ class BaseOperator(Arrows):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.task_id!r}>"
+
+    @classmethod
+    def partial(cls, *, task_id: str, dag: DAG | None = None, **shared: Any) -> Partial:
+        """Begin a mapped task with the arguments that all of its instances have, options among them::
+
+        FileSensor.partial(task_id="wait", timeout=timedelta(hours=6)).expand(filepath=["a.csv", "b.csv"])
+        """
+        from headgate.tasks.mapping import MappedOperator, Partial  # it derives from this class
+
+        return Partial(functools.partial(MappedOperator, cls, task_id=task_id, dag=dag, shared=shared))
 
     # --- for authors to override ---
 
@@ -271,8 +290,8 @@ class BaseOperator(Arrows):
 
     def to_spec(self) -> TaskSpec:
         """Return the spec of the task for the supervisor. Raises `DagMalformed`, also for a template of Airflow's."""
-        for name in self.template_fields:
-            if (template := _template_in(getattr(self, name, None))) is not None:
+        for name, value in self._templated():
+            if (template := _template_in(value)) is not None:
                 raise self._malformed(
                     f"{name} has the template {template!r:.100}, and there are no templates: a @task function gets "
                     f"logical_date, params (the run's conf) and the rest of the context, and can pass them on to a "
@@ -280,8 +299,21 @@ class BaseOperator(Arrows):
                 )
         return self._spec(self._start_trigger() if self.start_from_trigger else None)
 
+    def for_step(self, context: Context) -> BaseOperator:
+        """Return the operator that a step is to run: this one, or that of an instance if it is mapped."""
+        return self
+
+    def mapped_over(self) -> Iterator[XComArg]:
+        """Yield the outputs over which this task is expanded."""
+        return iter(())
+
     def _operator(self) -> BaseOperator:
         return self
+
+    def _templated(self) -> Iterator[tuple[str, Any]]:
+        """Yield the arguments in which Airflow renders templates, with their names."""
+        for name in self.template_fields:
+            yield name, getattr(self, name, None)
 
     def _malformed(self, problem: str) -> DagMalformed:
         dag_id = "(none)" if self.dag is None else self.dag.dag_id
@@ -306,6 +338,7 @@ class BaseOperator(Arrows):
             pool=self.pool,
             pool_slots=self.pool_slots,
             start_trigger=start_trigger,
+            active_max=self.max_active_tis_per_dagrun,
         )
 
     def _start_trigger(self) -> StartTrigger:
@@ -336,8 +369,11 @@ class BaseOperator(Arrows):
             raise self._malformed(str(error)) from error
 
 
-class XComArg(Arrows):
-    """A placeholder for an XCom of a task, in the arguments of tasks downstream."""
+class XComArg(Arrows, Mappable):
+    """A placeholder for an XCom of a task, in the arguments of tasks downstream.
+
+    If the task is mapped, it stands for the values of all its instances, a `MappedOutput`.
+    """
 
     def __init__(self, operator: BaseOperator, key: str = RETURN_VALUE) -> None:
         self.operator = operator
@@ -362,6 +398,20 @@ class XComArg(Arrows):
         if self.key == RETURN_VALUE:  # None is not stored
             return None
         raise XComMissing(f"the task {self.operator.task_id!r} has pushed no XCom {self.key!r}")
+
+    def source(self) -> Source:
+        return Output(self.operator.task_id, self.key)
+
+    def values(self, context: Context) -> Sequence[Any]:
+        found = self.resolve(context)
+        if isinstance(found, Mapping):
+            return list(found.items())
+        if isinstance(found, list | tuple | MappedOutput):
+            return found
+        raise TypeError(f"{self!r} is no list or dict, but {found!r:.100}")
+
+    def outputs(self) -> Iterator[XComArg]:
+        yield self
 
     def _operator(self) -> BaseOperator:
         return self.operator

@@ -15,7 +15,8 @@ class TaskOptions(TypedDict, total=False):
     """The options of a task; the DAG's ``default_args`` are their defaults.
 
     ``execution_timeout`` limits a whole try, deferrals included. A task with ``start_from_trigger`` starts in the
-    trigger runner, without a worker, with the trigger that ``start_trigger_args`` names.
+    trigger runner, without a worker, with the trigger that ``start_trigger_args`` names. Of a mapped task at most
+    ``max_active_tis_per_dagrun`` instances are with workers at once, in one run.
     """
 
     retries: int
@@ -28,6 +29,7 @@ class TaskOptions(TypedDict, total=False):
     pool: str
     pool_slots: int
     trigger_rule: TriggerRule
+    max_active_tis_per_dagrun: int | None
     start_trigger_args: StartTriggerArgs | None
     start_from_trigger: bool
 
@@ -43,6 +45,7 @@ DEFAULTS: Final = TaskOptions(
     pool=DEFAULT_POOL,
     pool_slots=1,
     trigger_rule="all_success",
+    max_active_tis_per_dagrun=None,
 )
 # The defaults of the last two are attributes of the operator's class, where its author may set them.
 NAMES: Final = frozenset({*DEFAULTS, "start_trigger_args", "start_from_trigger"})
@@ -59,6 +62,7 @@ _TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "pool": (str,),
     "pool_slots": (int,),
     "trigger_rule": (str,),
+    "max_active_tis_per_dagrun": (int, _NONE),
     "start_trigger_args": (StartTriggerArgs, _NONE),
     "start_from_trigger": (bool,),
 }

@@ -17,6 +17,7 @@ from headgate.protocol.messages.queries import (
     GetTaskStates,
     GetVariable,
     GetXCom,
+    GetXComs,
     Query,
     QueryResult,
     RunCreated,
@@ -24,6 +25,7 @@ from headgate.protocol.messages.queries import (
     TaskState,
     TaskStates,
     TriggerQuery,
+    XComPage,
 )
 from headgate.protocol.values import decode_value, encode_value
 
@@ -83,6 +85,8 @@ class Stubs:
                 return SecretText(self._connections.get(name))
             case GetXCom(task_id, key):
                 return EncodedValue(self._xcoms.get((task_id, key)))
+            case GetXComs(task_id, key, after, offset):
+                return self.read_xcoms(task_id, key, after=after, offset=offset)
             case GetTaskStates():
                 return self._task_states(query)
             case CreateRun():
@@ -93,6 +97,15 @@ class Stubs:
     def read_xcom(self, task_id: str, key: str) -> bytes | None:
         """Return the encoded XCom of another task."""
         return self._xcoms.get((task_id, key))
+
+    def read_xcoms(self, task_id: str, key: str, *, after: int = -1, offset: int = 0) -> XComPage:
+        """Return the XComs of a mapped task, given as a list."""
+        encoded = self._xcoms.get((task_id, key))
+        values = [] if encoded is None else decode_value(encoded)
+        if not isinstance(values, list):
+            raise ValueError(f"xcoms[{task_id!r}] must be a list: the task is mapped, and each instance leaves a value")
+        page = [(index, encode_value(value, where=f"xcoms[{task_id!r}]")) for index, value in enumerate(values)]
+        return XComPage(tuple(page[after + 1 + offset :]), len(values), 0)
 
     async def answer_trigger(self, query: TriggerQuery) -> QueryResult:
         """Answer a trigger."""

@@ -118,6 +118,7 @@ def run_task(
     data_interval: tuple[datetime, datetime] | None = None,
     run_id: str = "test",
     try_number: int = 1,
+    map_index: int | None = None,
     events: Sequence[Any] | None = None,
     after: TaskResult | None = None,
     within: timedelta = WITHIN,
@@ -147,6 +148,8 @@ def run_task(
     are those of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the
     states of tasks, or a list of these, one for each look.
 
+    ``map_index`` says which instance of a mapped task is run.
+
     A task that defers with ``stream=`` takes the events of its trigger as they are fired, and so does the next try of
     one that has failed, if the result of the failed try is given as ``after``: what was handled is not handled again.
     ``events`` stand for the trigger: payloads, `TriggerEvent` objects, and as the last one perhaps an exception, which
@@ -167,7 +170,9 @@ def run_task(
                 logical_date=logical_date,
                 data_interval=data_interval,
                 params=params,
+                map_index=-1 if map_index is None else map_index,
                 read_xcom=stubs.read_xcom,
+                read_xcoms=stubs.read_xcoms,
             )
         )
 

@@ -12,7 +12,6 @@ _NO_DOCS: Final = "there is no page to show it; use description= of the DAG, or 
 _NO_TEMPLATES: Final = "there are no templates; use the context in a @task function"
 _NO_LINEAGE: Final = "tasks have no assets; only watchers have (headgate watchers add --asset), which start DAGs"
 _DATE: Final = "use logical_date, which is None in runs made by hand without one"
-_NO_EXPAND: Final = "the number of tasks is fixed when the file is parsed; loop in the DAG file, or within one task"
 
 # Of DAG, of operators and of default_args.
 OPTIONS: Final = {
@@ -34,7 +33,6 @@ OPTIONS: Final = {
     "inlets": _NO_LINEAGE,
     "max_active_tasks": _POOL,
     "max_active_tis_per_dag": _POOL,
-    "max_active_tis_per_dagrun": _POOL,
     "multiple_outputs": "push each value with ti.xcom_push(key, value)",
     "on_execute_callback": _LAST_TASK,
     "on_failure_callback": _ALARM,
@@ -67,12 +65,8 @@ OPTIONS: Final = {
 DECORATORS: Final = {
     "bash": "use BashOperator, or subprocess in a @task function",
     "docker": "use subprocess in a @task function",
-    "expand": _NO_EXPAND,
-    "expand_kwargs": _NO_EXPAND,
     "external_python": "use subprocess in a @task function",
     "kubernetes": "use subprocess in a @task function",
-    "map": _NO_EXPAND,
-    "partial": _NO_EXPAND,
     "sensor": "derive from BaseSensorOperator and override poke",
     "setup": "use an ordinary task above the others",
     "teardown": "use a task with trigger_rule='all_done'",

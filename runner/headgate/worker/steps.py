@@ -12,7 +12,7 @@ from typing import Any
 from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryHandler
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages.queries import EncodedValue, GetXCom
+from headgate.protocol.messages.queries import EncodedValue, GetXCom, GetXComs, XComPage
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepOutcome
 from headgate.protocol.messages.worker import Step
 from headgate.protocol.values import decode_value
@@ -20,6 +20,7 @@ from headgate.tasks.context import Context, RunAsset, TaskStream, XComReader, ma
 from headgate.tasks.execution import NO_EVENT, Resumption
 from headgate.tasks.execution import run_step as execute
 from headgate.tasks.operator import BaseOperator
+from headgate.tasks.outputs import XComPageReader
 from headgate.tasks.parsing import load_dags
 from headgate.worker.stops import StepStopped
 
@@ -81,7 +82,9 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
         logical_date=None if step.logical_date_s is None else _moment(step.logical_date_s),
         data_interval=None if interval is None else (_moment(interval[0]), _moment(interval[1])),
         params=params,
+        map_index=step.map_index,
         read_xcom=_xcom_reader(ask),
+        read_xcoms=_xcom_page_reader(ask),
         assets=tuple(
             RunAsset(event.asset, decode_value(event.payload), _moment(event.stored_at_s))
             for event in step.asset_events
@@ -98,6 +101,16 @@ def _xcom_reader(ask: QueryHandler) -> XComReader:
         return answer.value
 
     return read_xcom
+
+
+def _xcom_page_reader(ask: QueryHandler) -> XComPageReader:
+    def read_xcoms(task_id: str, key: str, *, after: int = -1, offset: int = 0) -> XComPage:
+        answer = ask(GetXComs(task_id, key, after, offset))
+        if not isinstance(answer, XComPage):
+            raise ProtocolError(f"the supervisor answers GetXComs with {type(answer).__name__}")
+        return answer
+
+    return read_xcoms
 
 
 def _resumption(step: Step) -> Resumption | None:

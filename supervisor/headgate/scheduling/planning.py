@@ -11,7 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import DURATION_S_MAX, DagSpec, StartTrigger, TaskSpec, TaskState
+from headgate.protocol.messages.maps import MapSpec
 from headgate.scheduling import states, trigger_rules
 
 _NO_STATES: frozenset[TaskState] = frozenset()
@@ -34,6 +36,7 @@ class Graph:
         self.start_triggers: dict[str, StartTrigger] = {
             task.task_id: task.start_trigger for task in spec.tasks if task.start_trigger is not None
         }
+        self.maps: dict[str, MapSpec] = {task.task_id: task.map for task in spec.tasks if task.map is not None}
         self.in_order = _in_order(self.tasks)
         above = {upstream for task in spec.tasks for upstream in task.upstream}
         self.leaves = tuple(task.task_id for task in spec.tasks if task.task_id not in above)
@@ -52,9 +55,9 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
     """Evaluate the trigger rules of all tasks in ``none``; skips and failures are passed downstream at once.
 
     ``now`` has the states of the run's tasks: those of the DAG, and maybe some that it no longer has. A task has one
-    state, or those of its instances if it is mapped; the decision is about its instances in ``none``. A run does not
-    end before all have ended, but the end states of tasks that the DAG no longer has do not count. If ``may_start`` is
-    False, because the DAG is paused, no task begins.
+    state. A mapped one has those of its instances, and ``none`` as long as some are still to be made; the decision is
+    about all in ``none``. A run does not end before all have ended, but the end states of tasks that the DAG no longer
+    has do not count. If ``may_start`` is False, because the DAG is paused, no task begins.
     """
     after = dict(now)
     decided: dict[trigger_rules.Readiness, list[str]] = {"run": [], "upstream_failed": [], "skipped": []}
@@ -64,6 +67,8 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
             continue
         above = _NO_STATES.union(*(after[upstream] for upstream in task.upstream))
         readiness = trigger_rules.ready(task.trigger_rule, above)
+        if readiness == "run" and task.map is not None:
+            readiness = _expandable(graph, task.map, after)
         if readiness == "wait" or (readiness == "run" and not may_start):
             continue
         after[task.task_id] = before - _NONE | _BECOMES[readiness]
@@ -73,6 +78,20 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
         is_broken = not all(_BROKEN.isdisjoint(after.get(leaf, _NO_STATES)) for leaf in graph.leaves)
         end = "failed" if is_broken else "success"
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
+
+
+def _expandable(graph: Graph, spec: MapSpec, now: Mapping[str, frozenset[TaskState]]) -> trigger_rules.Readiness:
+    """Return the next step of a mapped task whose trigger rule holds, by the tasks over whose output it is expanded.
+
+    Nothing is known of what a task leaves that did not succeed. A mapped one leaves what those instances of it have
+    left that did: all have to end, and it does not matter how.
+    """
+    sources = {output.task_id for output in maps.outputs(spec.source)}
+    found = _NO_STATES.union(*(now[source] for source in sources))
+    if not states.UNFINISHED.isdisjoint(found):
+        return "wait"
+    ended = _NO_STATES.union(*(now[source] for source in sources if source not in graph.maps))
+    return trigger_rules.ready("all_success", ended)
 
 
 def related(

@@ -35,6 +35,7 @@ TERMINAL: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.SKIPPED, _S.UPSTREAM_FAIL
 UNFINISHED: Final = frozenset(_S) - TERMINAL
 OCCUPYING: Final = frozenset({_S.RUNNING, _S.RESTARTING})  # holds slots of its pool, and has an owner
 _NOT_WAITING = UNFINISHED - {_S.DEFERRED}
+_NOT_BEGUN = frozenset({_S.NONE, _S.SCHEDULED})
 _BEFORE_A_WORKER = frozenset({_S.NONE, _S.SCHEDULED, _S.UP_FOR_RETRY})
 
 
@@ -81,6 +82,10 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("scheduled", _S.NONE, _S.SCHEDULED, "-", "-", "scheduler", "Begin a try: its trigger rule holds"),
     _row("upstream_failed", _S.NONE, _S.UPSTREAM_FAILED, "-", "-", "scheduler", "Its trigger rule can no longer hold"),
     _row("upstream_skipped", _S.NONE, _S.SKIPPED, "-", "-", "scheduler", "Its trigger rule skips it"),
+    _row("expanded", _S.NONE, _S.SUCCESS, "-", "-", "scheduler", "A mapped task: all instances are made"),
+    _row("expanded_to_nothing", _S.NONE, _S.SKIPPED, "-", "-", "scheduler", "A mapped task: there are no values"),
+    _row("unexpandable", _S.NONE, _S.FAILED, "-", "-", "scheduler", "A mapped task: its values cannot be counted"),
+    _row("map_stopped", _NOT_BEGUN, _S.SKIPPED, "-", "-", "scheduler", "An instance: others have failed"),
     _row("picked_up", _S.SCHEDULED, _S.RUNNING, "-", "-", "worker", "Execute, or the callback method; new token"),
     _row("started_in_trigger", _S.SCHEDULED, _S.DEFERRED, "set", "set", "scheduler", "Create trigger; no worker"),
     # --- on a worker -----------------------------------------------------------------------------

@@ -32,14 +32,23 @@ LetterAction = Literal["redriving", "redriven", "stored_meanwhile", "edited", "d
 
 
 class TryName(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One try of one task of one run; the first try is 1. ``dag_id`` is the name that the author gave."""
+    """One try of one task of one run; the first try is 1. ``dag_id`` is the name that the author gave.
+
+    ``map_index`` is that of an instance of a mapped task, else -1.
+    """
 
     dag_id: str
     run_id: str
     task_id: str
     try_number: int
+    map_index: int = -1
 
     @property
     def task(self) -> str:
         """The task without its try, as text for users."""
-        return f"{self.dag_id}.{self.run_id}.{self.task_id}"
+        return f"{self.dag_id}.{self.run_id}.{instance_name(self.task_id, self.map_index)}"
+
+
+def instance_name(task_id: str, map_index: int) -> str:
+    """Return the name of a row of a task for users: ``enrich[17]`` for an instance, ``enrich`` for the task itself."""
+    return task_id if map_index < 0 else f"{task_id}[{map_index}]"

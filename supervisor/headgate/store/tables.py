@@ -373,7 +373,8 @@ task_instance = Table(
     Column("id", BigId, primary_key=True),
     Column("dag_run_id", BigId, ForeignKey("dag_run.id"), nullable=False),
     Column("task_id", Text, nullable=False),
-    Column("map_index", BigInteger, nullable=False, server_default=text("-1")),  # -1: the task is not mapped
+    # -1: the task itself. A mapped one has rows from 0 on as well, its instances, which are what workers run.
+    Column("map_index", BigInteger, nullable=False, server_default=text("-1")),
     Column("map_name", Text),
     Column("state", Text, nullable=False, server_default=text("'none'")),
     Column("try_number", BigInteger, nullable=False, server_default=text("0")),  # the try it is in, the first is 1
@@ -401,6 +402,8 @@ task_instance = Table(
     Column("started_at", UtcDateTime),  # when this try began
     Column("ended_at", UtcDateTime),
     Column("last_error", Text),
+    Column("map_length", BigInteger),  # of a mapped task itself: how many instances it is to have, once that is known
+    Column("active_max", BigInteger),  # how many instances of the task may be with workers at once, in this run
     # In this order, one range of it has the tasks of a run that are not mapped, without the instances of the others.
     UniqueConstraint("dag_run_id", "map_index", "task_id"),
     CheckConstraint("map_index >= -1", name="map_index"),

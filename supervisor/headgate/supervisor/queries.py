@@ -23,6 +23,7 @@ from headgate.protocol.messages.queries import (
     GetTaskStates,
     GetVariable,
     GetXCom,
+    GetXComs,
     Query,
     QueryResult,
     RunCreated,
@@ -39,6 +40,7 @@ VARIABLE_PREFIX: Final = "HEADGATE_VAR_"
 CONNECTION_PREFIX: Final = "HEADGATE_CONN_"
 ENVELOPE_BYTES: Final = 64  # of a frame, in addition to the answer in it
 NAME_SHOWN_CHARS_MAX: Final = 100
+XCOM_PAGE_BYTES_MAX: Final = 1024 * 1024  # of the values in one page of XComs, but for the last of them
 
 
 class QueryRefused(Exception):
@@ -102,6 +104,15 @@ class StoreQueries:
                 if dag_run_id is None:
                     raise QueryRefused("XComs belong to a run: only a step of a task can ask for them")
                 return EncodedValue(tasks.pull_xcom(dag_run_id, task_id, key))
+            case GetXComs(task_id, key, after, offset):
+                check_name(task_id, "the id of a task", chars_max=ID_CHARS_MAX)
+                check_name(key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
+                if dag_run_id is None:
+                    raise QueryRefused("XComs belong to a run: only a step of a task can ask for them")
+                if offset < 0:
+                    raise QueryRefused(f"the offset of a page must be at least 0, not {offset}")
+                bytes_max = min(XCOM_PAGE_BYTES_MAX, self._answer_bytes_max // 2)
+                return tasks.pull_xcoms(dag_run_id, task_id, key, after=after, offset=offset, bytes_max=bytes_max)
             case GetTaskStates():
                 return self._task_states(query)
             case CreateRun():
@@ -167,7 +178,7 @@ def _shown(query: Query) -> str:
             return f"the variable {name[:NAME_SHOWN_CHARS_MAX]!r}"
         case GetConnection(name):
             return f"the connection {name[:NAME_SHOWN_CHARS_MAX]!r}"
-        case GetXCom(task_id, key):
+        case GetXCom(task_id, key) | GetXComs(task_id, key):
             return f"the XCom {key[:NAME_SHOWN_CHARS_MAX]!r} of {task_id[:NAME_SHOWN_CHARS_MAX]!r}"
         case GetTaskStates(dag_id) | CreateRun(dag_id):
             return f"the run of DAG {dag_id[:NAME_SHOWN_CHARS_MAX]!r}"

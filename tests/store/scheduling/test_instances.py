@@ -47,8 +47,9 @@ class Mapped(Tasks):
     def seen(self) -> dict[str, set[str]]:
         with self.store.database.reading() as tx:
             found = run_states.read(tx, self.run)
-        assert found.ids.keys() == {name for name in found.states if name != "each" and not name.startswith("map")}
-        return {name: {state.value for state in some} for name, some in found.states.items()}
+        seen = found.for_rules()
+        assert found.ids.keys() == {name for name in seen if name != "each" and not name.startswith("map")}
+        return {name: {state.value for state in some} for name, some in seen.items()}
 
     def counts(self) -> dict[str, int]:
         rows = self.query("SELECT state, count(*) AS n FROM task_instance WHERE map_index >= 0 GROUP BY state")
@@ -74,7 +75,7 @@ def test_the_states_of_all_tasks_are_read_and_of_instances_each_once(mapped: Map
         **{name: {"skipped"} for name in ("map-a", "map-b", "map-c")},
     }
     with mapped.store.database.reading() as tx:
-        assert run_states.read(tx, DagRunId(mapped.run + 1_000_000)).states == {}
+        assert run_states.read(tx, DagRunId(mapped.run + 1_000_000)).for_rules() == {}
 
 
 def test_a_look_moves_the_instances_that_are_in_none_in_pieces(mapped: Mapped) -> None:

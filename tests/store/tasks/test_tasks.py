@@ -17,7 +17,7 @@ from headgate.protocol.values import decode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.db.prepared import driver_of
 from headgate.store.errors import LeaseLost
-from headgate.store.ids import Epoch, TaskInstanceId
+from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
 from headgate.store.store import Store
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import deferral, dispatch, outcomes
@@ -96,15 +96,15 @@ def test_a_task_of_an_unknown_pool_another_queue_or_a_paused_dag_waits(store: St
 
 def test_what_does_not_fit_holds_up_its_own_pool_only_and_what_never_fits_nothing() -> None:
     def candidate(id_: int, pool: str, slots: int, weight: int = 1, *, resumed: bool = False) -> Candidate:
-        return Candidate(TaskInstanceId(id_), pool, slots, resumed, weight)
+        return Candidate(TaskInstanceId(id_), pool, slots, resumed, weight, DagRunId(1), f"t{id_}", None)
 
     waiting = [candidate(1, "p", 3, 9), candidate(2, "p", 1), candidate(3, "q", 1), candidate(4, "p", 50, 99)]
     slots, free = {"p": 4, "q": 1}, {"p": 2, "q": 1}
-    assert fit(waiting, slots, free, 10) == [3]
-    assert fit(waiting, slots, {"p": 4, "q": 1}, 10) == [1, 2, 3]
-    assert fit(waiting, slots, {"p": 4, "q": 1}, 2) == [1, 2]
-    assert fit([candidate(1, "q", 1, 5), candidate(2, "q", 1, resumed=True)], slots, free, 10) == [2]
-    assert fit(waiting, slots, {"p": 4, "q": 1}, 0) == []
+    assert fit(waiting, slots, free, 10) == ([3], False)
+    assert fit(waiting, slots, {"p": 4, "q": 1}, 10) == ([1, 2, 3], False)
+    assert fit(waiting, slots, {"p": 4, "q": 1}, 2) == ([1, 2], False)
+    assert fit([candidate(1, "q", 1, 5), candidate(2, "q", 1, resumed=True)], slots, free, 10) == ([2], False)
+    assert fit(waiting, slots, {"p": 4, "q": 1}, 0) == ([], False)
 
 
 # --- whose answer counts -------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import msgspec
 
 from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
 from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
@@ -89,7 +90,8 @@ class TaskSpec(WireStruct, frozen=True):
     """One task of a DAG; part of `DagSpec`.
 
     ``upstream`` are sorted task ids. ``execution_timeout_s`` limits the whole try, deferrals included. None means no
-    limit, for ``max_retry_delay_s`` as well.
+    limit, for ``max_retry_delay_s`` as well. A mapped task has ``map``; ``active_max`` is how many of its instances may
+    be with workers at once, in one run.
     """
 
     task_id: str
@@ -106,6 +108,8 @@ class TaskSpec(WireStruct, frozen=True):
     pool: str = DEFAULT_POOL
     pool_slots: int = 1
     start_trigger: StartTrigger | None = None
+    map: MapSpec | None = None
+    active_max: int | None = None
 
 
 class CronSchedule(WireStruct, frozen=True, tag="cron"):
@@ -342,6 +346,10 @@ def task_problem(task: TaskSpec) -> str | None:
     ):
         if (problem := duration_problem(seconds)) is not None:
             return f"{name} {problem}"
+    if task.active_max is not None and not 1 <= task.active_max <= POOL_SLOTS_MAX:
+        return f"max_active_tis_per_dagrun must be in 1..{POOL_SLOTS_MAX}, not {task.active_max}"
+    if task.map is not None and (problem := map_problem(task.map, frozenset(task.upstream))) is not None:
+        return problem
     return None if task.start_trigger is None else _start_problem(task.start_trigger)
 
 

@@ -28,6 +28,18 @@ class GetXCom(WireStruct, frozen=True, tag="get_xcom"):
     key: str
 
 
+class GetXComs(WireStruct, frozen=True, tag="get_xcoms"):
+    """XComs of the instances of a mapped task in the same run that have succeeded. For tasks. Answered by `XComPage`.
+
+    The page begins with the first instance whose index is above ``after``, ``offset`` further on.
+    """
+
+    task_id: str
+    key: str
+    after: int = -1
+    offset: int = 0
+
+
 class GetVariable(WireStruct, frozen=True, tag="get_variable"):
     """The value of a variable. Answered by `SecretText`."""
 
@@ -62,7 +74,7 @@ class CreateRun(WireStruct, frozen=True, tag="create_run"):
     logical_date_s: float | None = None
 
 
-Query: TypeAlias = GetXCom | GetVariable | GetConnection | GetTaskStates | CreateRun
+Query: TypeAlias = GetXCom | GetXComs | GetVariable | GetConnection | GetTaskStates | CreateRun
 TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates  # those that a trigger may send
 
 
@@ -82,6 +94,17 @@ class EncodedValue(WireStruct, frozen=True, tag="value"):
     """An encoded value; None if there is none."""
 
     value: bytes | None
+
+
+class XComPage(WireStruct, frozen=True, tag="xcom_page"):
+    """A part of the XComs of a mapped task: (index of the instance, encoded value, None if it left none), by index.
+
+    ``count`` is the number of instances that have succeeded, ``missing`` that of the others that are in the run.
+    """
+
+    values: tuple[tuple[int, bytes | None], ...]
+    count: int
+    missing: int
 
 
 class SecretText(WireStruct, frozen=True, tag="secret"):
@@ -126,7 +149,7 @@ class RunCreated(WireStruct, frozen=True, tag="run_created"):
     is_new: bool
 
 
-QueryResult: TypeAlias = StoredEvent | EncodedValue | SecretText | TaskStates | RunCreated
+QueryResult: TypeAlias = StoredEvent | EncodedValue | XComPage | SecretText | TaskStates | RunCreated
 
 
 # --- the messages --------------------------------------------------------------------------------

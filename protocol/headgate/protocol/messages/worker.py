@@ -58,6 +58,7 @@ class Step(WireStruct, frozen=True):
     run's encoded conf. ``data_interval_s`` is (start, end). ``ends_at_s`` is the end of the try by the machine's
     monotonic clock, which its processes share: the author's code does not begin after it, unless to fail. ``stream`` is
     set if the task has a stream: the step handles its events, or begins with ``execute`` if ``next_method`` is None.
+    ``map_index`` says which instance of a mapped task it is, from 0; -1 if the task is not mapped.
     """
 
     token: str
@@ -76,6 +77,7 @@ class Step(WireStruct, frozen=True):
     asset_events: tuple[AssetEvent, ...] = ()
     ends_at_s: float | None = None
     stream: StreamPart | None = None
+    map_index: int = -1
 
 
 # --- supervisor to worker ------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, deferral, run_states, task_rows
+from headgate.store.tasks import dags, deferral, expansion, run_states, task_rows
 from headgate.store.tasks.graphs import Graphs, GraphVerbs, ReadableOnly
 from headgate.store.tasks.run_states import RunStates
 from headgate.store.triggers import assets
@@ -158,7 +158,9 @@ class _Evaluation:
             if run.id not in self._begun:
                 return True  # it is flagged again when another run ends
         seen, is_done = self._apply_changes_of_dag(run, graph)
-        decisions = planning.decide(graph, seen.states, may_start=run.may_begin)
+        if self._stop_maps(seen, graph):
+            return False
+        decisions = planning.decide(graph, seen.for_rules(), may_start=run.may_begin)
         for event, names in (
             ("upstream_failed", decisions.upstream_failed),
             ("upstream_skipped", decisions.upstream_skipped),
@@ -172,12 +174,8 @@ class _Evaluation:
     def _apply_changes_of_dag(self, run: _Run, graph: Graph) -> tuple[RunStates, bool]:
         """Add and remove tasks as the DAG has; return the states of the run's tasks, and whether that was all."""
         seen = run_states.read(self._tx, run.id)
-        missing = [task for task in graph.spec.tasks if task.task_id not in seen.states]
-        gone = [
-            name
-            for name, some in seen.states.items()
-            if name not in graph.tasks and not states.UNFINISHED.isdisjoint(some)
-        ]
+        missing = [task for task in graph.spec.tasks if task.task_id not in seen.own]
+        gone = [name for name in seen.unfinished() if name not in graph.tasks]
         if not missing and not gone:
             return seen, True
         dags.insert_tasks(self._tx, run.id, missing)
@@ -188,8 +186,12 @@ class _Evaluation:
         return run_states.read(self._tx, run.id), sum(removed) == len(removable)
 
     def _move(self, event: str, seen: RunStates, names: Sequence[str], graph: Graph) -> bool:
-        """Move the instances of tasks in ``none`` as was decided; return whether all of them were moved."""
-        found = seen.instances(self._tx, names, {TaskState.NONE}, limit=TASKS_PER_RUN_MAX + 1)
+        """Move the rows of tasks that are in ``none`` as was decided; return whether all of them were moved."""
+        is_done, found = True, dict[TaskInstanceId, str]()
+        if event == "scheduled":
+            is_done, found = self._expand(seen, names, graph)
+            names = [name for name in names if not _is_expanding(seen, name, graph)]
+        found |= seen.instances(self._tx, names, {TaskState.NONE}, limit=TASKS_PER_RUN_MAX + 1)
         some = dict(list(found.items())[:TASKS_PER_RUN_MAX])
         locked = _lock_fresh(self._tx, some)
         (row,) = states.of(event)
@@ -203,7 +205,28 @@ class _Evaluation:
                 state = deferral.start_in_trigger(self._tx, instance, start)
                 self.scheduled -= state is TaskState.DEFERRED
                 self.in_triggers += state is not None
-        return len(locked) == len(found)
+        return is_done and len(locked) == len(found)
+
+    def _expand(self, seen: RunStates, names: Sequence[str], graph: Graph) -> tuple[bool, dict[TaskInstanceId, str]]:
+        """Make instances of mapped tasks; return whether that was all, and those that are to begin now."""
+        is_done, begin = True, dict[TaskInstanceId, str]()
+        for name in names:
+            if not _is_expanding(seen, name, graph):
+                continue
+            if (limit := TASKS_PER_RUN_MAX - len(begin)) == 0:
+                return False, begin
+            expanded = expansion.expand(self._tx, seen, graph.tasks[name], limit=limit)
+            begin |= dict.fromkeys(expanded.begin, name)
+            is_done = is_done and expanded.is_done
+        return is_done, begin
+
+    def _stop_maps(self, seen: RunStates, graph: Graph) -> int:
+        """Skip the instances that are not to begin, because another of their task has failed; return how many."""
+        return sum(
+            expansion.stop(self._tx, seen, name, limit=TASKS_PER_RUN_MAX)
+            for name, spec in graph.maps.items()
+            if spec.fail_fast and TaskState.FAILED in seen.mapped.get(name, ())
+        )
 
     def _end(self, run: _Run, end: RunEnd) -> bool:
         # Another supervisor that begins runs of this DAG counts this one until it has ended. So the DAG is locked, and
@@ -226,6 +249,11 @@ class _Evaluation:
 
 
 # --- parts ---------------------------------------------------------------------------------------
+
+
+def _is_expanding(seen: RunStates, name: str, graph: Graph) -> bool:
+    """Whether instances of a mapped task are still to be made."""
+    return name in graph.maps and seen.own.get(name) is TaskState.NONE
 
 
 def _lock_fresh(tx: Tx, ids: Iterable[TaskInstanceId]) -> set[TaskInstanceId]:

@@ -42,8 +42,9 @@ RunType = Literal["manual", "scheduled", "asset"]
 _NEW_TASK = Kind(
     task_instance,
     (
-        *("dag_run_id", "task_id", "tries_max", "retries", "retry_delay_s", "retry_exponential_backoff"),
-        *("max_retry_delay_s", "execution_timeout_s", "priority_weight", "queue", "pool", "pool_slots", "created_date"),
+        *("dag_run_id", "task_id", "map_index", "tries_max", "retries", "retry_delay_s", "retry_exponential_backoff"),
+        *("max_retry_delay_s", "execution_timeout_s", "priority_weight", "queue", "pool", "pool_slots"),
+        *("created_date", "active_max"),
     ),
 )
 
@@ -234,10 +235,20 @@ def insert_run(tx: Tx, dag_row: DagRowId, tasks: Sequence[TaskSpec], run: NewRun
 
 def insert_tasks(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
     """Add tasks to a run, except those it has already."""
+    _insert_rows(tx, run, [(task, -1) for task in tasks])
+
+
+def insert_instances(tx: Tx, run: DagRunId, task: TaskSpec, indexes: Sequence[int]) -> list[TaskInstanceId]:
+    """Add instances of a mapped task to a run, except those it has already; return the ids of the new ones."""
+    return _insert_rows(tx, run, [(task, index) for index in indexes])
+
+
+def _insert_rows(tx: Tx, run: DagRunId, tasks: Sequence[tuple[TaskSpec, int]]) -> list[TaskInstanceId]:
     rows = [
         (
             run,
             task.task_id,
+            map_index,
             task.retries + 1,
             task.retries,
             task.retry_delay_s,
@@ -249,11 +260,11 @@ def insert_tasks(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
             task.pool,
             task.pool_slots,
             bound(tx.connection, tx.now),
+            task.active_max,
         )
-        for task in tasks
+        for task, map_index in tasks
     ]
-    if rows:
-        insert_new(tx.connection, _NEW_TASK, rows, returning=("id",))
+    return [id_ for (id_,) in insert_new(tx.connection, _NEW_TASK, rows, returning=("id",))] if rows else []
 
 
 def remove_task(tx: Tx, instance: TaskInstanceId) -> bool:

@@ -7,12 +7,13 @@ because a user is clearing it at this moment, is skipped as well. So no pool eve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Integer, and_, bindparam, delete, func, select
+from sqlalchemy import Integer, and_, bindparam, case, delete, func, or_, select
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
 from headgate.protocol.messages.task_streams import StreamPart
@@ -49,7 +50,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     end of its execution_timeout, and ``remaining_s`` the time left until then by the database's clock. ``file`` is the
     path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
     the order they were stored, without those that newer ones superseded. ``stream`` is the part of its stream that the
-    step gets, if it has one, and ``stream_trigger`` the trigger of that.
+    step gets, if it has one, and ``stream_trigger`` the trigger of that. ``map_index`` is -1 unless the task is mapped.
     """
 
     id: TaskInstanceId
@@ -74,21 +75,24 @@ class TaskToRun(msgspec.Struct, frozen=True):
     remaining_s: float | None = None
     stream: StreamPart | None = None
     stream_trigger: TriggerId | None = None
+    map_index: int = -1
 
     @property
     def name(self) -> TryName:
         """The name of the try."""
-        return TryName(self.dag, self.run_id, self.task_id, self.try_number)
+        return TryName(self.dag, self.run_id, self.task_id, self.try_number, self.map_index)
 
 
 class Dispatched(msgspec.Struct, frozen=True):
     """Result of `dispatch`: the tasks now owned by this epoch.
 
-    ``passed_over`` are pools that another supervisor had locked; dispatch again for these.
+    ``passed_over`` are pools that another supervisor had locked; dispatch again for these. ``has_more``: dispatch again
+    at once, because tasks stood before others of which as many are running now as may.
     """
 
     tasks: list[TaskToRun]
     passed_over: tuple[str, ...]
+    has_more: bool = False
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -99,6 +103,9 @@ class Candidate(msgspec.Struct, frozen=True):
     pool_slots: int
     is_resumed: bool
     priority_weight: int
+    dag_run_id: DagRunId
+    task_id: str
+    active_room: int | None  # how many more of its task's instances may be with workers in this run; None: any number
 
 
 class DispatchVerbs(GraphVerbs):
@@ -137,10 +144,9 @@ class DispatchVerbs(GraphVerbs):
             for queue in dict.fromkeys(queues):
                 parameters = {"of_pool": name, "of_queue": queue, "slots": slots[name], "limit": limit}
                 rows = _CANDIDATES.run(tx.connection, **parameters).fetchall()
-                candidates += [
-                    Candidate(id_, of, needs, bool(resumed), weight) for id_, of, needs, resumed, weight in rows
-                ]
-        return Dispatched(_give(tx, fit(candidates, slots, free, limit)), passed_over)
+                candidates += [Candidate(*row) for row in rows]
+        chosen, has_more = fit(candidates, slots, free, limit)
+        return Dispatched(_give(tx, chosen), passed_over, has_more)
 
     @writing  # it writes nothing, but its lock is a writer's
     def owned_running(self, tx: Tx, epoch: Epoch) -> list[TaskToRun]:
@@ -220,24 +226,31 @@ def _lock_pools(tx: Tx) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]
 
 def fit(
     candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int
-) -> list[TaskInstanceId]:
+) -> tuple[list[TaskInstanceId], bool]:
     """Return the ids of those that get a worker, most urgent first: resumed tasks, then by priority, then by id.
 
     A task that needs more slots than are free blocks less urgent ones of its pool, because it would starve otherwise.
-    One that needs more slots than the pool has blocks none.
+    One that needs more slots than the pool has blocks none, and neither does one of a mapped task of which as many run
+    as may. Whether there was such a one is returned as well: others may stand behind it that were not read.
     """
-    left, blocked, chosen = dict(free), set[str](), list[TaskInstanceId]()
+    left, blocked, chosen, has_full = dict(free), set[str](), list[TaskInstanceId](), False
+    active: Counter[tuple[DagRunId, str]] = Counter()
     for task in sorted(candidates, key=lambda task: (not task.is_resumed, -task.priority_weight, task.id)):
         if len(chosen) == limit:
             break
         if task.pool in blocked or task.pool_slots > slots[task.pool]:
             continue
+        of_task = task.dag_run_id, task.task_id
+        if task.active_room is not None and active[of_task] >= task.active_room:
+            has_full = True
+            continue
         if task.pool_slots > left[task.pool]:
             blocked.add(task.pool)
             continue
         left[task.pool] -= task.pool_slots
+        active[of_task] += 1
         chosen.append(task.id)
-    return chosen
+    return chosen, has_full and len(chosen) < limit
 
 
 # --- to a worker ---------------------------------------------------------------------------------
@@ -252,16 +265,30 @@ _IS_ACTIVE = (
     .correlate(task_instance)
     .scalar_subquery()
 )
+# How many more instances of the same task may be with workers. Those that are have an owner, which has an index.
+_active = task_instance.alias("active")
+_ACTIVE_ROOM = _C.active_max - (
+    select(func.count())
+    .where(_active.c.triggerer_id.is_not(None))
+    .where(_active.c.dag_run_id == _C.dag_run_id, _active.c.task_id == _C.task_id)
+    .correlate(task_instance)
+    .scalar_subquery()
+)
+_ACTIVE_ROOM_IF_LIMITED = case((_C.active_max.is_not(None), _ACTIVE_ROOM))
 # The most urgent tasks of one pool and one queue. The index of scheduled tasks has them in this order.
 _CANDIDATES = Prepared(
     task_rows.skip_locked(
-        select(_C.id, _C.pool, _C.pool_slots, _IS_RESUMED, _C.priority_weight)
+        select(
+            *(_C.id, _C.pool, _C.pool_slots, _IS_RESUMED, _C.priority_weight),
+            *(_C.dag_run_id, _C.task_id, _ACTIVE_ROOM_IF_LIMITED),
+        )
         .where(
             task_rows.is_in(TaskState.SCHEDULED),
             _C.pool == bindparam("of_pool"),
             _C.queue == bindparam("of_queue"),
             _C.pool_slots <= bindparam("slots"),
             _IS_ACTIVE,
+            or_(_C.active_max.is_(None), _ACTIVE_ROOM_IF_LIMITED > 0),
         )
         .order_by(_IS_RESUMED.desc(), _C.priority_weight.desc(), _C.id)
         .limit(bindparam("limit", type_=Integer()))
@@ -276,6 +303,7 @@ class _ToRun(NamedTuple):
     dag: str
     run_id: str
     task_id: str
+    map_index: int
     try_number: int
     pool: str
     queue: str
@@ -296,7 +324,8 @@ class _ToRun(NamedTuple):
 
 _TO_RUN = Prepared(
     select(
-        *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.try_number, _C.pool, _C.queue),
+        *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number),
+        *(_C.pool, _C.queue),
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
@@ -381,6 +410,7 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         remaining_s=None if deadline is None else (deadline - tx.now).total_seconds(),
         stream=stream,
         stream_trigger=row.stream_trigger,
+        map_index=row.map_index,
     )
 
 

@@ -127,7 +127,7 @@ class OutcomeVerbs(Verbs):
         one that was being restarted begins again. Deferred tasks are not adopted: their triggers are claimed.
         """
         adopted = []
-        for owner, dag_id, run_id, task_id, *row in _ORPHANS.run(tx.connection, limit=limit).fetchall():
+        for owner, dag_id, run_id, task_id, map_index, *row in _ORPHANS.run(tx.connection, limit=limit).fetchall():
             task = task_rows.locked_task(tx, tuple(row))
             error = ""
             if task.state is TaskState.RUNNING:
@@ -136,7 +136,8 @@ class OutcomeVerbs(Verbs):
                 state = task_rows.fail(tx, task, "adopted", "adopted_to_retry", error)
             else:
                 state = task_rows.apply(tx, task, "adopted")
-            adopted.append(Adopted(task.id, TryName(dag_id, run_id, task_id, task.try_number), state, error))
+            name = TryName(dag_id, run_id, task_id, task.try_number, map_index)
+            adopted.append(Adopted(task.id, name, state, error))
         return adopted
 
     @reading
@@ -247,7 +248,7 @@ def _skip(tx: Tx, instance: TaskInstanceId, names: Collection[str]) -> None:
 
 _ORPHANS = Prepared(
     task_rows.skip_locked(
-        select(_C.triggerer_id, dag.c.name, dag_run.c.run_id, _C.task_id, *task_rows.LOCKED)
+        select(_C.triggerer_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, *task_rows.LOCKED)
         .select_from(task_instance.join(dag_run).join(dag).join(triggerer, triggerer.c.id == _C.triggerer_id))
         # IS NOT NULL is implied by the join, but the partial index and the order need it in the text.
         .where(

@@ -1,10 +1,11 @@
 """The states of the tasks of a run, read in a time that depends on its DAG, and not on how many instances they have.
 
-A task has one row with ``map_index`` -1, or, if it is mapped, any number of rows with ``map_index`` 0 and above, its
-instances. Rows of the first kind are read one by one, from a range of the unique index. Of the instances only the
-*distinct* states are read, by a loose scan of an index: from each state of a task the database seeks the next one, and
-never looks at the instances between. That is all that trigger rules ask for (`headgate.scheduling.trigger_rules`), and
-a few seeks for each mapped task, while grouping its instances would read all of them.
+A task has one row of its own, with ``map_index`` -1, and, if it is mapped, any number of rows with ``map_index`` 0 and
+above, its instances. Rows of the first kind are read one by one, from a range of the unique index. Of the instances
+only the *distinct* states are read, by a loose scan of an index: from each state of a task the database seeks the next
+one, and never looks at the instances between. That is all that trigger rules ask for
+(`headgate.scheduling.trigger_rules`), and a few seeks for each mapped task, while grouping its instances would read all
+of them.
 """
 
 from __future__ import annotations
@@ -38,41 +39,96 @@ from headgate.store.tasks import task_rows
 
 _C = task_instance.c
 _ONE = {state.value: frozenset({state}) for state in TaskState}
+_NO_STATES: frozenset[TaskState] = frozenset()
+_REMOVED = frozenset({TaskState.REMOVED})
+_SUCCESS = frozenset({TaskState.SUCCESS})
+
+
+class Instance(NamedTuple):
+    """One instance of a mapped task."""
+
+    id: TaskInstanceId
+    map_index: int
 
 
 class RunStates(NamedTuple):
-    """The distinct states of each task of a run, by task id, and the ids of the rows of those that are not mapped."""
+    """The states of the tasks of a run, each by task id.
+
+    ``own`` has those of the rows with ``map_index`` -1, and ``ids`` the ids of these; ``mapped`` has the distinct
+    states of the instances.
+    """
 
     run: DagRunId
-    states: dict[str, frozenset[TaskState]]
+    own: dict[str, TaskState]
     ids: dict[str, TaskInstanceId]
+    mapped: dict[str, frozenset[TaskState]]
+
+    def for_rules(self) -> dict[str, frozenset[TaskState]]:
+        """Return the states of each task as trigger rules see them.
+
+        The own row of a mapped task is in ``none`` until all of its instances are made. Then it has succeeded, which
+        says nothing of how they end. Instances that were removed, because it has fewer values now, are not part of it.
+        """
+        found = {task_id: _ONE[state] for task_id, state in self.own.items()}
+        for task_id, some in self.mapped.items():
+            own = found.get(task_id, _NO_STATES)
+            if (present := some - _REMOVED) or not own:
+                found[task_id] = (present or some) | (own - _SUCCESS)
+        return found
+
+    def unfinished(self) -> set[str]:
+        """Return the ids of the tasks of which a row has not ended."""
+        return {name for name, state in self.own.items() if state in states.UNFINISHED} | {
+            name for name, some in self.mapped.items() if not states.UNFINISHED.isdisjoint(some)
+        }
 
     def instances(
         self, tx: Tx, task_ids: Iterable[str], wanted: Collection[TaskState], *, limit: int
     ) -> dict[TaskInstanceId, str]:
         """Return up to ``limit`` rows of these tasks, which are in a wanted state, with their task ids.
 
-        Tasks that are not mapped come first, in the order of their ids, and have the states that were read.
+        Rows of tasks themselves come first, in the order of their ids, then instances in that of their indexes.
         """
-        present = [(task_id, self.states[task_id].intersection(wanted)) for task_id in task_ids]
-        whole = sorted((self.ids[task_id], task_id) for task_id, some in present if some and task_id in self.ids)
-        found = dict(whole[:limit])
-        for task_id, some in present:
-            for state in sorted(some) if task_id not in self.ids else ():
-                parameters = {"of_run": self.run, "of_task": task_id, "of_state": state.value}
-                rows = _INSTANCES.run(tx.connection, limit=limit - len(found), **parameters).fetchall()
-                found |= {id_: task_id for (id_,) in rows}
+        names = list(task_ids)
+        own = sorted((self.ids[name], name) for name in names if self.own.get(name) in wanted)
+        found = dict(own[:limit])
+        for name in names:
+            for state in sorted(self.mapped.get(name, _NO_STATES).intersection(wanted)):
+                found |= {one.id: name for one in self.of_map(tx, name, state, limit=limit - len(found))}
         return found
+
+    def of_map(self, tx: Tx, task_id: str, state: TaskState, *, limit: int) -> list[Instance]:
+        """Return up to ``limit`` instances of a mapped task that are in this state, in the order of their indexes."""
+        if state not in self.mapped.get(task_id, _NO_STATES):
+            return []
+        rows = _INSTANCES.run(tx.connection, of_run=self.run, of_task=task_id, of_state=state.value, limit=limit)
+        return list(map(Instance._make, rows.fetchall()))
+
+    def count_of_map(self, tx: Tx, task_id: str, some: Iterable[TaskState], *, limit: int) -> int:
+        """Return how many instances of a mapped task are in these states; ``limit`` if there are that many."""
+        found = 0
+        for state in self.mapped.get(task_id, _NO_STATES).intersection(some):
+            parameters = {"of_run": self.run, "of_task": task_id, "of_state": state.value}
+            found += _COUNT.run(tx.connection, limit=limit - found, **parameters).fetchone()[0]
+        return found
+
+    def next_index(self, tx: Tx, task_id: str) -> int:
+        """Return the index of the first instance of a mapped task that is not made yet."""
+        newest = -1
+        for state in self.mapped.get(task_id, _NO_STATES):
+            row = _NEWEST.run(tx.connection, of_run=self.run, of_task=task_id, of_state=state.value).fetchone()
+            newest = newest if row is None else max(newest, row[0])
+        return newest + 1
 
 
 def read(tx: Tx, run: DagRunId) -> RunStates:
     """Return the states of the tasks of a run."""
-    seen = RunStates(run, {}, {})
+    seen = RunStates(run, {}, {}, {})
     for task_id, id_, state in _STATES.run(tx.connection, of_run=run).fetchall():
-        before = seen.states.get(task_id)
-        seen.states[task_id] = _ONE[state] if before is None else before | _ONE[state]
-        if id_ is not None:
-            seen.ids[task_id] = id_
+        if id_ is None:
+            seen.mapped[task_id] = seen.mapped.get(task_id, _NO_STATES) | _ONE[state]
+        else:
+            seen.own[task_id], seen.ids[task_id] = TaskState(state), id_
     return seen
 
 
@@ -123,10 +179,10 @@ _STATES = Prepared(
         select(_SEEN.c.task_id, null(), _SEEN.c.state),
     )
 )
-_INSTANCES = Prepared(
-    select(_C.id)
-    .where(_is_mapped(_C), _C.task_id == bindparam("of_task", type_=Text()))
-    .where(_C.state == bindparam("of_state", type_=Text()))
-    .order_by(_C.map_index)
-    .limit(bindparam("limit", type_=Integer()))
+_IN_STATE = and_(
+    _is_mapped(_C), _C.task_id == bindparam("of_task", type_=Text()), _C.state == bindparam("of_state", type_=Text())
 )
+_LIMIT = bindparam("limit", type_=Integer())
+_INSTANCES = Prepared(select(_C.id, _C.map_index).where(_IN_STATE).order_by(_C.map_index).limit(_LIMIT))
+_COUNT = Prepared(select(func.count()).select_from(select(_C.id).where(_IN_STATE).limit(_LIMIT).subquery()))
+_NEWEST = Prepared(select(_C.map_index).where(_IN_STATE).order_by(_C.map_index.desc()).limit(literal_column("1")))

@@ -157,7 +157,7 @@ def is_in(*some: TaskState) -> ColumnElement[bool]:
 
 
 def unmapped_of(run: Any) -> ColumnElement[bool]:
-    """Return the condition that a task is of this run and is not mapped: only then its task_id is unique in the run.
+    """Return the condition that a row is of this run and of a task itself: only then its task_id is unique in the run.
 
     ``run`` is the id of the run, or an expression for it.
     """
@@ -180,7 +180,7 @@ def effects(row: Transition) -> dict[str, Any]:
     if row.to in TERMINAL:
         values["ended_at"] = bindparam("now")
     elif row.to is TaskState.NONE:
-        values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error"), null())
+        values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error", "map_length"), null())
     elif row.to is TaskState.SCHEDULED:
         values["scheduled_at"] = bindparam("now")
         if row.event in ("scheduled", "retry_due"):

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Table, bindparam, delete, exists, select
+from sqlalchemy import Table, and_, bindparam, case, delete, exists, func, literal_column, select
 
-from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX, TaskState
+from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.messages.steps import XCom
 from headgate.store.db.bulk import Kind, insert_into, insert_or_replace
 from headgate.store.db.prepared import Prepared
@@ -24,6 +25,7 @@ from headgate.store.triggers.watchers import check_name
 
 VALUE_BYTES_MAX = 64 * 1024  # of a variable or a connection: a certificate with its chain, not a file
 DESCRIPTION_CHARS_MAX = 1000
+PAGE_VALUES_MAX = 1000  # XComs of one page
 
 # --- XComs ---------------------------------------------------------------------------------------
 
@@ -34,13 +36,57 @@ class XComVerbs(Verbs):
     @reading
     def pull_xcom(self, tx: Tx, dag_run: DagRunId, task_id: str, key: str) -> bytes | None:
         """Return the XCom that a task of a run has under ``key``, encoded; None if it has none."""
-        statement = (
-            select(xcom.c.value)
-            .join(task_instance, task_instance.c.id == xcom.c.task_instance_id)
-            .where(task_rows.unmapped_of(dag_run), task_instance.c.task_id == task_id, xcom.c.key == key)
-        )
-        value: bytes | None = tx.connection.execute(statement).scalar_one_or_none()
-        return value
+        return xcom_of(tx, dag_run, task_id, key)
+
+    @reading
+    def pull_xcoms(
+        self, tx: Tx, dag_run: DagRunId, task_id: str, key: str, *, after: int, offset: int, bytes_max: int
+    ) -> XComPage:
+        """Return a page of the XComs that the instances of a mapped task of a run have under ``key``.
+
+        It ends with the value that exceeds ``bytes_max``, if one does.
+        """
+        of_task = {"of_run": dag_run, "of_task": task_id}
+        page: list[tuple[int, bytes | None]] = []
+        room = bytes_max
+        for map_index, value in _PAGE.run(tx.connection, of_key=key, after=after, offset=offset, **of_task).fetchall():
+            page.append((map_index, None if value is None else bytes(value)))
+            room -= 0 if value is None else len(value)
+            if room <= 0:
+                break
+        count, missing = _COUNTS.run(tx.connection, **of_task).fetchone()
+        return XComPage(tuple(page), count, missing)
+
+
+_C = task_instance.c
+_MAPPED = and_(
+    _C.dag_run_id == bindparam("of_run"), _C.task_id == bindparam("of_task"), _C.map_index >= literal_column("0")
+)
+_PAGE = Prepared(
+    select(_C.map_index, xcom.c.value)
+    .select_from(
+        task_instance.outerjoin(xcom, and_(xcom.c.task_instance_id == _C.id, xcom.c.key == bindparam("of_key")))
+    )
+    .where(_MAPPED, task_rows.is_in(TaskState.SUCCESS), _C.map_index > bindparam("after"))
+    .order_by(_C.map_index)
+    .limit(literal_column(str(PAGE_VALUES_MAX)))
+    .offset(bindparam("offset"))
+)
+_IS_MISSING = ~task_rows.is_in(TaskState.SUCCESS, TaskState.REMOVED)
+_COUNTS = Prepared(
+    select(func.count(case((task_rows.is_in(TaskState.SUCCESS), 1))), func.count(case((_IS_MISSING, 1)))).where(_MAPPED)
+)
+
+
+def xcom_of(tx: Tx, dag_run: DagRunId, task_id: str, key: str) -> bytes | None:
+    """Return the XCom that a task of a run has under ``key``, encoded; None if it has none."""
+    statement = (
+        select(xcom.c.value)
+        .join(task_instance, task_instance.c.id == xcom.c.task_instance_id)
+        .where(task_rows.unmapped_of(dag_run), task_instance.c.task_id == task_id, xcom.c.key == key)
+    )
+    value: bytes | None = tx.connection.execute(statement).scalar_one_or_none()
+    return value
 
 
 class _EndPayload(msgspec.Struct):

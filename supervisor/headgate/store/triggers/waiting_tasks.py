@@ -24,7 +24,8 @@ class WaitingTask(NamedTuple):
 
 
 _RUNS = dag_run.join(dag, dag.c.id == dag_run.c.dag_id)
-_TRY = (dag.c.name, dag_run.c.run_id, task_instance.c.task_id, task_instance.c.try_number)
+_TASK = task_instance.c
+_TRY = (dag.c.name, dag_run.c.run_id, _TASK.task_id, _TASK.try_number, _TASK.map_index)
 # Asked apart, and only where a trigger is no watcher's: most claims are of watchers, and have no more columns for it.
 # The trigger of a stream is found by its stream whether its task waits or not.
 _TASKS = Prepared(
@@ -68,7 +69,7 @@ def of(tx: Tx, trigger_ids: Collection[int]) -> dict[int, WaitingTask]:
         for row in _TASKS.run(tx.connection, first=first, last=last).fetchall()
     ]
     return {  # the row of a stream comes after that of its task, if the task waits
-        id_: WaitingTask(TryName(sys.intern(dag_id), sys.intern(run_id), sys.intern(task_id), try_number), bool(stream))
-        for id_, stream, dag_id, run_id, task_id, try_number in found
+        id_: WaitingTask(TryName(sys.intern(dag_id), sys.intern(run_id), sys.intern(task_id), *numbers), bool(stream))
+        for id_, stream, dag_id, run_id, task_id, *numbers in found
         if id_ in ids
     }

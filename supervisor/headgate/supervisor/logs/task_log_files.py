@@ -41,6 +41,7 @@ Record = dict[str, Any]
 # --- names ---------------------------------------------------------------------------------------
 
 FILE_NAME_BYTES_MAX: Final = 255  # of every file system that we know of
+INSTANCES_PER_FOLDER: Final = 1000
 KEPT_BYTES_MAX: Final = 160  # of a name too long for a file, before the hash that stands for the rest
 _READABLE: Final = ":+=@, "  # characters of run ids that every file system of Linux takes
 
@@ -75,7 +76,15 @@ def folder_of_task(folder: Path, dag_id: str, run_id: str, task_id: str) -> Path
 
 def folder_of_try(folder: Path, name: TryName) -> Path:
     """Return the folder of the log of a try."""
-    return folder_of_task(folder, name.dag_id, name.run_id, name.task_id) / str(name.try_number)
+    return folder_of_instance(folder, name) / str(name.try_number)
+
+
+def folder_of_instance(folder: Path, name: TryName) -> Path:
+    """Return the folder of the tries of a task, or of one instance of a mapped task: a thousand of these share one."""
+    of_task = folder_of_task(folder, name.dag_id, name.run_id, name.task_id)
+    if name.map_index < 0:
+        return of_task
+    return of_task / "map" / str(name.map_index // INSTANCES_PER_FOLDER) / str(name.map_index)
 
 
 def tries(folder: Path, dag_id: str, run_id: str, task_id: str) -> list[int]:

@@ -100,4 +100,4 @@ def task_part(
 
 def name_of(step: Step) -> TryName:
     """Return the name of the try that a step belongs to."""
-    return TryName(step.dag_id, step.run_id, step.task_id, step.try_number)
+    return TryName(step.dag_id, step.run_id, step.task_id, step.try_number, step.map_index)

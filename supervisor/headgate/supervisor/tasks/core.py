@@ -362,7 +362,7 @@ class TaskCore:
             marks.reach("tasks.dispatched")
         for task in given.tasks:
             self._begin(task, now)
-        if len(given.tasks) == limit:
+        if len(given.tasks) == limit or given.has_more:
             self._dispatch_at = now  # there may be more, as soon as there is room
         else:
             self._dispatch_at = now + PASSED_OVER_WAIT_S if given.passed_over else math.inf
@@ -418,6 +418,7 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
         ),
         ends_at_s=ends_at_s,
         stream=task.stream,
+        map_index=task.map_index,
     )
 
 

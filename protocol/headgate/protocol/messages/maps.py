@@ -1,0 +1,134 @@
+"""Mapped tasks on the wire: over which values a task is expanded, told so that nobody needs the values to count them.
+
+The author's file says where the values come from. The supervisor, which imports no such file, only has to know how many
+there are: it makes an instance of the task for each (`length`). Which value belongs to an instance is for the worker to
+find, when it runs that instance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias, assert_never
+
+from headgate.protocol.messages import WireStruct
+
+INSTANCES_MAX: Final = 1_000_000  # of one task in one run
+WINDOW_MAX: Final = 10_000  # unfinished instances of one task in one run; each is looked for when one ends
+DEFAULT_WINDOW: Final = 256
+PARTS_MAX: Final = 100  # of a product, a zip or a concatenation
+DEPTH_MAX: Final = 20  # of sources in sources
+KEY_CHARS_MAX: Final = 250
+
+
+class Values(WireStruct, frozen=True, tag="values"):
+    """As many values as stand in the DAG file."""
+
+    length: int
+
+
+class Output(WireStruct, frozen=True, tag="output"):
+    """The items of the list or dict that a task has pushed; of a mapped task one value for each that succeeded."""
+
+    task_id: str
+    key: str
+
+
+class Zip(WireStruct, frozen=True, tag="zip"):
+    """The first values of all parts, then the second ones, and so on: as many as the shortest, or the longest, has."""
+
+    parts: tuple[Source, ...]
+    is_longest: bool = False
+
+
+class Concat(WireStruct, frozen=True, tag="concat"):
+    """The values of one part after the other."""
+
+    parts: tuple[Source, ...]
+
+
+class Product(WireStruct, frozen=True, tag="product"):
+    """Each combination of values of its parts; those of the last part change fastest."""
+
+    parts: tuple[Source, ...]
+
+
+Source: TypeAlias = Values | Output | Zip | Concat | Product
+
+
+class MapSpec(WireStruct, frozen=True):
+    """How a task is mapped; part of `TaskSpec`.
+
+    At most ``window`` instances that have begun are unfinished. With ``fail_fast`` none begins after the first that has
+    failed, with ``failures_max`` none after that many.
+    """
+
+    source: Source
+    window: int = DEFAULT_WINDOW
+    fail_fast: bool = False
+    failures_max: int | None = None
+
+
+def outputs(source: Source) -> Iterator[Output]:
+    """Yield the outputs among the sources, as often as they stand there."""
+    match source:
+        case Values():
+            return
+        case Output():
+            yield source
+        case Zip(parts=parts) | Concat(parts) | Product(parts):
+            for part in parts:
+                yield from outputs(part)
+        case _:
+            assert_never(source)
+
+
+def length(source: Source, of: Callable[[Output], int]) -> int:
+    """Return the number of values; ``of`` says how many an output has."""
+    match source:
+        case Values(count):
+            return count
+        case Output():
+            return of(source)
+        case Zip(parts, is_longest):
+            return (max if is_longest else min)(length(part, of) for part in parts)
+        case Concat(parts):
+            return sum(length(part, of) for part in parts)
+        case Product(parts):
+            return math.prod(length(part, of) for part in parts)
+        case _:
+            assert_never(source)
+
+
+def map_problem(spec: MapSpec, upstream: frozenset[str]) -> str | None:
+    """Return the problem with how a task is mapped, or None. ``upstream`` are its direct upstream tasks."""
+    if not 1 <= spec.window <= WINDOW_MAX:
+        return f"window must be in 1..{WINDOW_MAX}, not {spec.window}"
+    if spec.failures_max is not None and not 1 <= spec.failures_max <= INSTANCES_MAX:
+        return f"failures_max must be in 1..{INSTANCES_MAX}, not {spec.failures_max}"
+    if (problem := _source_problem(spec.source, 1)) is not None:
+        return problem
+    for output in outputs(spec.source):
+        if output.task_id not in upstream:
+            return f"is expanded over the output of {output.task_id!r}, which is not upstream of it"
+    least = length(spec.source, lambda output: 0)
+    return None if least <= INSTANCES_MAX else f"is expanded over {least:,} values; the limit is {INSTANCES_MAX:,}"
+
+
+def _source_problem(source: Source, depth: int) -> str | None:
+    if depth > DEPTH_MAX:
+        return f"is expanded over sources in sources, more than {DEPTH_MAX} deep"
+    match source:
+        case Values(count):
+            return (
+                None if 0 <= count <= INSTANCES_MAX else f"is expanded over {count:,} values, not 0..{INSTANCES_MAX:,}"
+            )
+        case Output(key=key):
+            holds = 0 < len(key) <= KEY_CHARS_MAX
+            return None if holds else f"the key of an XCom must have 1..{KEY_CHARS_MAX} characters, not {len(key)}"
+        case Zip(parts=parts) | Concat(parts) | Product(parts):
+            if not 1 <= len(parts) <= PARTS_MAX:
+                return f"is expanded over {len(parts)} sources at once, not 1..{PARTS_MAX}"
+            return next(filter(None, (_source_problem(part, depth + 1) for part in parts)), None)
+        case _:
+            assert_never(source)

@@ -1,0 +1,69 @@
+"""What the instances of a mapped task have left, as one sequence that is read by pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, overload
+
+from headgate.protocol.messages.queries import XComPage
+from headgate.protocol.values import decode_value
+
+
+class XComPageReader(Protocol):
+    """Return a page of the XComs of a mapped task of this run: see `headgate.protocol.messages.queries.GetXComs`."""
+
+    def __call__(self, task_id: str, key: str, *, after: int = -1, offset: int = 0) -> XComPage: ...
+
+
+class MappedOutput(Sequence[Any]):
+    """The values that the instances of a mapped task have pushed under one key, in the order of their indexes.
+
+    It has a value for each instance that has succeeded, None for one that pushed none. It is never in memory as a
+    whole: ``len`` is asked for, and iteration reads pages. ``missing`` are the indexes of the instances without a
+    value, because they failed or were skipped.
+    """
+
+    def __init__(self, task_id: str, key: str, read: XComPageReader) -> None:
+        self._task_id = task_id
+        self._key = key
+        self._read = read
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} values {self._key!r} of {self._task_id!r}>"
+
+    def __len__(self) -> int:
+        return self._read(self._task_id, self._key).count
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        offset = index if index >= 0 else len(self) + index
+        page = XComPage((), 0, 0) if offset < 0 else self._read(self._task_id, self._key, offset=offset)
+        if not page.values:
+            raise IndexError(f"{self!r} has no value {index}")
+        return _decoded(page.values[0][1])
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, value in self._items():
+            yield _decoded(value)
+
+    @property
+    def missing(self) -> list[int]:
+        """The indexes of the instances that have no value here; found by reading all values."""
+        first = self._read(self._task_id, self._key)
+        there = {index for index, _ in self._items()}
+        return [index for index in range(first.count + first.missing) if index not in there]
+
+    def _items(self) -> Iterator[tuple[int, bytes | None]]:
+        after = -1
+        while values := self._read(self._task_id, self._key, after=after).values:
+            yield from values
+            after = values[-1][0]
+
+
+def _decoded(value: bytes | None) -> Any:
+    return None if value is None else decode_value(value)

@@ -1,0 +1,135 @@
+"""Mapped tasks: the instances of one are made, and begin, a window of them at a time.
+
+A mapped task has a row of its own, as every task has, and one for each of its instances, numbered from 0 without a gap.
+No worker ever gets the task itself. Its row is in ``none`` as long as instances are still to be made, or to begin after
+it was cleared: so it holds back what is downstream, and the end of the run. How many there are to be is counted once,
+from the values that stand in the file and from what other tasks have left (`headgate.protocol.messages.maps`), and kept
+in its row until it is cleared.
+
+A task that is cleared keeps its instances. When it is expanded again they begin again, and those that it has no value
+for any more are removed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import bindparam, select, update
+
+from headgate.protocol.messages import maps
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.maps import INSTANCES_MAX, MapSpec, Output
+from headgate.protocol.values import count_items
+from headgate.scheduling import states
+from headgate.scheduling.states import UNFINISHED
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.transaction import Tx
+from headgate.store.ids import TaskInstanceId
+from headgate.store.tables import task_instance
+from headgate.store.tasks import dags, task_rows, values
+from headgate.store.tasks.run_states import RunStates
+from headgate.store.tasks.task_rows import LockedTask
+
+_C = task_instance.c
+_BEGUN = UNFINISHED - {TaskState.NONE}
+
+
+class Unexpandable(Exception):
+    """How many instances a task is to have cannot be known, for this reason, until a user does something."""
+
+
+class Expanded(NamedTuple):
+    """What one look has done for a mapped task: the instances that are to begin, and whether there is more to do now.
+
+    If the window is full there is not: an instance that ends has the run looked at again.
+    """
+
+    begin: list[TaskInstanceId]
+    is_done: bool
+
+
+def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
+    """Make instances of a mapped task whose trigger rule holds: as many as its window takes, and up to ``limit``.
+
+    ``seen`` are the states of its run. Its own row is in ``none``, and ends when the last instance is made.
+    """
+    assert task.map is not None
+    own = task_rows.locked_unless_busy(tx, seen.ids[task.task_id])
+    if own is None or own.state is not TaskState.NONE:
+        return Expanded([], is_done=False)
+    if TaskState.RESTARTING in seen.mapped.get(task.task_id, ()):
+        return Expanded([], is_done=True)  # until its old worker is gone: there may be no value for it any more
+    try:
+        length = _length(tx, seen, own, task.task_id, task.map)
+    except Unexpandable as error:
+        task_rows.apply(tx, own, "unexpandable", last_error=str(error))
+        return Expanded([], is_done=False)
+    if (stopped := _stopped(tx, seen, task.task_id, task.map)) is not None:
+        task_rows.apply(tx, own, "expanded", last_error=stopped)
+        return Expanded([], is_done=False)
+    room = task.map.window - seen.count_of_map(tx, task.task_id, _BEGUN, limit=task.map.window)
+    left = seen.of_map(tx, task.task_id, TaskState.NONE, limit=limit)
+    again = [one.id for one in left if one.map_index < length]
+    removed = [dags.remove_task(tx, one.id) for one in left if one.map_index >= length]
+    begin = again[:room]
+    is_complete = len(left) < limit and len(begin) == len(again) and all(removed)
+    if is_complete:
+        made = seen.next_index(tx, task.task_id)
+        to_make = range(made, min(made + min(room, limit) - len(begin), length))
+        begin += dags.insert_instances(tx, seen.run, task, to_make)
+        is_complete = to_make.stop >= length if to_make else made >= length
+    if is_complete:
+        task_rows.apply(tx, own, "expanded" if length else "expanded_to_nothing")
+    return Expanded(begin, is_done=len(begin) >= room or (is_complete and length > 0))
+
+
+def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
+    """Skip up to ``limit`` instances of a mapped task that have not begun, because one has failed; return how many."""
+    (row,) = states.of("map_stopped")
+    left = [one.id for state in sorted(row.from_) for one in seen.of_map(tx, task_id, state, limit=limit)]
+    return sum(task_rows.changed(tx, row, {"id": id_}) for id_ in sorted(left)[:limit])
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def _length(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: MapSpec) -> int:
+    """Return how many instances the task is to have, counted in its first look. Raises `Unexpandable`."""
+    (known,) = _LENGTH.run(tx.connection, of_id=own.id).fetchone()
+    if known is not None:
+        return int(known)
+
+    def count(output: Output) -> int:
+        if output.task_id in seen.mapped:
+            return seen.count_of_map(tx, output.task_id, [TaskState.SUCCESS], limit=INSTANCES_MAX + 1)
+        value = values.xcom_of(tx, seen.run, output.task_id, output.key)
+        items = None if value is None else count_items(value)
+        if items is None:
+            found = "nothing" if value is None else f"{value[:60].decode(errors='replace')}, which is no list or dict,"
+            raise Unexpandable(
+                f"the task {task_id!r} is expanded over what {output.task_id!r} has left under {output.key!r}, and "
+                f"it has left {found} there"
+            )
+        return items
+
+    length = maps.length(spec.source, count)
+    if length > INSTANCES_MAX:
+        raise Unexpandable(f"the task {task_id!r} is expanded over {length:,} values; the limit is {INSTANCES_MAX:,}")
+    _SET_LENGTH.run(tx.connection, of_id=own.id, length=length)
+    return length
+
+
+def _stopped(tx: Tx, seen: RunStates, task_id: str, spec: MapSpec) -> str | None:
+    """Return why no more instances are made, because too many have failed; None if they are not."""
+    failures_max = 1 if spec.fail_fast else spec.failures_max
+    if failures_max is None or seen.count_of_map(tx, task_id, [TaskState.FAILED], limit=failures_max) < failures_max:
+        return None
+    name = "fail_fast" if spec.fail_fast else f"failures_max={failures_max}"
+    return f"no instance is made after the first {seen.next_index(tx, task_id):,}, because of {name}"
+
+
+# --- the statements ------------------------------------------------------------------------------
+
+_OF_ID = _C.id == bindparam("of_id")
+_LENGTH = Prepared(select(_C.map_length).where(_OF_ID))
+_SET_LENGTH = Prepared(update(task_instance).where(_OF_ID).values(map_length=bindparam("length")))
