@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -26,5 +27,10 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
     if origin is tuple:
         return st.lists(strategy_of(arguments[0]), max_size=3).map(tuple)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return st.builds(hint, **{name: strategy_of(h) for name, h in typing.get_type_hints(hint).items()})
+        return st.deferred(lambda: _struct(hint))  # it may hold structs of its own type
     return st.from_type(hint)
+
+
+@cache
+def _struct(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    return st.builds(kind, **{name: strategy_of(hint) for name, hint in typing.get_type_hints(kind).items()})

@@ -105,9 +105,6 @@ def test_what_decorators_have_in_airflow_says_what_to_use_instead() -> None:
         task.bash  # noqa: B018
     with pytest.raises(AttributeError, match="@task has no attribute 'sensor': derive from BaseSensorOperator"):
         task.sensor  # noqa: B018
-    for name in ("expand", "partial"):
-        with pytest.raises(AttributeError, match=f"@task has no attribute '{name}': the number of tasks is fixed"):
-            getattr(task(nothing), name)
     with pytest.raises(AttributeError, match=r"@task has no attribute 'bush'$"):
         task.bush  # noqa: B018
 

@@ -78,9 +78,9 @@ class TaskInstance:
         Of a mapped task it is a `MappedOutput`, with the XComs of its instances. Raises RuntimeError if the task does
         not run in a DAG run, as in some tests.
         """
-        if self._read_xcom is None or self._read_xcoms is None:
+        if self._read_xcom is None:
             raise RuntimeError(f"xcom_pull({task_ids!r}) needs a running DAG: there are no XComs of other tasks here")
-        if task_ids in self._mapped:
+        if task_ids in self._mapped and self._read_xcoms is not None:
             return MappedOutput(task_ids, key, self._read_xcoms)
         data = self._read_xcom(task_ids, key)
         return default if data is None else decode_value(data)

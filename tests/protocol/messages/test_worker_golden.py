@@ -12,6 +12,7 @@ from headgate.protocol.link.worker_dialect import (
 )
 from headgate.protocol.messages import worker as work
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
+from headgate.protocol.messages.maps import Concat, MapSpec, Output, Product, Values, Zip
 from headgate.protocol.messages.queries import (
     CreateRun,
     EncodedValue,
@@ -19,12 +20,14 @@ from headgate.protocol.messages.queries import (
     GetTaskStates,
     GetVariable,
     GetXCom,
+    GetXComs,
     Request,
     Response,
     RunCreated,
     SecretText,
     TaskState,
     TaskStates,
+    XComPage,
 )
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepHandled, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.messages.task_streams import Handled, StreamEvent, StreamOptions, StreamPart
@@ -68,6 +71,19 @@ _DAG = DagSpec(
             start_trigger=StartTrigger(
                 classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=9.5, stream=_STREAM
             ),
+            map=MapSpec(
+                source=Product(
+                    (
+                        Values(length=3),
+                        Zip((Output(task_id="s", key="k"), Values(length=4)), is_longest=True),
+                        Concat((Values(length=5),)),
+                    )
+                ),
+                window=10,
+                fail_fast=True,
+                failures_max=11,
+            ),
+            active_max=12,
         ),
     ),
     is_paused_upon_creation=True,
@@ -119,6 +135,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         more=True,
     ),
     "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k")),
+    "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3)),
     "RequestVariable": Request(id=2, query=GetVariable(name="v")),
     "RequestConnection": Request(id=3, query=GetConnection(name="c")),
     "RequestStates": Request(id=4, query=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
@@ -160,10 +177,12 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
                 ),
                 is_over=True,
             ),
+            map_index=8,
         )
     ),
     "ParseFile": ParseFile(file="/dag.py"),
     "ResponseValue": Response(id=1, result=EncodedValue(value=b"1"), error="none"),
+    "ResponseXComs": Response(id=1, result=XComPage(values=((3, b"1"), (4, None)), count=5, missing=6), error="none"),
     "ResponseSecret": Response(id=2, result=SecretText(value="s"), error="none"),
     "ResponseStates": Response(
         id=4,

@@ -17,8 +17,9 @@ from headgate.store.tasks import deferral
 
 S = TaskState
 
-# Those of streams are in `tests.store.tasks.test_task_streams`.
-ROWS = [(row, state) for row in TRANSITIONS for state in sorted(row.from_) if not row.event.startswith("stream_")]
+# Those of streams are in `tests.store.tasks.test_task_streams`, those of maps in `tests.store.tasks.test_expansion`.
+ELSEWHERE = ("stream_", "expanded", "unexpandable", "map_")
+ROWS = [(row, state) for row in TRANSITIONS for state in sorted(row.from_) if not row.event.startswith(ELSEWHERE)]
 FRESH_ONLY = {"scheduled", "upstream_failed", "upstream_skipped", "started_in_trigger"}  # never after a deferral
 TO_RETRY = {"failed_to_retry", "ended_to_retry", "worker_lost_to_retry", "adopted_to_retry"}
 DAY_S = 86_400.0
