@@ -12,7 +12,7 @@ from headgate.protocol.messages.dags import name_problem as _name_problem
 from headgate.protocol.messages.steps import XCom
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
-from headgate.tasks.outputs import MappedOutput, XComPageReader
+from headgate.tasks.maps.outputs import MappedOutput, XComPageReader
 from headgate.triggers.airflow_names import CONTEXT
 
 if TYPE_CHECKING:

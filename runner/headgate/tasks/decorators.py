@@ -8,7 +8,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack, cast, ove
 
 from headgate.protocol.errors import DagMalformed
 from headgate.tasks.graph import open_dag
-from headgate.tasks.mapping import MappedFunction, Partial
+from headgate.tasks.maps.operators import MappedFunction, Partial
 from headgate.tasks.operator import XComArg
 from headgate.tasks.operators import BranchPythonOperator, PythonOperator, ShortCircuitOperator
 from headgate.tasks.options import NAMES, TaskOptions

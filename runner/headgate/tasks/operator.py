@@ -28,9 +28,9 @@ from headgate.tasks.errors import (
     XComMissing,
 )
 from headgate.tasks.graph import DAG, open_dag
+from headgate.tasks.maps.outputs import MappedOutput
+from headgate.tasks.maps.sources import Mappable
 from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
-from headgate.tasks.outputs import MappedOutput
-from headgate.tasks.sources import Mappable
 from headgate.tasks.streaming import (
     ENDED_METHOD,
     Stream,
@@ -44,7 +44,7 @@ from headgate.triggers.base import BaseTrigger, StartTriggerArgs
 from headgate.triggers.encoding import check_classpath
 
 if TYPE_CHECKING:
-    from headgate.tasks.mapping import Partial
+    from headgate.tasks.maps.operators import Partial
 
 # A template of Airflow's: `{{ ds }}`, `{{ params.x }}`, `{% if %}`. Not those of Docker and Go, `{{ .Names }}`.
 _TEMPLATE: Final = re.compile(
@@ -169,7 +169,7 @@ class BaseOperator(Arrows):
 
         FileSensor.partial(task_id="wait", timeout=timedelta(hours=6)).expand(filepath=["a.csv", "b.csv"])
         """
-        from headgate.tasks.mapping import MappedOperator, Partial  # it derives from this class
+        from headgate.tasks.maps.operators import MappedOperator, Partial  # it derives from this class
 
         return Partial(functools.partial(MappedOperator, cls, task_id=task_id, dag=dag, shared=shared))
 

@@ -19,8 +19,8 @@ from headgate.protocol.values import decode_value
 from headgate.tasks.context import Context, RunAsset, TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption
 from headgate.tasks.execution import run_step as execute
+from headgate.tasks.maps.outputs import XComPageReader
 from headgate.tasks.operator import BaseOperator
-from headgate.tasks.outputs import XComPageReader
 from headgate.tasks.parsing import load_dags
 from headgate.worker.stops import StepStopped
 

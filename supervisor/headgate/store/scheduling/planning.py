@@ -28,8 +28,9 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
+from headgate.store.scheduling import expansion
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, deferral, expansion, run_states, task_rows
+from headgate.store.tasks import dags, deferral, run_states, task_rows
 from headgate.store.tasks.graphs import Graphs, GraphVerbs, ReadableOnly
 from headgate.store.tasks.run_states import RunStates
 from headgate.store.triggers import assets

@@ -17,10 +17,10 @@ from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskSpec
 from headgate.protocol.messages.maps import DEFAULT_WINDOW, MapSpec
 from headgate.tasks.context import Context
 from headgate.tasks.graph import DAG, detached
+from headgate.tasks.maps.sources import Combinations, Given, Mappable, mappable
 from headgate.tasks.operator import BaseOperator, XComArg
 from headgate.tasks.operators import BranchPythonOperator, ShortCircuitOperator, outputs_in, resolved
 from headgate.tasks.options import NAMES
-from headgate.tasks.sources import Combinations, Given, Mappable, mappable
 
 _UNMAPPED: Final = (BranchPythonOperator, ShortCircuitOperator)
 
