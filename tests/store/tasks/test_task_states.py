@@ -17,7 +17,7 @@ from headgate.store.tasks import deferral
 
 S = TaskState
 
-# Those of streams are in `tests.store.tasks.test_task_streams`, those of maps in `tests.store.scheduling.test_expansion`.
+# Streams: `tests.store.tasks.test_task_streams`; maps: `tests.store.scheduling.test_expansion`.
 ELSEWHERE = ("stream_", "expanded", "unexpandable", "map_")
 ROWS = [(row, state) for row in TRANSITIONS for state in sorted(row.from_) if not row.event.startswith(ELSEWHERE)]
 FRESH_ONLY = {"scheduled", "upstream_failed", "upstream_skipped", "started_in_trigger"}  # never after a deferral
