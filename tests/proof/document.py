@@ -20,6 +20,7 @@ SECTIONS = {
     "program crash": "## Crash tests of programs\n\nNot run yet: `make crash`.",
     "task crash": "## Crash tests of tasks\n\nNot run yet: `make crash`.",
     "stream crash": "## Crash tests of task streams\n\nNot run yet: `make crash`.",
+    "map crash": "## Crash tests of mapped tasks\n\nNot run yet: `make crash`.",
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
     "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
     "consumers": "## Consumers\n\nNot run yet: `make consumers ARGS=--proof`.",

@@ -95,6 +95,12 @@ TASK_STREAM_MARKS: Final[dict[str, Mark]] = {
     "host.no_credit": Mark("runner", "flow", "a trigger that feeds a stream stands: it has no credit left"),
 }
 
+# The marks of mapped tasks: reached in each look at a run in which instances of one are to begin.
+MAP_MARKS: Final[dict[str, Mark]] = {
+    "maps.expanded": Mark("supervisor", "flow", "instances are made in the open transaction, and none is scheduled"),
+    "maps.committed": Mark("supervisor", "flow", "the look that made instances is durable, and nothing is acted on"),
+}
+
 # The marks of messages that a trigger cannot take: reached only while one is passed over.
 POISON_MARKS: Final[dict[str, Mark]] = {
     "strikes.passed_over": Mark("supervisor", "flow", "the last strike of a message is in the open transaction"),

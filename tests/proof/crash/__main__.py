@@ -1,10 +1,11 @@
 """The crash tests: ``python -m tests.proof.crash``, from the root of the repository.
 
 Runs every mark with every fault on every database, with random kills between, first of the pair, then of the pair with
-users' code that does harm, with programs of users beside it, of tasks, and of tasks with streams, and adds what it
-counted to ``docs/proof.md``. The exit code is 1 where anything failed. ``--minutes`` bounds each of the five: what has
-begun is finished. Ten thousand kills: ``--kills 10000``, or ``--repeat 20``, which is twenty times the matrix.
-``--pair``, ``--harm``, ``--programs``, ``--tasks`` and ``--task-streams`` run one alone.
+users' code that does harm, with programs of users beside it, of tasks, of tasks with streams, and of mapped tasks, and
+adds what it counted to ``docs/proof.md``. The exit code is 1 where anything failed. ``--minutes`` bounds each of the
+six: what has begun is finished. Ten thousand kills: ``--kills 10000``, or ``--repeat 20``, which is twenty times the
+matrix.
+``--pair``, ``--harm``, ``--programs``, ``--tasks``, ``--task-streams`` and ``--maps`` run one alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.proof.crash import matrix
 from tests.proof.crash import proof as crash_proof
 from tests.proof.crash.campaign import Result
 from tests.proof.crash.databases import POSTGRES_URL, Databases
+from tests.proof.crash.maps import MapWorkload
 from tests.proof.crash.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.programs import ProgramWorkload
 from tests.proof.crash.server import NoServer, Server, why_none
@@ -134,6 +136,7 @@ def _parse() -> argparse.Namespace:
         ("--programs", ProgramWorkload, "the pair with a redrive and a consumer beside it"),
         ("--tasks", TaskWorkload, "tasks that defer"),
         ("--task-streams", StreamWorkload, "tasks with streams"),
+        ("--maps", MapWorkload, "mapped tasks"),
     ):
         only.add_argument(name, dest="only", action="store_const", const=workload, help=f"only {what}")
     parser.add_argument("--db", choices=["sqlite", "postgresql"], help="only this database")

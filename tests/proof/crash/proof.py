@@ -16,11 +16,12 @@ from pathlib import Path
 from tests.proof import document as proof
 from tests.proof.crash import programs
 from tests.proof.crash.campaign import Result, is_possible
+from tests.proof.crash.maps import MapWorkload
 from tests.proof.crash.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.task_streams import StreamWorkload
 from tests.proof.crash.tasks import TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
-from tests.proof.history import stream_history, task_history
+from tests.proof.history import map_history, stream_history, task_history
 
 from headgate.testing.crash import history
 
@@ -231,7 +232,40 @@ to end, each once. A mark that is not reached, tasks that do not end, a wrong ex
     ),
 )
 
-LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, PROGRAMS, TASKS, STREAMS)}
+MAPS = Layout(
+    name="map crash",
+    workload=MapWorkload,
+    kinds=map_history.KINDS,
+    among=" among mapped tasks",
+    matrix="Mark of a mapped task by fault",
+    marks="What the marks of mapped tasks mean, and how it is counted",
+    introduction="""\
+A real `headgate up` with mapped tasks: over values that stand in the file, over a list that a task leaves, over the
+output of another map, with windows of two and three, and a task below that is given all results. Killed, stopped and
+cut off as above. Written by `make crash`.
+""",
+    matrix_introduction="""\
+A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
+has cost / findings, over all runs on both databases. A dash: SQLite has no connection to drop.
+""",
+    how="""\
+Each execution journals the values that it is given, and leaves its own name. `tests.proof.history.map_history` holds
+both against the tables: each value has one instance, which is given that value and no other and succeeds once, what it
+leaves is that of its committed step, and the task below is given all of them in order; a run ends once, and not before
+its tasks, which is looked at all the time. The tries are judged as those of other tasks. A mark that is not reached,
+tasks that do not end, a wrong exit code: each fails its cell.
+""",
+    columns=("kills", "cells", "instances", "executions", "tries_lost", "dropped"),
+    cells=("runs", "tries_lost", "findings", "failed"),
+    stretches=("kills", "instances", "tries_lost", "findings"),
+    subject="{instances} instances, {executions} steps executed",
+    summary=(
+        "{tries_lost} tries lost to faults, and begun anew; {failed} results failed",
+        "{dropped} connections dropped; the last run on {versions}",
+    ),
+)
+
+LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, PROGRAMS, TASKS, STREAMS, MAPS)}
 
 Counts = tuple[int, ...]
 

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import msgspec
 from tests.proof.crash.processes import wait_until
-from tests.proof.crash.truth import RecordT, ReportT, Truth
+from tests.proof.crash.truth import Checker, RecordT, ReportT, Truth
 from tests.proof.crash.workload import Fault, Workload
+from tests.proof.history import task_history
 from tests.proof.history.findings import TERMINAL
-from tests.proof.history.task_history import Checker, Report
 from tests.proof.history.task_records import Fault as FaultRecord
-from tests.proof.history.task_records import LeftBehind, Looked, Made, Record, Row, decode_lines
+from tests.proof.history.task_records import LeftBehind, Looked, Made, Row, decode_lines, name_of
 
 from headgate.protocol.marks import MARKS, TASK_MARKS, Mark
 from headgate.testing.crash.journal import JournalReader
@@ -46,7 +46,7 @@ dag = crash_dag({name!r}, {journal!r})
 
 # One statement sees one state of the database: the rows that it finds together were true at once.
 _ROWS = """
-SELECT t.id, d.name, r.run_id, t.task_id, t.state, t.try_number,
+SELECT t.id, d.name, r.run_id, t.task_id, t.map_index, t.state, t.try_number,
        t.state = 'deferred' AND t.trigger_timeout IS NULL AND (g.finished_at IS NOT NULL OR g.removed_at IS NOT NULL)
 FROM task_instance t JOIN dag_run r ON r.id = t.dag_run_id JOIN dag d ON d.id = r.dag_id
 LEFT JOIN "trigger" g ON g.id = t.trigger_id ORDER BY t.id
@@ -108,12 +108,12 @@ class DagTruth(Truth[RecordT, ReportT]):
         return {id_ for (id_,) in self._reader.ask(statement)}
 
 
-class TaskTruth(DagTruth[Record, Report]):
-    """The history of one database and the journal of its tasks and triggers."""
+class TaskTruth(DagTruth[Any, ReportT]):
+    """The history of one database and the journal of the tries of its tasks; ``checker`` takes the records of both."""
 
-    def __init__(self, url: str, journals: Path) -> None:
-        super().__init__(url, Checker())
-        self._journals = JournalReader(journals, decode_lines)
+    def __init__(self, url: str, checker: Checker[Any, ReportT], journals: JournalReader[Any]) -> None:
+        super().__init__(url, checker)
+        self._journals = journals
         self._rows: dict[str, Row] = {}
 
     def made(self, tasks: Iterable[str], at: str) -> None:
@@ -130,8 +130,8 @@ class TaskTruth(DagTruth[Record, Report]):
         found = self._reader.ask(_ROWS)
         xcoms = self._read_xcoms() if at_rest else {}  # after the rows: an ended task has all its values by then
         rows = [
-            Row(f"{dag}/{run}/{task}", state, try_number, xcoms.get(id_, {}), bool(is_stranded), at)
-            for id_, dag, run, task, state, try_number, is_stranded in found
+            Row(f"{dag}/{run}/{name_of(task, index)}", state, try_number, xcoms.get(id_, {}), bool(is_stranded), at)
+            for id_, dag, run, task, index, state, try_number, is_stranded in found
         ]
         self._record(self._journals.read())
         for row in rows:
@@ -150,7 +150,14 @@ class TaskWorkload(Workload):
     command = "up"
     # All are reached while tasks run: a supervisor that has just started need not find a trigger to claim.
     marks: ClassVar[Mapping[str, Mark]] = TASK_MARKS | {name: MARKS[name]._replace(when="flow") for name in OF_THE_PAIR}
-    faults = ("kill workers", "kill runner", "kill supervisor", "kill all", "stop", "drop connection")
+    faults: ClassVar[tuple[Fault, ...]] = (
+        "kill workers",
+        "kill runner",
+        "kill supervisor",
+        "kill all",
+        "stop",
+        "drop connection",
+    )
     kill_weights: ClassVar[Mapping[Fault, int]] = {
         "kill workers": 40,
         "kill runner": 30,
@@ -162,6 +169,7 @@ class TaskWorkload(Workload):
     at_rest = "everything has ended"
     tasks: ClassVar[tuple[str, ...]] = TASKS
     dag_file: ClassVar[str] = DAG_FILE
+    held_back_max: ClassVar[int] = 2  # tasks that cannot end while one worker stands still
     truth: DagTruth[Any, Any]
 
     def __init__(self, folder: Path, url: str, subscribers: int = 0) -> None:
@@ -175,7 +183,7 @@ class TaskWorkload(Workload):
         self._numbers = itertools.count(1)
 
     def _open_truth(self, url: str, journals: Path) -> DagTruth[Any, Any]:
-        return TaskTruth(url, journals)
+        return TaskTruth(url, task_history.Checker(), JournalReader(journals, decode_lines))
 
     def warm_up(self, *, is_new: bool) -> None:
         """Have one run end first, so that nothing is under way when the next one is made."""
@@ -202,9 +210,9 @@ class TaskWorkload(Workload):
         time.sleep(randomness.expovariate(1 / PAUSE_S))
 
     def wait_progress(self) -> None:
-        """Wait until all have ended but the task of the stopped worker and the one below it."""
+        """Wait until all have ended but the task of the stopped worker and those below it."""
         self.feed()
-        wait_until(lambda: self.truth.unfinished() <= 2, "the others go on")
+        wait_until(lambda: self.truth.unfinished() <= self.held_back_max, "the others go on")
 
     def is_drainable(self) -> bool:
         """Whether nobody owns a trigger: an owner cancels one that has fired only after a while."""

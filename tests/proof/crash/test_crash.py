@@ -10,14 +10,16 @@ import pytest
 from tests.proof.crash.campaign import RUNNERLESS_MARKS, Campaign, is_possible
 from tests.proof.crash.databases import Databases
 from tests.proof.crash.faults import SERVER_FAULTS
+from tests.proof.crash.maps import MapWorkload
 from tests.proof.crash.matrix import plans
 from tests.proof.crash.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.programs import ProgramWorkload
+from tests.proof.crash.proof import LAYOUTS
 from tests.proof.crash.server import why_none
 from tests.proof.crash.task_streams import StreamWorkload
 from tests.proof.crash.tasks import TASKS, TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
-from tests.proof.history import stream_history, task_history
+from tests.proof.history import map_history, stream_history, task_history
 from tests.proof.history.task_records import decode_lines
 
 from headgate.protocol.marks import TASK_MARKS
@@ -54,6 +56,10 @@ OF_TASKS: dict[str, Cells] = {
 OF_STREAMS: dict[str, Cells] = {
     "sqlite": [("stream.handled_committed", "kill supervisor"), ("stream.reopened", "kill all")],
     "postgresql": [("stream.handled_written", "drop connection"), ("host.no_credit", "kill runner")],
+}
+OF_MAPS: dict[str, Cells] = {
+    "sqlite": [("maps.committed", "kill supervisor"), ("worker.outcome_half_sent", "kill workers")],
+    "postgresql": [("maps.expanded", "drop connection"), ("outcomes.grouped", "kill all")],
 }
 OF_HARM: dict[str, Cells] = {
     "sqlite": [
@@ -188,23 +194,60 @@ def test_every_event_of_a_stream_is_handled_once_and_in_order_whatever_dies_at_a
         assert campaign.finish() is None
 
 
+@pytest.mark.parametrize("dialect", OF_MAPS)
+def test_every_value_has_one_instance_that_succeeds_once_whatever_dies_at_a_mark(
+    start_campaign: StartCampaign, dialect: str
+) -> None:
+    campaign = start_campaign(MapWorkload, dialect, seed=13)
+    for counts in run_cells(campaign, OF_MAPS[dialect]):
+        assert counts["executions"] >= counts["instances"] > 0
+    if dialect == "sqlite":
+        assert campaign.finish() is None
+
+
 @pytest.mark.parametrize(
-    ("bug", "kind"),
+    ("workload", "mark", "bug", "kind"),
     [
-        ("place_moved_without_the_outcome", "event left out"),
-        ("state_not_that_of_the_place", "state of another history"),
-        ("retry_from_the_first_event", "handled twice"),
-        ("credit_ignored", "beyond its credit"),
+        (StreamWorkload, "stream.handled_written", "place_moved_without_the_outcome", "event left out"),
+        (StreamWorkload, "stream.handled_written", "state_not_that_of_the_place", "state of another history"),
+        (StreamWorkload, "stream.handled_written", "retry_from_the_first_event", "handled twice"),
+        (StreamWorkload, "stream.handled_written", "credit_ignored", "beyond its credit"),
+        (MapWorkload, "worker.step_done", "instance_left_out", "value left out"),
+        (MapWorkload, "worker.step_done", "values_of_others", "wrong values"),
+        (MapWorkload, "tasks.outcome_stored", "map_ended_with_its_first_window", "value left out"),
     ],
 )
-def test_a_bug_in_the_streams_of_tasks_is_found(
-    start_campaign: StartCampaign, tmp_path: Path, bug: str, kind: stream_history.Kind
+def test_a_bug_in_streams_of_tasks_and_in_mapped_tasks_is_found(
+    start_campaign: StartCampaign, tmp_path: Path, workload: type[Workload], mark: str, bug: str, kind: str
 ) -> None:
-    campaign = start_campaign(StreamWorkload, "sqlite", seed=11)
+    campaign = start_campaign(workload, "sqlite", seed=11)
     (tmp_path / "campaign" / "control" / "bug").write_text(bug)
-    result = campaign.run_cell("stream.handled_written", "kill workers")
+    result = campaign.run_cell(mark, "kill workers")
     assert not result.error
     assert result.count(kind), str(result)
+
+
+def test_what_is_wrong_with_instances_is_found(start_campaign: StartCampaign, sqlite_url: str, tmp_path: Path) -> None:
+    campaign = start_campaign(MapWorkload, "sqlite", seed=12)
+    result = campaign.run_random(1)
+    assert result.is_good, str(result)
+    engine = open_engine(sqlite_url)
+    of_list = "SELECT id FROM task_instance WHERE task_id = 'of_list' AND map_index"
+    with engine.begin() as connection:
+        for statement in (
+            f"DELETE FROM xcom WHERE task_instance_id IN ({of_list} = 2)",
+            f"UPDATE task_instance SET map_index = 8 WHERE id = ({of_list} = 7 LIMIT 1)",
+            "UPDATE dag_run SET ended_at = NULL WHERE id = 1",
+        ):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+    campaign.complete_s_max = 0.5
+    result = campaign.run_cell("no.such_mark", "kill workers")
+    wrong = {"lost outcome", "instance of no value", "wrong values", "run ended twice"}
+    assert {finding.kind for finding in result.findings} >= wrong
+    kept = tmp_path / "campaign" / "history.jsonl"
+    again = map_history.check(map_history.decode_lines(kept.read_bytes()))
+    assert {finding.kind for finding in again.findings} >= wrong
 
 
 def test_what_is_wrong_with_the_stream_of_a_task_is_found(
@@ -299,7 +342,7 @@ def test_a_producer_that_commits_too_early_is_found_out_and_its_history_kept(
     assert again.count("lost") == result.count("lost")
 
 
-@pytest.mark.parametrize("workload", [PairWorkload, HarmWorkload, ProgramWorkload, TaskWorkload, StreamWorkload])
+@pytest.mark.parametrize("workload", LAYOUTS, ids=lambda workload: workload.name)
 def test_the_matrix_holds_every_mark_with_every_fault_and_all_numbers_of_subscribers(workload: type[Workload]) -> None:
     todo = plans(workload, DIALECTS, None, kills=95, seed=0, repeat=2)
     cells = Counter((plan.mark, plan.dialect, plan.subscribers, fault) for plan in todo for fault in plan.faults)

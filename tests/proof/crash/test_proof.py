@@ -12,6 +12,7 @@ from tests.proof.crash import programs
 from tests.proof.crash.campaign import Result
 from tests.proof.crash.proof import (
     LAYOUTS,
+    MAPS,
     PAIR,
     PROGRAMS,
     STREAMS,
@@ -60,6 +61,14 @@ STREAM_RANDOM = Result(
 )
 STREAM_LEFT_OUT = replace(STREAM_CELL, findings=[findings.Finding("event left out", "d/r/t", "events 3 to 4")])
 
+MAP_CELL = Result(
+    *("maps.expanded", "kill all", "sqlite"),
+    is_reached=True,
+    counts=Counter(kills=5, instances=42, executions=50, tries_lost=4),
+)
+MAP_RANDOM = Result("random", "kills", "postgresql", counts=Counter(kills=40, instances=2_100, tries_lost=31))
+MAP_LEFT_OUT = replace(MAP_CELL, findings=[findings.Finding("value left out", "d/r/t[3]", "it is none")])
+
 PROGRAM_CELL = Result(
     *("redrive.written", "kill program", "postgresql", 3),
     is_reached=True,
@@ -84,6 +93,7 @@ def text_of(tally: Tally, layout: Layout = PAIR) -> str:
         (PROGRAMS, [PROGRAM_CELL, PROGRAM_RANDOM, PROGRAM_TWICE]),
         (TASKS, [TASK_CELL, TASK_RANDOM, TASK_TWICE, TASK_UNREACHED]),
         (STREAMS, [STREAM_CELL, STREAM_RANDOM, STREAM_LEFT_OUT]),
+        (MAPS, [MAP_CELL, MAP_RANDOM, MAP_LEFT_OUT]),
     ],
 )
 def test_a_section_is_read_as_it_was_written(layout: Layout, results: list[Result]) -> None:
@@ -125,7 +135,7 @@ def test_runs_of_tasks_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "other"),
-    [(layout, "simulation") for layout in LAYOUTS.values()] + [(layout, "crash") for layout in (TASKS, STREAMS)],
+    [(layout, "simulation") for layout in LAYOUTS.values()] + [(layout, "crash") for layout in (TASKS, STREAMS, MAPS)],
     ids=lambda of: of if isinstance(of, str) else of.name,
 )
 def test_the_other_sections_stay_as_they_are(tmp_path: Path, layout: Layout, other: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -90,7 +90,7 @@ class Fault(_Record, frozen=True, tag="fault"):
 
 
 class Row(_Record, frozen=True, tag="row"):
-    """A task as the database has it. ``xcoms`` are the texts it has left, by key.
+    """A task as the database has it. ``xcoms`` are the values it has left, by key.
 
     ``is_stranded``: it is deferred on a trigger that is over, and has no time limit.
     """
@@ -98,7 +98,7 @@ class Row(_Record, frozen=True, tag="row"):
     task: str
     state: str
     try_number: int
-    xcoms: Mapping[str, str] = {}
+    xcoms: Mapping[str, Any] = {}
     is_stranded: bool = False
     at: str = ""
 
@@ -124,6 +124,11 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 # Yields the records of whole lines; a last line that a kill tore off is left out. Raises `ValueError`.
 decode_lines = partial(history.decode_records, _decoder)
+
+
+def name_of(task: str, index: int) -> str:
+    """Return the name of an instance of a mapped task, or, for the index -1, of the task itself."""
+    return task if index < 0 else f"{task}[{index}]"
 
 
 # --- what tasks leave in the database ---

@@ -63,5 +63,5 @@ def test_a_mutant_that_survives_is_named(tmp_path: Path) -> None:
     write(run_of(0, 9), FOUND | {name: None}, path)
     assert f"| {name} | {MUTANTS[name].promise} | **not found** |" in path.read_text()
     simulated = {"simulation", "simulation of tasks"}
-    real = {"crash", "harm crash", "program crash", "task crash", "stream crash", "consumers"}
+    real = {"crash", "harm crash", "program crash", "task crash", "stream crash", "map crash", "consumers"}
     assert proof.SECTIONS.keys() == real | simulated

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Integer, bindparam, func, select, text, true, update
 
+from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import planning, states
 from headgate.scheduling.planning import Graph, RunEnd
@@ -45,7 +46,8 @@ class Planned(msgspec.Struct, frozen=True):
 
     ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``left`` runs must be
     evaluated again, because there was too much to do at once, or a row was locked by another transaction. ``has_more``:
-    other runs may be dirty. ``unreadable``: the reason why a stored DAG cannot be read, by its name.
+    other runs may be dirty. ``unreadable``: the reason why a stored DAG cannot be read, by its name. ``instances`` of
+    mapped tasks were made, or are to begin again.
     """
 
     evaluated: int = 0
@@ -56,6 +58,7 @@ class Planned(msgspec.Struct, frozen=True):
     left: int = 0
     has_more: bool = False
     unreadable: dict[str, str] = {}
+    instances: int = 0
 
 
 class PlanningVerbs(GraphVerbs):
@@ -92,6 +95,7 @@ class PlanningVerbs(GraphVerbs):
             left=left,
             has_more=has_more,
             unreadable=unreadable,
+            instances=evaluation.instances,
         )
 
 
@@ -137,7 +141,7 @@ class _Evaluation:
         self._graphs = graphs
         self._locked_dags: dict[DagRowId, bool] = {}
         self._begun: set[DagRunId] = set()  # runs that waited; some of them are among those evaluated
-        self.scheduled = self.in_triggers = self.removed = 0
+        self.scheduled = self.in_triggers = self.removed = self.instances = 0
         self.ended: dict[DagRunId, RunEnd] = {}
 
     @property
@@ -191,6 +195,9 @@ class _Evaluation:
         is_done, found = True, dict[TaskInstanceId, str]()
         if event == "scheduled":
             is_done, found = self._expand(seen, names, graph)
+            if found:
+                self.instances += len(found)
+                marks.reach("maps.expanded")
             names = [name for name in names if not _is_expanding(seen, name, graph)]
         found |= seen.instances(self._tx, names, {TaskState.NONE}, limit=TASKS_PER_RUN_MAX + 1)
         some = dict(list(found.items())[:TASKS_PER_RUN_MAX])

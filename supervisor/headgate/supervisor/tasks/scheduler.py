@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import structlog
 
+from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.planning import RunEnd
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
@@ -125,6 +126,8 @@ class Scheduler:
 
     def _evaluate_runs(self, epoch: Epoch, now: float) -> SchedulerStep:
         planned = self._store.scheduling.plan(epoch)
+        if planned.instances:
+            marks.reach("maps.committed")
         if planned.evaluated:
             in_vain = planned.left == planned.evaluated and not (planned.scheduled or planned.in_triggers)
             if in_vain:

@@ -1,8 +1,8 @@
-"""Deliberate bugs in the streams of tasks: each breaks one promise in real processes, and its cell must find it."""
+"""Deliberate bugs in streams of tasks and in mapped tasks, in real processes: the cell of each must find it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -11,8 +11,10 @@ from sqlalchemy import func, select, update
 from headgate.protocol.messages.task_streams import Handled
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.trigger_run import TriggerRun
+from headgate.store.scheduling import expansion
 from headgate.store.tables import task_stream, trigger_event
-from headgate.store.tasks import stream_steps, task_streams
+from headgate.store.tasks import run_states, stream_steps, task_streams
+from headgate.tasks.maps import outputs
 
 
 def place_moved_without_the_outcome() -> None:
@@ -60,6 +62,38 @@ def credit_ignored() -> None:
     TriggerRun.has_no_credit = False  # type: ignore[assignment,method-assign]
 
 
+def instance_left_out() -> None:
+    """The instance behind the first window is never made: the next index is counted from the wrong end."""
+    original = run_states.RunStates.next_index
+
+    def next_index(seen: Any, tx: Any, task_id: str) -> int:
+        found = original(seen, tx, task_id)
+        return found + (found == 3)
+
+    run_states.RunStates.next_index = next_index  # type: ignore[method-assign,assignment]
+
+
+def values_of_others() -> None:
+    """Values of an output are found by their place among those that are there, counted from the newest."""
+    original: Any = outputs.MappedOutput.__iter__
+
+    def from_newest(output: Any) -> Iterator[Any]:
+        values: list[Any] = list(original(output))
+        return reversed(values)
+
+    outputs.MappedOutput.__iter__ = from_newest  # type: ignore[method-assign]
+
+
+def map_ended_with_its_first_window() -> None:
+    """What was made by the first look is taken for all there are to be."""
+    original: Any = expansion._length
+
+    def length(tx: Any, seen: Any, own: Any, task_id: str, spec: Any) -> int:
+        return int(min(original(tx, seen, own, task_id, spec), spec.window))
+
+    expansion._length = length
+
+
 BUGS: dict[str, Callable[[], None]] = {
     bug.__name__: bug
     for bug in (
@@ -67,5 +101,8 @@ BUGS: dict[str, Callable[[], None]] = {
         state_not_that_of_the_place,
         retry_from_the_first_event,
         credit_ignored,
+        instance_left_out,
+        values_of_others,
+        map_ended_with_its_first_window,
     )
 }

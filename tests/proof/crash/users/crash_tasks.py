@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import trio
+from tests.proof.history.map_history import Given
 from tests.proof.history.task_records import (
     XCOM_OF_TRIGGER,
     Began,
@@ -36,7 +37,7 @@ RETRIES = 100  # more than faults of a campaign: none of its tasks ends because 
 RACE_S = 0.2  # a trigger that fires when its time is over
 
 
-def note(journal: str, record: Record) -> None:
+def note(journal: str, record: Record | Given) -> None:
     """Add a record to the journal."""
     fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

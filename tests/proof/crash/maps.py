@@ -1,0 +1,95 @@
+"""The workload of mapped tasks: runs of one DAG with three maps, one over the other, and their truth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+from tests.proof.crash.tasks import DagTruth, TaskTruth, TaskWorkload
+from tests.proof.crash.workload import Fault
+from tests.proof.history.findings import TERMINAL
+from tests.proof.history.map_history import GIVEN, LEFT, Checker, Mapped, Reduces, Report, RunRow, decode_lines
+
+from headgate.protocol.marks import MAP_MARKS, TASK_MARKS, Mark
+from headgate.testing.crash.journal import JournalReader
+
+# The way of an instance to a worker, and of its outcome back.
+OF_STEPS = (
+    *("tasks.dispatched", "executor.step_submitted", "worker.step_received", "worker.step_done"),
+    *("worker.outcome_half_sent", "worker.outcome_sent", "executor.outcome_read", "tasks.before_outcome"),
+    *("outcomes.grouped", "tasks.outcome_stored"),
+)
+DAG_FILE = """\
+from crash_maps import map_dag
+
+dag = map_dag({name!r}, {journal!r})
+"""
+
+_ENDED = ", ".join(f"'{state}'" for state in sorted(TERMINAL))
+_RUNS = f"""
+SELECT d.name, r.run_id, r.state, r.ended_at,
+       (SELECT count(*) FROM task_instance t WHERE t.dag_run_id = r.id AND t.state NOT IN ({_ENDED}))
+FROM dag_run r JOIN dag d ON d.id = r.dag_id ORDER BY r.id
+"""
+
+
+class MapTruth(TaskTruth[Report]):
+    """The history of one database and the journal of its instances."""
+
+    def __init__(self, url: str, journals: Path) -> None:
+        super().__init__(url, Checker(), JournalReader(journals, decode_lines))
+        self._runs: dict[str, RunRow] = {}
+
+    def made(self, tasks: Iterable[str], at: str) -> None:
+        """See `DagTruth`."""
+        names = list(tasks)
+        super().made(names, at)
+        of_file, of_list, of_map, total = names[1:]
+        self._record(
+            [
+                Mapped(of_file, len(GIVEN), GIVEN, at=at),
+                Mapped(of_list, len(LEFT), LEFT, at=at),
+                Mapped(of_map, len(LEFT), of=of_list, at=at),
+                Reduces(total, (of_map, of_file), at),
+            ]
+        )
+
+    def look(self, at: str, *, at_rest: bool = False, is_over: bool = False) -> None:
+        """See `Truth`."""
+        self._see_runs(at)
+        super().look(at, at_rest=at_rest, is_over=is_over)
+
+    def is_complete(self) -> bool:
+        """See `DagTruth`. It is asked all the time: no run may end before its tasks, nor go on, in between."""
+        self._see_runs("on the way")
+        return super().is_complete()
+
+    def _see_runs(self, at: str) -> None:
+        for dag, run, state, ended_at, unfinished in self._reader.ask(_RUNS):
+            row = RunRow(f"{dag}/{run}", state, str(ended_at or ""), unfinished if ended_at else 0, at)
+            known = self._runs.get(row.run)
+            if known is None or msgspec.structs.replace(known, at=at) != row:
+                self._runs[row.run] = row
+                self._record([row])
+
+
+class MapWorkload(TaskWorkload):
+    """``headgate up`` with the DAG of ``users/crash_maps.py``."""
+
+    name = "mapped tasks"
+    marks: ClassVar[Mapping[str, Mark]] = MAP_MARKS | {name: TASK_MARKS[name] for name in OF_STEPS}
+    faults = ("kill workers", "kill supervisor", "kill all", "stop", "drop connection")
+    kill_weights: ClassVar[Mapping[Fault, int]] = {"kill workers": 50, "kill supervisor": 30, "kill all": 20}
+    tasks: ClassVar[tuple[str, ...]] = ("values", "of_file", "of_list", "of_map", "total")
+    dag_file: ClassVar[str] = DAG_FILE
+    held_back_max = 4
+
+    def counts(self) -> Counter[str]:
+        report: Report = self.truth.report()
+        return Counter(instances=report.instances, executions=report.executions, tries_lost=report.tries_lost)
+
+    def _open_truth(self, url: str, journals: Path) -> DagTruth[Any, Any]:
+        return MapTruth(url, journals)

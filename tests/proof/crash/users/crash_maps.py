@@ -1,0 +1,65 @@
+"""A user's mapped tasks, which keep the journal of `crash_tasks` and add the values that they are given, and a DAG.
+
+What each execution returns is its own name, so that what is expanded over it, or is given all of it, can be judged:
+`tests.proof.history.map_history` says what is right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from tests.proof.crash.users.crash_tasks import RETRIES, new_name, note, now
+from tests.proof.history.map_history import GIVEN, LEFT, Given
+from tests.proof.history.task_records import Began, Ended, name_of, xcom_key
+
+from headgate.tasks import DAG, task
+from headgate.tasks.options import TaskOptions
+
+
+def begin(journal: str, context: Any, values: Iterable[Any]) -> str:
+    """Journal that an execution begins with these values; return its name, which it has left as an XCom."""
+    execution, instance = new_name(), context["ti"]
+    name = name_of(f"{context['dag_id']}/{context['run_id']}/{context['task_id']}", instance.map_index)
+    note(journal, Began(name, context["try_number"], execution, os.getpid(), at=now()))
+    note(journal, Given(execution, tuple(map(str, values)), at=now()))
+    instance.xcom_push(xcom_key(0), execution)
+    return execution
+
+
+def end(journal: str, execution: str) -> str:
+    """Journal that an execution is about to end well; return what it leaves."""
+    note(journal, Ended(execution, "success", at=now()))
+    return execution
+
+
+@task
+def values(journal: str, **context: Any) -> list[str]:
+    """Leave a list."""
+    end(journal, begin(journal, context, ()))
+    return list(LEFT)
+
+
+@task
+def one(journal: str, value: str, **context: Any) -> str:
+    """Take one value."""
+    return end(journal, begin(journal, context, [value]))
+
+
+@task
+def total(journal: str, parts: list[Iterable[str]], **context: Any) -> str:
+    """Take all values of other tasks."""
+    return end(journal, begin(journal, context, (value for part in parts for value in part)))
+
+
+def map_dag(name: str, journal: str) -> DAG:
+    """Return a DAG whose maps are over a literal, a list that a task leaves, and the output of another map."""
+    options: TaskOptions = {"retries": RETRIES, "retry_delay": timedelta(0)}
+    with DAG(name, default_args=options, max_active_runs=100) as dag:
+        of_file = one.override(task_id="of_file").partial(journal=journal).expand(value=list(GIVEN), window=2)
+        of_list = one.override(task_id="of_list").partial(journal=journal).expand(value=values(journal), window=3)
+        of_map = one.override(task_id="of_map").partial(journal=journal).expand(value=of_list)
+        total(journal, [of_map, of_file])
+    return dag
