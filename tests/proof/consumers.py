@@ -31,9 +31,9 @@ from sqlalchemy import text
 from tests.proof import document
 from tests.proof.consuming_worker import TABLES
 from tests.proof.crash.databases import Databases
-from tests.proof.crash.pair import GROUP, LOOKBACK_ROWS, Log
 from tests.proof.crash.processes import LOOK_INTERVAL_S, send, wait_until
 from tests.proof.crash.reader import open_reader
+from tests.proof.crash.workloads.pair import GROUP, LOOKBACK_ROWS, Log
 from tests.proof.supervisors import Supervisors
 
 from headgate.store.db.engine import open_engine

@@ -24,9 +24,9 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from tests.proof.crash.databases import Databases
-from tests.proof.crash.pair import GROUP, PARTITIONS, Log, PairTruth
 from tests.proof.crash.processes import wait_until
 from tests.proof.crash.reader import open_reader
+from tests.proof.crash.workloads.pair import GROUP, PARTITIONS, Log, PairTruth
 from tests.proof.supervisors import Supervisors
 
 from headgate.testing.crash.history import Report, Subscribed

@@ -28,12 +28,12 @@ from tests.proof.crash import matrix
 from tests.proof.crash import proof as crash_proof
 from tests.proof.crash.campaign import Result
 from tests.proof.crash.databases import POSTGRES_URL, Databases
-from tests.proof.crash.maps import MapWorkload
-from tests.proof.crash.pair import HarmWorkload, PairWorkload
-from tests.proof.crash.programs import ProgramWorkload
 from tests.proof.crash.server import NoServer, Server, why_none
-from tests.proof.crash.task_streams import StreamWorkload
-from tests.proof.crash.tasks import TaskWorkload
+from tests.proof.crash.workloads.maps import MapWorkload
+from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
+from tests.proof.crash.workloads.programs import ProgramWorkload
+from tests.proof.crash.workloads.task_streams import StreamWorkload
+from tests.proof.crash.workloads.tasks import TaskWorkload
 
 from headgate.supervisor.config import Settings
 from headgate.supervisor.logs import process_log

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.proof import document as proof
-from tests.proof.crash import programs
 from tests.proof.crash.campaign import Result, is_possible
-from tests.proof.crash.maps import MapWorkload
-from tests.proof.crash.pair import HarmWorkload, PairWorkload
-from tests.proof.crash.task_streams import StreamWorkload
-from tests.proof.crash.tasks import TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
+from tests.proof.crash.workloads import programs
+from tests.proof.crash.workloads.maps import MapWorkload
+from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
+from tests.proof.crash.workloads.task_streams import StreamWorkload
+from tests.proof.crash.workloads.tasks import TaskWorkload
 from tests.proof.history import map_history, stream_history, task_history
 
 from headgate.testing.crash import history

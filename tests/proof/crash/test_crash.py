@@ -10,15 +10,15 @@ import pytest
 from tests.proof.crash.campaign import RUNNERLESS_MARKS, Campaign, is_possible
 from tests.proof.crash.databases import Databases
 from tests.proof.crash.faults import SERVER_FAULTS
-from tests.proof.crash.maps import MapWorkload
 from tests.proof.crash.matrix import plans
-from tests.proof.crash.pair import HarmWorkload, PairWorkload
-from tests.proof.crash.programs import ProgramWorkload
 from tests.proof.crash.proof import LAYOUTS
 from tests.proof.crash.server import why_none
-from tests.proof.crash.task_streams import StreamWorkload
-from tests.proof.crash.tasks import TASKS, TaskWorkload
 from tests.proof.crash.workload import Fault, Workload
+from tests.proof.crash.workloads.maps import MapWorkload
+from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
+from tests.proof.crash.workloads.programs import ProgramWorkload
+from tests.proof.crash.workloads.task_streams import StreamWorkload
+from tests.proof.crash.workloads.tasks import TASKS, TaskWorkload
 from tests.proof.history import map_history, stream_history, task_history
 from tests.proof.history.task_records import decode_lines
 

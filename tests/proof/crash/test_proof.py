@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.proof.crash import programs
 from tests.proof.crash.campaign import Result
 from tests.proof.crash.proof import (
     LAYOUTS,
@@ -25,6 +24,7 @@ from tests.proof.crash.proof import (
     tally_of,
     write,
 )
+from tests.proof.crash.workloads import programs
 from tests.proof.history import findings
 
 from headgate.testing.crash.history import Finding

@@ -79,7 +79,7 @@ def values_of_others() -> None:
 
     def from_newest(output: Any) -> Iterator[Any]:
         values: list[Any] = list(original(output))
-        return reversed(values)
+        return iter(values[::-1])
 
     outputs.MappedOutput.__iter__ = from_newest  # type: ignore[method-assign]
 

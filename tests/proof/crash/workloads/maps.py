@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from tests.proof.crash.tasks import DagTruth, TaskTruth, TaskWorkload
 from tests.proof.crash.workload import Fault
+from tests.proof.crash.workloads.tasks import DagTruth, TaskTruth, TaskWorkload
 from tests.proof.history.findings import TERMINAL
 from tests.proof.history.map_history import GIVEN, LEFT, Checker, Mapped, Reduces, Report, RunRow, decode_lines
 

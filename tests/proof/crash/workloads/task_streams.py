@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from tests.proof.crash.tasks import DagTruth, TaskWorkload
+from tests.proof.crash.workloads.tasks import DagTruth, TaskWorkload
 from tests.proof.history.stream_history import (
     PART,
     TOTAL,

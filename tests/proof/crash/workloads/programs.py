@@ -20,8 +20,8 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 from sqlalchemy import text
 from tests.proof import consuming_worker, document
 from tests.proof.consumers import Observer
-from tests.proof.crash.pair import Log, PairTruth, PairWorkload
 from tests.proof.crash.workload import Fault
+from tests.proof.crash.workloads.pair import Log, PairTruth, PairWorkload
 
 from headgate.protocol.marks import CONSUMER_MARKS, LETTER_MARKS, Mark
 from headgate.store.db.engine import open_engine
