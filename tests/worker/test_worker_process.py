@@ -239,3 +239,26 @@ def test_a_worker_dies_with_its_supervisor(tmp_path: Path) -> None:
         assert poll.poll(WAIT_S * 1000), "the worker lives on"
     finally:
         os.close(end)
+
+
+# --- instances of mapped tasks -------------------------------------------------------------------
+
+MAPPED = """
+from headgate.tasks import DAG, task
+
+with DAG("d"):
+    @task
+    def f(user): ...
+
+    f.expand(user=[{"id": 7}, {"id": 8}, {}], map_index_name=lambda user: user["id"])
+"""
+
+
+def test_the_name_of_an_instance_comes_with_its_outcome(worker: Worker) -> None:
+    file = worker.folder / "dag.py"
+    file.write_text(MAPPED)
+    worker.greet()
+    for index, name in enumerate(("7", "8", None)):
+        worker.say(RunStep(Step("a", 1, str(file), "d", "r", "f", 1, map_index=index)))
+        assert worker.hear() == StepEnded("a", StepSucceeded(), name)
+    assert b"map_index_name has failed: the instance has no name" in worker.logs.recv(65536)

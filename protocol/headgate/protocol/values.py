@@ -182,7 +182,8 @@ class _Tagger:
         kind = type(value)
         registered = _registered_by_type.get(kind)
         if registered is None and kind not in _TYPES:
-            raise ValueNotSerializable(path, f"is {_describe_type(kind)}")
+            # A class of headgate's may say what to give in its place.
+            raise ValueNotSerializable(path, f"is {_describe_type(kind)}{getattr(kind, 'encode_hint', '')}")
         if id(value) in self._ancestors:
             raise ValueNotSerializable(path, "contains itself")
         if depth == DEPTH_MAX:

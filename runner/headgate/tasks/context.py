@@ -31,7 +31,8 @@ class TaskInstance:
     """This task in this run: its ids, and its XComs.
 
     ``try_number`` counts from 1 and stays the same over deferrals. ``map_index`` is that of the instance of a mapped
-    task, from 0; else -1. ``read_xcom`` reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
+    task, from 0, and ``map_name`` its name, None if it has none; of any other task they are -1 and None. ``read_xcom``
+    reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TaskInstance:
         self.run_id = run_id
         self.try_number = try_number
         self.map_index = map_index
+        self.map_name: str | None = None
         self._read_xcom = read_xcom
         self._read_xcoms = read_xcoms
         self._mapped = mapped

@@ -410,9 +410,6 @@ class XComArg(Arrows, Mappable):
             return found
         raise TypeError(f"{self!r} is no list or dict, but {found!r:.100}")
 
-    def outputs(self) -> Iterator[XComArg]:
-        yield self
-
     def _operator(self) -> BaseOperator:
         return self.operator
 

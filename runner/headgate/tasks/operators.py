@@ -47,10 +47,8 @@ class PythonOperator(BaseOperator):
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(task_id=task_id, dag=dag, **options)
-        if not callable(python_callable):
-            raise self._malformed(f"python_callable must be a function, not {python_callable!r:.100}")
-        if inspect.iscoroutinefunction(python_callable) or inspect.isasyncgenfunction(python_callable):
-            raise self._malformed("python_callable must not be async: tasks are synchronous, and triggers are async")
+        if (problem := callable_problem(python_callable)) is not None:
+            raise self._malformed(problem)
         if isinstance(op_args, str):
             raise self._malformed(f"op_args must be a sequence of arguments, not the str {op_args!r:.100}")
         self.python_callable = python_callable
@@ -152,6 +150,15 @@ class ShortCircuitOperator(PythonOperator):
             if self.ignore_downstream_trigger_rules and self.dag is not None:
                 self.skips = self.dag.descendants(self.task_id)
         return condition
+
+
+def callable_problem(function: object) -> str | None:
+    """Return the problem with the function of a task; None if there is none."""
+    if not callable(function):
+        return f"python_callable must be a function, not {function!r:.100}"
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "python_callable must not be async: tasks are synchronous, and triggers are async"
+    return None
 
 
 def outputs_in(value: Any) -> list[XComArg]:

@@ -22,7 +22,7 @@ from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
 from headgate.protocol.link.worker_dialect import FILE_PIECES_MAX
 from headgate.protocol.messages.queries import Response
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
-from headgate.protocol.messages.steps import StepFailed, StepOutcome
+from headgate.protocol.messages.steps import StepFailed
 from headgate.protocol.messages.worker import (
     FileParsed,
     ParseFile,
@@ -121,20 +121,20 @@ class WorkerSession:
     def _run_step(self, step: Step) -> None:
         marks.reach("worker.step_received")
         with naming_process({name: getattr(step, name) for name in STEP_FIELDS}):
-            outcome = self._outcome_of(step)
-            self._end_fork(outcome)
+            ended = self._end_of(step)
+            self._end_fork(ended)
             self._stops.wait_hook()
             self._settle()
         marks.reach("worker.step_done")
-        if self._stops.is_asked and isinstance(outcome, StepFailed):
+        if ended is not None and self._stops.is_asked and isinstance(ended.outcome, StepFailed):
             # The stop made the author's code fail, not the task; the supervisor, which stopped it, stores the reason.
-            outcome = None
-        if outcome is not None:
-            self._send_outcome(step, outcome)
+            ended = None
+        if ended is not None:
+            self._send_end(step, ended)
             marks.reach("worker.outcome_sent")
 
-    def _outcome_of(self, step: Step) -> StepOutcome | None:
-        """Run the step; return its outcome, or None if it was stopped."""
+    def _end_of(self, step: Step) -> StepEnded | None:
+        """Run the step; return how it has ended, or None if it was stopped."""
         self._refresh_modules(step.file)
         try:
             with queries_handled_by(self._link.send_query), self._stops.interruptible():
@@ -149,22 +149,22 @@ class WorkerSession:
             log.warning("the step was stopped", exc_info=True)
             return None
 
-    def _end_fork(self, outcome: StepOutcome | None) -> None:
+    def _end_fork(self, ended: StepEnded | None) -> None:
         """Exit if this is a fork of the step that returned from the author's code: its parent reports the outcome."""
         if os.getpid() == self._pid:
             return
+        outcome = None if ended is None else ended.outcome
         if isinstance(outcome, StepFailed):
             log.error("a fork of the step has failed", error=outcome.error, traceback=outcome.traceback)
         self._output.end_step()
         os._exit(isinstance(outcome, StepFailed))
 
-    def _send_outcome(self, step: Step, outcome: StepOutcome) -> None:
+    def _send_end(self, step: Step, ended: StepEnded) -> None:
         try:
-            self._link.send(StepEnded(step.token, outcome))
+            self._link.send(ended)
         except LocalProtocolError as error:
-            self._link.send(
-                StepEnded(step.token, StepFailed(f"the outcome of task {step.task_id!r} cannot be sent: {error}"))
-            )
+            failure = StepFailed(f"the outcome of task {step.task_id!r} cannot be sent: {error}")
+            self._link.send(StepEnded(step.token, failure, ended.map_name))
 
     # --- files ------------------------------------------------------------------------------------
 

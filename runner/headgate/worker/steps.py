@@ -13,8 +13,8 @@ from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryHandler
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.queries import EncodedValue, GetXCom, GetXComs, XComPage
-from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepOutcome
-from headgate.protocol.messages.worker import Step
+from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed
+from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
 from headgate.tasks.context import Context, RunAsset, TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption
@@ -27,8 +27,8 @@ from headgate.worker.stops import StepStopped
 Killing = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 
-def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[[], None]) -> StepOutcome:
-    """Run a step; any error is its outcome. Raises only `StepStopped`.
+def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[[], None]) -> StepEnded:
+    """Run a step and return how it has ended; any error is its outcome. Raises only `StepStopped`.
 
     ``on_loaded`` is called when the DAG file has been loaded. While the task's own code runs, its ``on_kill`` is passed
     to ``killing``.
@@ -36,18 +36,20 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[
     try:
         operator = _find(step)
         if isinstance(operator, StepFailed):
-            return operator
+            return StepEnded(step.token, operator)
         if step.ends_at_s is not None and time.monotonic() >= step.ends_at_s:
-            return StepFailed(EXECUTION_TIMEOUT_OVER)  # while its file was loaded
+            return StepEnded(step.token, StepFailed(EXECUTION_TIMEOUT_OVER))  # while its file was loaded
         on_loaded()
         with killing(operator.on_kill):
-            return execute(operator, _context(operator, step, ask), _resumption(step), step.stream)
+            context = _context(operator, step, ask)
+            outcome = execute(operator, context, _resumption(step), step.stream)
+        return StepEnded(step.token, outcome, context["ti"].map_name)
     except StepStopped:
         raise
     except BaseException as error:
         # An interrupt raised by the author's code, or a context that cannot be created.
         text, trace = describe_error(error)
-        return StepFailed(f"DAG {step.dag_id!r}, task {step.task_id!r}: {text}", trace)
+        return StepEnded(step.token, StepFailed(f"DAG {step.dag_id!r}, task {step.task_id!r}: {text}", trace))
 
 
 def _find(step: Step) -> BaseOperator | StepFailed:

@@ -12,7 +12,7 @@ from headgate.protocol.link.worker_dialect import (
 )
 from headgate.protocol.messages import worker as work
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
-from headgate.protocol.messages.maps import Concat, MapSpec, Output, Product, Values, Zip
+from headgate.protocol.messages.maps import Batch, Concat, MapSpec, Output, Product, Values, Zip
 from headgate.protocol.messages.queries import (
     CreateRun,
     EncodedValue,
@@ -76,7 +76,7 @@ _DAG = DagSpec(
                     (
                         Values(length=3),
                         Zip((Output(task_id="s", key="k"), Values(length=4)), is_longest=True),
-                        Concat((Values(length=5),)),
+                        Concat((Batch(Values(length=5), count=6),)),
                     )
                 ),
                 window=10,
@@ -94,11 +94,16 @@ _DAG = DagSpec(
 GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "WorkerHello": WorkerHello(protocol_version=3, pid=4711, headgate_version="0.1.0"),
     "StepLoaded": StepLoaded(token="a"),
-    "StepSucceeded": StepEnded(token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",), handled=_HANDLED)),
-    "StepSkipped": StepEnded(token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS, handled=_HANDLED)),
+    "StepSucceeded": StepEnded(
+        token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",), handled=_HANDLED), map_name="n"
+    ),
+    "StepSkipped": StepEnded(
+        token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS, handled=_HANDLED), map_name="n"
+    ),
     "StepFailed": StepEnded(
         token="a",
         outcome=StepFailed(error="Error", traceback="Traceback", may_retry=False, xcoms=_XCOMS, handled=_HANDLED),
+        map_name="n",
     ),
     "StepDeferred": StepEnded(
         token="a",
@@ -112,8 +117,9 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             handled=_HANDLED,
             stream=_STREAM,
         ),
+        map_name="n",
     ),
-    "StepHandled": StepEnded(token="a", outcome=StepHandled(handled=_HANDLED, xcoms=_XCOMS)),
+    "StepHandled": StepEnded(token="a", outcome=StepHandled(handled=_HANDLED, xcoms=_XCOMS), map_name="n"),
     "FileParsed": FileParsed(
         file="/dag.py",
         dags=(_DAG,),

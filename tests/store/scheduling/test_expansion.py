@@ -11,7 +11,7 @@ from tests.store.harness import QUEUES, Query
 from tests.supervisor.tasks_harness import Tasks, clear, task_states
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.maps import Concat, MapSpec, Output, Product, Source, Values, Zip
+from headgate.protocol.messages.maps import Batch, Concat, MapSpec, Output, Product, Source, Values, Zip
 from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.values import encode_value
 from headgate.store.ids import TaskInstanceId
@@ -91,6 +91,9 @@ class Maps(Tasks):
         (Zip((Values(3), OF_SOURCE)), [1, 2], 2),
         (Zip((Values(3), OF_SOURCE), is_longest=True), [1, 2], 3),
         (Concat((Values(3), OF_SOURCE, Values(1))), [1, 2], 6),
+        (Batch(OF_SOURCE, 2), [1, 2, 3], 2),
+        (Batch(OF_SOURCE, 3), [1, 2, 3], 1),
+        (Product((Batch(Concat((Values(3), OF_SOURCE)), 2), Values(2))), [1, 2], 6),
     ],
 )
 def test_a_task_has_an_instance_for_each_value(

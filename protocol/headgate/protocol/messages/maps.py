@@ -53,7 +53,14 @@ class Product(WireStruct, frozen=True, tag="product"):
     parts: tuple[Source, ...]
 
 
-Source: TypeAlias = Values | Output | Zip | Concat | Product
+class Batch(WireStruct, frozen=True, tag="batch"):
+    """Lists of up to ``count`` values of its part, in their order; only the last one may have fewer."""
+
+    part: Source
+    count: int
+
+
+Source: TypeAlias = Values | Output | Zip | Concat | Product | Batch
 
 
 class MapSpec(WireStruct, frozen=True):
@@ -79,6 +86,8 @@ def outputs(source: Source) -> Iterator[Output]:
         case Zip(parts=parts) | Concat(parts) | Product(parts):
             for part in parts:
                 yield from outputs(part)
+        case Batch(part):
+            yield from outputs(part)
         case _:
             assert_never(source)
 
@@ -96,6 +105,8 @@ def length(source: Source, of: Callable[[Output], int]) -> int:
             return sum(length(part, of) for part in parts)
         case Product(parts):
             return math.prod(length(part, of) for part in parts)
+        case Batch(part, count):
+            return -(-length(part, of) // count)
         case _:
             assert_never(source)
 
@@ -130,5 +141,9 @@ def _source_problem(source: Source, depth: int) -> str | None:
             if not 1 <= len(parts) <= PARTS_MAX:
                 return f"is expanded over {len(parts)} sources at once, not 1..{PARTS_MAX}"
             return next(filter(None, (_source_problem(part, depth + 1) for part in parts)), None)
+        case Batch(part, count):
+            if not 1 <= count <= INSTANCES_MAX:
+                return f"is expanded over batches of {count:,} values, not of 1..{INSTANCES_MAX:,}"
+            return _source_problem(part, depth + 1)
         case _:
             assert_never(source)

@@ -120,10 +120,14 @@ class StepLoaded(WireStruct, frozen=True, tag="step_loaded"):
 
 
 class StepEnded(WireStruct, frozen=True, tag="step_ended"):
-    """Worker to supervisor: the outcome of the step with this token, sent after all its output and log records."""
+    """Worker to supervisor: the outcome of the step with this token, sent after all its output and log records.
+
+    ``map_name`` is the name of the instance of a mapped task, if it has one.
+    """
 
     token: str
     outcome: StepOutcome
+    map_name: str | None = None
 
 
 class FileParsed(WireStruct, frozen=True, tag="file_parsed"):

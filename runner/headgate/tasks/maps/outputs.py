@@ -20,13 +20,16 @@ class MappedOutput(Sequence[Any]):
 
     It has a value for each instance that has succeeded, None for one that pushed none. It is never in memory as a
     whole: ``len`` is asked for, and iteration reads pages. ``missing`` are the indexes of the instances without a
-    value, because they failed or were skipped.
+    value, because they failed or were skipped. To leave all values as an XCom of one's own takes ``list(values)``.
     """
+
+    encode_hint = ", which is read by pages: give list(values)"
 
     def __init__(self, task_id: str, key: str, read: XComPageReader) -> None:
         self._task_id = task_id
         self._key = key
         self._read = read
+        self._page: tuple[int, XComPage] = (0, XComPage((), 0, 0))  # that of the last index, and where it begins
 
     def __repr__(self) -> str:
         return f"<{len(self)} values {self._key!r} of {self._task_id!r}>"
@@ -42,10 +45,12 @@ class MappedOutput(Sequence[Any]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         offset = index if index >= 0 else len(self) + index
-        page = XComPage((), 0, 0) if offset < 0 else self._read(self._task_id, self._key, offset=offset)
-        if not page.values:
+        first, page = self._page
+        if offset >= 0 and not first <= offset < first + len(page.values):
+            first, page = self._page = offset, self._read(self._task_id, self._key, offset=offset)
+        if offset < 0 or not page.values:
             raise IndexError(f"{self!r} has no value {index}")
-        return _decoded(page.values[0][1])
+        return _decoded(page.values[offset - first][1])
 
     def __iter__(self) -> Iterator[Any]:
         for _, value in self._items():

@@ -6,6 +6,8 @@ A `Mappable` says on the wire how many values it will have (`source`), and gives
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,6 @@ from headgate.tasks.errors import TaskSkipped
 
 if TYPE_CHECKING:
     from headgate.tasks.context import Context
-    from headgate.tasks.operator import XComArg
 
 
 class Mappable:
@@ -30,9 +31,9 @@ class Mappable:
         """Return the values, in an instance of the task."""
         raise NotImplementedError
 
-    def outputs(self) -> Iterator[XComArg]:
-        """Yield the outputs of tasks that have to be there."""
-        raise NotImplementedError
+    def leaves(self) -> Iterator[Mappable]:
+        """Yield the lists and outputs of tasks that this is made of."""
+        yield self
 
     def map(self, function: Callable[[Any], Any]) -> Mappable:
         """Return ``function`` of each value, called in its instance, which is skipped if it raises `TaskSkipped`."""
@@ -50,6 +51,10 @@ class Mappable:
         """Return all values of this, then those of the others."""
         return Concatenated([self, *map(mappable, others)])
 
+    def batch(self, count: int) -> Mappable:
+        """Return lists of up to ``count`` values, of which each is for one instance; none are empty."""
+        return Batched(self, count)
+
 
 def mappable(value: Any) -> Mappable:
     """Return what a task can be expanded over. Raises TypeError for any other value."""
@@ -59,11 +64,17 @@ def mappable(value: Any) -> Mappable:
         return Given(list(value.items()))
     if isinstance(value, list | tuple | range):
         return Given(value)
-    raise TypeError(f"a list, a dict or the output of a task is needed, not the {type(value).__name__} {value!r:.100}")
+    has_output = isinstance(getattr(value, "output", None), Mappable)
+    hint = ": take its .output" if has_output else ""
+    kind = type(value).__name__
+    raise TypeError(f"a list, a dict or the output of a task is needed, not the {kind} {value!r:.100}{hint}")
 
 
 class Given(Mappable):
-    """Values that stand in the DAG file; those of a dict are pairs of key and value."""
+    """Values that stand in the DAG file; those of a dict are pairs of key and value.
+
+    Outputs of tasks within them, which need not be upstream otherwise, are replaced by their values.
+    """
 
     def __init__(self, given: Sequence[Any]) -> None:
         self.given = given
@@ -72,18 +83,17 @@ class Given(Mappable):
         return maps.Values(len(self.given))
 
     def values(self, context: Context) -> Sequence[Any]:
-        return self.given
+        from headgate.tasks.operators import resolved  # it imports this module
 
-    def outputs(self) -> Iterator[XComArg]:
-        return iter(())
+        return _Computed(len(self.given), lambda index: resolved(self.given[index], context))
 
 
 class MappedValues(Mappable):
     """What a function makes of each value, or those of which it is true."""
 
     def __init__(self, of: Mappable, function: Callable[[Any], Any], *, is_filter: bool = False) -> None:
-        if not callable(function):
-            raise TypeError(f"a plain function is needed, not the {type(function).__name__} {function!r:.100}")
+        if (problem := function_problem(function)) is not None:
+            raise TypeError(problem)
         self._of = of
         self._function = function
         self._is_filter = is_filter
@@ -95,8 +105,8 @@ class MappedValues(Mappable):
         of = self._of.values(context)
         return _Computed(len(of), lambda index: self._value(of[index], index))
 
-    def outputs(self) -> Iterator[XComArg]:
-        return self._of.outputs()
+    def leaves(self) -> Iterator[Mappable]:
+        return self._of.leaves()
 
     def _value(self, value: Any, index: int) -> Any:
         found = self._function(value)
@@ -113,9 +123,9 @@ class _Combined(Mappable):
     def __init__(self, parts: Sequence[Mappable]) -> None:
         self._parts = parts
 
-    def outputs(self) -> Iterator[XComArg]:
+    def leaves(self) -> Iterator[Mappable]:
         for part in self._parts:
-            yield from part.outputs()
+            yield from part.leaves()
 
     def _sources(self) -> tuple[Source, ...]:
         return tuple(part.source() for part in self._parts)
@@ -186,6 +196,51 @@ class Combinations(_Combined):
             return tuple(part[place] for part, place in zip(parts, reversed(places), strict=True))
 
         return _Computed(math.prod(lengths), at)
+
+
+class Batched(Mappable):
+    """Lists of values; those that `filter` leaves out, or that a function of `map` skips, are not in them."""
+
+    def __init__(self, of: Mappable, count: int) -> None:
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"the count of a batch must be an int, not {count!r:.100}")
+        if count < 1:
+            raise ValueError(f"a batch has 1 value or more, not {count}")
+        self._of = of
+        self._count = count
+
+    def source(self) -> Source:
+        return maps.Batch(self._of.source(), self._count)
+
+    def values(self, context: Context) -> Sequence[Any]:
+        of = self._of.values(context)
+        length = len(of)
+
+        def at(index: int) -> list[Any]:
+            first = index * self._count
+            found = []
+            for place in range(first, min(first + self._count, length)):
+                with contextlib.suppress(TaskSkipped):
+                    found.append(of[place])
+            if not found:
+                raise TaskSkipped(f"all values of the batch {index} were left out")
+            return found
+
+        return _Computed(-(-length // self._count), at)
+
+    def leaves(self) -> Iterator[Mappable]:
+        return self._of.leaves()
+
+
+def function_problem(function: object) -> str | None:
+    """Return the problem with a function of the author's that an instance is to call; None if there is none."""
+    if not callable(function) or isinstance(function, Mappable):
+        return f"a plain function is needed, not the {type(function).__name__} {function!r:.100}"
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return f"a plain function is needed, not the async {function!r:.100}: tasks are synchronous"
+    if hasattr(function, "expand_kwargs"):
+        return f"a plain function is needed, not the task {function!r:.100}: give its .function"
+    return None
 
 
 class _Computed(Sequence[Any]):

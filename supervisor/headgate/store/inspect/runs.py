@@ -57,7 +57,10 @@ class RunDetail(msgspec.Struct, frozen=True):
 
 
 class TaskLine(msgspec.Struct, frozen=True):
-    """One task of one run. ``triggerer_id`` is the epoch of the supervisor whose worker has it."""
+    """One task of one run. ``triggerer_id`` is the epoch of the supervisor whose worker has it.
+
+    ``map_name`` is the name of an instance of a mapped task, if it has one.
+    """
 
     id: int
     dag: str
@@ -75,6 +78,7 @@ class TaskLine(msgspec.Struct, frozen=True):
     retry_at: datetime | None
     trigger_timeout: datetime | None
     last_error: str | None
+    map_name: str | None = None
 
 
 class TaskDetail(msgspec.Struct, frozen=True):

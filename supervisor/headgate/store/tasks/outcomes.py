@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Integer, bindparam, or_, select
+from sqlalchemy import Integer, bindparam, or_, select, update
 
 from headgate.protocol import marks
-from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskState
 from headgate.protocol.messages.steps import (
     StepDeferred,
     StepFailed,
@@ -34,6 +34,7 @@ from headgate.store.ids import Epoch, TaskInstanceId, TryName
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
 from headgate.store.tasks import deferral, poison, stream_steps, task_rows, task_streams, values
 from headgate.store.tasks.deferral import Deferral
+from headgate.store.triggers.dead_letters import storable_text
 
 _C = task_instance.c
 ADOPTED_MAX = 500  # tasks of one transaction: some tens of milliseconds
@@ -69,12 +70,16 @@ class WorkerLost(msgspec.Struct, frozen=True):
 
 
 class StepEnd(msgspec.Struct, frozen=True):
-    """The end of one step, as it is to be stored. ``token`` is that of the step, ``events`` the ids of those it got."""
+    """The end of one step, as it is to be stored. ``token`` is that of the step, ``events`` the ids of those it got.
+
+    ``map_name`` is the name of the instance that it has learned, if any.
+    """
 
     id: TaskInstanceId
     token: str
     outcome: StepOutcome | WorkerLost
     events: tuple[int, ...] = ()
+    map_name: str | None = None
 
 
 class OutcomeVerbs(Verbs):
@@ -116,6 +121,7 @@ class OutcomeVerbs(Verbs):
             else:
                 left += values.xcom_rows(tx, end.id, outcome.xcoms)
         values.store_xcoms(tx, left)
+        _name_instances(tx, [end for end in in_order if new_states[end.token] is not None])
         marks.reach("outcomes.grouped")
         return [new_states[end.token] for end in ends]
 
@@ -233,6 +239,12 @@ def _lose_worker(tx: LeasedTx, end: StepEnd, reason: str) -> TaskState | None:
             return None  # deferred: the token is the trigger's
 
 
+def _name_instances(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
+    names = [{"of_id": end.id, "name": storable_text(end.map_name, NAME_CHARS_MAX)} for end in ends if end.map_name]
+    if names:
+        _NAME.run_many(tx.connection, names)
+
+
 def _skip(tx: Tx, instance: TaskInstanceId, names: Collection[str]) -> None:
     of_run = select(_C.dag_run_id).where(_C.id == instance).scalar_subquery()
     (row,) = states.of("upstream_skipped")
@@ -258,6 +270,7 @@ _ORPHANS = Prepared(
         .limit(bindparam("limit", type_=Integer()))
     )
 )
+_NAME = Prepared(update(task_instance).where(_C.id == bindparam("of_id")).values(map_name=bindparam("name")))
 _OWNED = Prepared(
     select(_C.id, _C.token, _C.state, _C.deadline).where(_C.triggerer_id == bindparam("epoch")).order_by(_C.id)
 )

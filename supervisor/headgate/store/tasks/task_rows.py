@@ -180,7 +180,7 @@ def effects(row: Transition) -> dict[str, Any]:
     if row.to in TERMINAL:
         values["ended_at"] = bindparam("now")
     elif row.to is TaskState.NONE:
-        values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error", "map_length"), null())
+        values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error", "map_length", "map_name"), null())
     elif row.to is TaskState.SCHEDULED:
         values["scheduled_at"] = bindparam("now")
         if row.event in ("scheduled", "retry_due"):

@@ -79,6 +79,7 @@ class _End(NamedTuple):
 
     task: TaskToRun
     outcome: StepOutcome | WorkerLost
+    map_name: str | None = None
 
 
 class TaskCore:
@@ -253,12 +254,14 @@ class TaskCore:
         for task, event in itertools.islice(self._inbox, min(self._group_max, self._group_size.items)):
             if isinstance(event, StepQuery):
                 break
-            outcome = event.outcome if isinstance(event, StepEnded) else WorkerLost(event.reason)
-            ends.append(_End(task, outcome))
+            if isinstance(event, StepEnded):
+                ends.append(_End(task, event.outcome, event.map_name))
+            else:
+                ends.append(_End(task, WorkerLost(event.reason)))
         return ends
 
     def _store_group(self, epoch: Epoch, group: Sequence[_End]) -> None:
-        ends = [StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task)) for end in group]
+        ends = [StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task), end.map_name) for end in group]
         states = self._store.store_ends(epoch, ends)
         for end, state in zip(group, states, strict=True):
             # A step that has only handled events leaves its trigger as it is; any other end of one ends it.
