@@ -118,9 +118,12 @@ class Rig:
 async def hosting(settings: RunnerSettings = SETTINGS) -> AsyncIterator[Rig]:
     async with SharedStreamManager() as streams, trio.open_nursery() as nursery:
         rig = Rig(settings, streams, nursery)
-        yield rig
-        rig.host.cancel_all("shutdown")  # as the session does: a trigger that waits for credit is shielded
-        nursery.cancel_scope.cancel()
+        try:
+            yield rig
+        finally:
+            # As the session does, and if the test fails, too: a trigger that waits for room or for credit is shielded.
+            rig.host.cancel_all("shutdown")
+            nursery.cancel_scope.cancel()
 
 
 class Authored(BaseTrigger):

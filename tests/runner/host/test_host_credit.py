@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 from tests.runner.host.host_rig import REASONS, SETTINGS, Authored, Rig, beside_a_neighbour, hosting
-from tests.runner.host.test_host_one_event import Counting
+from tests.runner.host.test_host_one_event import FIRED_MAX, Counting
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.protocol.messages.runner import CancelReason, Credit
@@ -73,7 +73,7 @@ async def test_credit_is_that_of_one_run_and_is_never_taken_back(autojump_clock:
 async def test_an_event_that_is_refused_uses_credit_too(autojump_clock: MockClock) -> None:
     class Trigger(Authored):
         async def run(self) -> AsyncIterator[TriggerEvent]:
-            while True:
+            for _ in range(FIRED_MAX):
                 yield TriggerEvent(object())
 
     async with beside_a_neighbour() as rig:

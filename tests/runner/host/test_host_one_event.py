@@ -16,8 +16,14 @@ from headgate.triggers.base import TaskSuccessEvent, TriggerEvent
 FOREVER = object()
 
 
+FIRED_MAX = 1000  # by a `Counting`
+
+
 class Counting(Authored):
-    """Fires without end, and writes down how far it came and what is called."""
+    """Fires more often than any test lets it, and writes down how far it came and what is called.
+
+    What is held back by nothing comes to an end as well, so that the test fails, and does not hang.
+    """
 
     seen: list[str]
 
@@ -25,12 +31,11 @@ class Counting(Authored):
         cls.seen = []
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        number = 0
         try:
-            while True:
+            for number in range(FIRED_MAX):
                 yield TriggerEvent(number)
-                number += 1
-                self.seen.append(f"went on to {number}")
+                self.seen.append(f"went on to {number + 1}")
+            await trio.sleep_forever()
         finally:
             self.seen.append("closed")
 
