@@ -35,8 +35,10 @@ def family(name: FamilyName) -> Family:
     from tests.proof.simulation.tasks import scenario as tasks_scenario
     from tests.proof.simulation.tasks import world as tasks_world
     from tests.proof.simulation.tasks.streams import checker as of_tasks
+    from tests.proof.simulation.tasks.streams import directed as streams_directed
 
-    return Family(name, "--tasks ", tasks_scenario.draw, tasks_world.run, of_tasks.check, tasks_directed.DIRECTED)
+    scenarios = tasks_directed.DIRECTED | streams_directed.DIRECTED
+    return Family(name, "--tasks ", tasks_scenario.draw, tasks_world.run, of_tasks.check, scenarios)
 
 
 def family_of(plan: Scenario) -> Family:

@@ -400,6 +400,11 @@ _OWN = Prepared(
 )
 
 
+def is_own(tx: LeasedTx, trigger_id: int) -> bool:
+    """Whether the epoch owns a trigger."""
+    return _OWN.run(tx.connection, of_id=trigger_id, epoch=tx.epoch).fetchone() is not None
+
+
 _OPEN = Prepared(
     select(trigger.c.id).where(
         trigger.c.id == bindparam("of_id"), trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
@@ -410,11 +415,6 @@ _OPEN = Prepared(
 def _is_open(tx: Tx, trigger_id: int) -> bool:
     """Whether a trigger may run."""
     return _OPEN.run(tx.connection, of_id=trigger_id).fetchone() is not None
-
-
-def is_own(tx: LeasedTx, trigger_id: int) -> bool:
-    """Whether the epoch owns a trigger."""
-    return _OWN.run(tx.connection, of_id=trigger_id, epoch=tx.epoch).fetchone() is not None
 
 
 # --- its end, and batches that are due -----------------------------------------------------------

@@ -25,8 +25,10 @@ TASK = "d1/r1/a"
 LOOKS = 8  # of a supervisor, until a run of one task has ended
 
 
-def _judged(task: Task, *faults: Fault) -> tuple[list[str], list[Any]]:
-    plan = TaskScenario(0, Topology(), dags=(Dag("d1", (task,), (0.5,)),), workers=3, faults=faults)
+def judged(task: Task, *faults: Fault, latency_s: float = 0.0) -> tuple[list[str], list[Any]]:
+    """Run one run of one task; return what is found, and the history."""
+    topology = Topology(latency_s=latency_s)
+    plan = TaskScenario(0, topology, dags=(Dag("d1", (task,), (0.5,)),), workers=3, faults=faults)
     history = world.run(plan)
     return [str(finding) for finding in check(plan, history)], history
 
@@ -38,7 +40,7 @@ def _states(history: Sequence[Any]) -> list[str]:
 def the_answer_of_an_earlier_worker_changes_nothing() -> list[str]:
     """A user marks a task and clears it; the old worker answers while the new one is at the same step."""
     task = Task("a", attempts=((Leg(seconds=1.2, trouble="stubborn"),),))
-    found, history = _judged(task, Act(0.5, TASK, "redo", "running", 0.4))
+    found, history = judged(task, Act(0.5, TASK, "redo", "running", 0.4))
     ends = [record for record in history if isinstance(record, records.StepTold) and record.how == "ended"]
     if len(ends) != 2 or _states(history).count("running") != 2:
         found.append("the old worker did not answer beside the new one")
@@ -48,7 +50,7 @@ def the_answer_of_an_earlier_worker_changes_nothing() -> list[str]:
 def what_is_cleared_while_it_runs_begins_anew() -> list[str]:
     """A user clears a task that runs, and its worker succeeds before it is stopped."""
     task = Task("a", attempts=((Leg(seconds=1.2, trouble="stubborn"),),))
-    found, history = _judged(task, Act(0.5, TASK, "clear", "running", 0.4))
+    found, history = judged(task, Act(0.5, TASK, "clear", "running", 0.4))
     if _states(history)[-4:] != ["none", "scheduled", "running", "success"] or "restarting" not in _states(history):
         found.append(f"it was {_states(history)}")
     return found
@@ -56,7 +58,7 @@ def what_is_cleared_while_it_runs_begins_anew() -> list[str]:
 
 def a_trigger_is_over_with_its_first_event() -> list[str]:
     """A trigger would fire three events in one round."""
-    found, history = _judged(Task("a", attempts=((Leg("defer", wait=Wait("events", 0.5)), Leg()),)))
+    found, history = judged(Task("a", attempts=((Leg("defer", wait=Wait("events", 0.5)), Leg()),)))
     if (stored := sum(isinstance(record, records.EventStored) for record in history)) != 1:
         found.append(f"there were {stored} events")
     return found
@@ -77,7 +79,7 @@ def no_step_begins_after_the_end_of_its_try() -> list[str]:
 
 def a_dispatch_whose_answer_is_lost_loses_no_task() -> list[str]:
     """The database goes away when it has committed a dispatch."""
-    found, history = _judged(Task("a", attempts=((Leg(seconds=0.4),),)), FailAtVerb("dispatch", 1, is_committed=True))
+    found, history = judged(Task("a", attempts=((Leg(seconds=0.4),),)), FailAtVerb("dispatch", 1, is_committed=True))
     if sum(isinstance(record, records.StepBegan) for record in history) != 1:
         found.append("the step was not begun once")
     return found
@@ -87,7 +89,7 @@ def a_look_that_was_cut_short_is_taken_again() -> list[str]:
     """A supervisor dies before one of its looks at runs, each time before another one."""
     for nth in range(1, LOOKS + 1):
         killing = KillAtVerb("plan", nth, is_committed=False)
-        found, _ = _judged(Task("a", attempts=((Leg(seconds=0.4),),)), killing)
+        found, _ = judged(Task("a", attempts=((Leg(seconds=0.4),),)), killing)
         if found:
             return found
     return []
@@ -95,7 +97,7 @@ def a_look_that_was_cut_short_is_taken_again() -> list[str]:
 
 def an_outcome_waits_for_the_database() -> list[str]:
     """The database goes away when an outcome is to be stored."""
-    found, history = _judged(Task("a", attempts=((Leg(seconds=0.4),),)), FailAtVerb("succeed", 1, is_committed=False))
+    found, history = judged(Task("a", attempts=((Leg(seconds=0.4),),)), FailAtVerb("succeed", 1, is_committed=False))
     if not any(isinstance(record, Faulted) for record in history):
         found.append("the database was never away")
     return found
@@ -103,7 +105,7 @@ def an_outcome_waits_for_the_database() -> list[str]:
 
 def a_step_is_ended_when_its_execution_timeout_is_over() -> list[str]:
     """A step takes four times as long as its task may."""
-    found, history = _judged(Task("a", execution_timeout_s=1.5, attempts=((Leg(seconds=6.0),),)))
+    found, history = judged(Task("a", execution_timeout_s=1.5, attempts=((Leg(seconds=6.0),),)))
     if _states(history)[-1] != "failed":
         found.append(f"late: it was {_states(history)}")
     return found
@@ -111,7 +113,7 @@ def a_step_is_ended_when_its_execution_timeout_is_over() -> list[str]:
 
 def nothing_begins_in_a_paused_dag() -> list[str]:
     """A run is asked for while its DAG is paused; it begins when the DAG goes on."""
-    found, history = _judged(Task("a"), Pause(0.25, "d1", 3.0))
+    found, history = judged(Task("a"), Pause(0.25, "d1", 3.0))
     if next(record.at for record in history if isinstance(record, records.StepBegan)) < 3.25:
         found.append("it did not wait")
     return found

@@ -280,6 +280,8 @@ def ran_record(token: str, operator: SimulatedOperator, outcome: StepOutcome) ->
     ran = records.StepRan(
         *(trio.current_time(), token, operator.name, operator.leg, kind, may_retry, xcoms, skips),
         has_ended=operator.has_ended,
+        reported=operator.reported,
+        takes_no_more=operator.takes_no_more,
     )
     handled = outcome.handled
     if handled is None:

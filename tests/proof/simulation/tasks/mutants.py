@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import bindparam, func, select, update
 from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.directed import DIRECTED
+from tests.proof.simulation.tasks.streams import mutants as of_streams
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.runner import TriggerSpec
@@ -24,7 +25,7 @@ from headgate.store.ids import Epoch, TaskInstanceId
 from headgate.store.scheduling import planning
 from headgate.store.scheduling.planning import Planned, PlanningVerbs
 from headgate.store.tables import task_instance, trigger_event
-from headgate.store.tasks import dags, deferral, dispatch, outcomes, task_rows, user_actions, values
+from headgate.store.tasks import dags, deferral, dispatch, outcomes, task_rows, task_streams, user_actions, values
 from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.dispatch import Candidate
 from headgate.store.tasks.outcomes import OutcomeVerbs
@@ -102,8 +103,11 @@ def _resumed_without_clearing_the_trigger() -> Sequence[Patch]:
 
 
 def _trigger_not_finished_by_its_event() -> Sequence[Patch]:
-    def leave_open(tx: Tx, trigger_id: int) -> None:
-        pass
+    original = task_rows.finish_trigger
+
+    def leave_open(tx: Tx, trigger_id: int) -> bool:
+        # That of a stream would be started for ever.
+        return task_streams.read_by_trigger(tx, trigger_id) is not None and original(tx, trigger_id)
 
     return [(task_rows, "finish_trigger", leave_open)]
 
@@ -376,7 +380,7 @@ MUTANTS: dict[str, Mutant] = {
         directed="events",
     ),
     "a-fired-trigger-is-started-again": Mutant(
-        "I8: a trigger is over with its event", "ran again after its event", _a_fired_trigger_is_started_again, 50
+        "I8: a trigger is over with its event", "ran again after its event", _a_fired_trigger_is_started_again, 100
     ),
     "steps-begin-without-time-left": Mutant(
         "no step begins after the end of its try",
@@ -429,3 +433,4 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 assert all(mutant.seeds or mutant.directed in DIRECTED for mutant in MUTANTS.values())
+MUTANTS |= of_streams.MUTANTS

@@ -140,7 +140,7 @@ class StepRan(Record, frozen=True, gc=False):
     """The author's code has ended, and this is what it came to.
 
     Of a stream it has handled ``handled`` events, up to the row ``handled_to``, and ``left`` this state; ``has_ended``:
-    `stream_ended` was called.
+    `stream_ended` was called. Its handler has ``reported`` so many, and ``takes_no_more`` if it has ended its stream.
     """
 
     token: str
@@ -154,6 +154,8 @@ class StepRan(Record, frozen=True, gc=False):
     handled: int = 0
     left: str = ""
     has_ended: bool = False
+    reported: int = 0
+    takes_no_more: bool = False
 
 
 class StepTold(Record, frozen=True, gc=False):

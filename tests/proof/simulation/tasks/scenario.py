@@ -335,7 +335,7 @@ def _with_streams(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Dag, ...]:
 
 def _with_stream(rng: random.Random, task: Task) -> Task:
     is_short = task.execution_timeout_s is not None and task.execution_timeout_s < 60.0
-    if is_short or any(leg.skips for leg in task.attempts[0]) or rng.random() < 0.3:
+    if is_short or any(leg.skips for leg in task.attempts[0]) or rng.random() < (0.5 if task.upstream else 0.1):
         return task
     at = 0 if task.starts_in_trigger else rng.choice((0, 0, 0, 1))
     return msgspec.structs.replace(

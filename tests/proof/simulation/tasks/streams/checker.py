@@ -11,6 +11,7 @@
 - ``an old run goes on``: a run of a trigger stores an event behind one of a later run
 - ``a step before its batch``, ``left waiting``, ``not the newest``
 - ``tries not given back``: events are handled, or one is passed over, and the task has not all its tries
+- ``not what its handler said``: a step has handled other events than its handler said, or goes on though it has ended
 - ``passed over``: an event becomes a dead letter, or none does, against the rule for poison
 """
 
@@ -56,6 +57,10 @@ class Checker(checker.Checker):
                 self._by_trigger[record.trigger].source_ended(record.run, record.how)
             case records.StepGot():
                 self._check_given(record)
+            case records.StepRan():
+                if record.reported != record.handled or (record.takes_no_more and not record.has_ended):
+                    self._find("not what its handler said", f"{record.task}: {record.handled} are handled")
+                super()._take(record)
             case records.StepStopped():
                 if record.why == "lost":
                     self._blameless.add(record.token)
@@ -144,9 +149,9 @@ class Checker(checker.Checker):
             self._check_stream_timeout(task, book, now)
         elif book is not None and now.by in ("store_slice", "begin_due_batches"):
             self._check_next(book, now)
-            late_s = book.late_s(self._at) or 0.0
-            if self._is_calm and now.by == "begin_due_batches" and late_s > LATE_S:
-                self._find("late", f"the batch of {now.task}, by {late_s:.3f} s")
+        late_s = 0.0 if book is None or book.ended_as else book.late_s(self._at) or 0.0
+        if self._is_calm and now.by not in checker.OF_USER and late_s > LATE_S:
+            self._find("late", f"the batch of {now.task}, by {late_s:.3f} s")
 
     def _check_next(self, book: Book, now: records.Moved) -> None:
         due = book.next_states(self._at, now)
@@ -202,7 +207,7 @@ class Checker(checker.Checker):
                 due = self._check_passed_over(book, due, left[-1])
             if len(given.rows) > 1 or before.try_number >= before.tries_max:
                 tries = now.try_number + 1 + self._retries_of(now.task)
-        self._check_place(book, due)
+        self._check_place(book, due, is_poison=due.row == left[-1] if left else False)
         if now.tries_max != tries:
             self._find("tries not given back", f"{now.task} has {now.tries_max} in try {now.try_number}, not {tries}")
         if ran is not None and ran.has_ended:
@@ -230,7 +235,7 @@ class Checker(checker.Checker):
             self._find("passed over", f"{book.task}: {numbers}, and there is no dead letter of it")
         return Place(row, book.handled_to(row), due.left or BEGIN_TEXT)
 
-    def _check_place(self, book: Book, due: Place) -> None:
+    def _check_place(self, book: Book, due: Place, *, is_poison: bool) -> None:
         book.is_accounted = True
         if book.place == due:
             return
@@ -238,7 +243,7 @@ class Checker(checker.Checker):
         if book.place.row == due.row:
             self._find("state of another history", what)
         elif book.place.row > due.row:
-            self._find("event left out", what)
+            self._find("passed over" if is_poison else "event left out", what)
         elif book.place == book.before or book.place.row == book.before.row:
             self._find("place not moved", what)
         else:

@@ -45,6 +45,8 @@ class StreamOperator(BaseOperator):
     call: Call = Call()
     leg = 0
     has_ended = False
+    reported = 0  # events that the handler has said are handled
+    takes_no_more = False  # it has ended its stream
 
     def begin_stream(self) -> None:
         """Defer with the stream of the plan."""
@@ -74,14 +76,17 @@ class StreamOperator(BaseOperator):
                 if index and self.call.end != "fails":
                     context["ti"].xcom_push(HANDLED_KEY, f"{first} to {count}")
                     self.handled(events[index - 1], count=count, chain=chain)
+                    self.reported = index
                 raise self._failure()
             count, chain = count + 1, link(chain, event.payload["number"])
             if self.call.end == "reports":
                 self.handled(event, count=count, chain=chain)
+                self.reported = index + 1
         context["ti"].xcom_push(HANDLED_KEY, f"{first} to {count}")
         stops_at = None if self.plan.stream is None else self.plan.stream.stops_at
         if self.call.end == "ends" or (stops_at is not None and count >= stops_at):
-            self.end_stream()
+            self._end()
+        self.reported = len(events)
         return None if self.call.end == "reports" else {"count": count, "chain": chain}
 
     def take(self, context: Context, event: Any, count: int, chain: str) -> None:
@@ -92,7 +97,12 @@ class StreamOperator(BaseOperator):
             raise self._failure()
         context["ti"].xcom_push(HANDLED_KEY, f"{number} alone")
         if self.call.end == "ends":
-            self.end_stream()
+            self._end()
+        self.reported += 1
+
+    def _end(self) -> None:
+        self.takes_no_more = True
+        self.end_stream()
 
     def stream_ended(self, context: Context, count: int, chain: str) -> None:
         """Go on with the leg behind the stream."""

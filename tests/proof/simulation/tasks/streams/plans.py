@@ -31,7 +31,8 @@ class Stream(Part, frozen=True):
     """The stream of a task, over all its tries.
 
     **Its trigger** fires the numbers up to ``total``, each after ``gap_s``: with keys from 0 on, whenever it runs, or
-    else after its last event. In front of each number in ``breaks`` it fails, the first time. Then it ends so.
+    else after its last event. In front of each number in ``breaks`` it fails, the first time. Then it ends so; behind
+    an event that it says is its last it runs on for ``rest_s``.
 
     **Its handler** takes ``seconds``. The first ``calls`` of it are these, over all tries. It always fails at the
     numbers ``unfit``, and ends the stream when it has taken ``stops_at``. ``takes_one``: it is a method for one event.
@@ -48,6 +49,7 @@ class Stream(Part, frozen=True):
     gap_s: float = 0.0
     breaks: tuple[int, ...] = ()
     ending: SourceEnd = "returns"
+    rest_s: float = 0.0
     seconds: float = 0.0
     calls: tuple[Call, ...] = ()
     unfit: tuple[int, ...] = ()
@@ -87,9 +89,9 @@ TROUBLES: tuple[Trouble, ...] = ("dies_before", "dies_after", "dies_after", "cut
 
 def draw(rng: random.Random) -> Stream:
     """Return the stream of a task."""
-    contract: StreamContract = rng.choice(("available", "available", "each", "batch", "batch", "latest"))
+    contract: StreamContract = rng.choice(("available", "available", "each", "batch", "batch", "latest", "latest"))
     count = {"batch": rng.choice((2, 3, 5)), "available": EVENTS_PER_STEP}.get(contract, 1)
-    total = rng.choice((0, 1, 2, 3, 4, 5, 6, 8))
+    total = rng.choice((0, 1, 3, 4, 5, 6, 7, 8))
     ending = rng.choice(ENDINGS)
     stops_at = rng.randint(1, total) if total and rng.random() < 0.15 else None
     timeout_s = rng.choice((None, None, 3.0, 20.0))
@@ -105,10 +107,11 @@ def draw(rng: random.Random) -> Stream:
         timeout_s=timeout_s,
         total=total,
         keyed=rng.random() < 0.5,
-        gap_s=rng.choice((0.0, 0.0, 0.05, 0.3, 0.8)),
+        gap_s=rng.choice((0.0, 0.0, 0.0, 0.05, 0.3, 0.8)),
         breaks=_some(rng, total) if rng.random() < 0.25 else (),
         ending=ending,
-        seconds=rng.choice((0.0, 0.05, 0.3, 1.0)),
+        rest_s=rng.choice((0.0, 0.0, 0.4)),
+        seconds=rng.choice((0.0, 0.05, 0.3, 0.3, 1.0)),
         calls=tuple(_draw_call(rng) for _ in range(rng.choice((0, 2, 4, 6)))),
         unfit=_some(rng, total) if rng.random() < 0.25 else (),
         stops_at=stops_at,

@@ -9,7 +9,14 @@ import trio
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.triggers import in_runner
 
-from headgate.triggers.base import BaseTrigger, TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
+from headgate.triggers.base import (
+    BaseTrigger,
+    LastEventUnknown,
+    TaskFailedEvent,
+    TaskSkippedEvent,
+    TaskSuccessEvent,
+    TriggerEvent,
+)
 
 if TYPE_CHECKING:
     from tests.proof.simulation.tasks.streams.plans import Stream
@@ -46,9 +53,13 @@ class SimulatedSource(BaseTrigger):
         def ended(how: str) -> None:
             runner.note(records.SourceEnded(trio.current_time(), trigger, run, how))
 
+        try:
+            last = None if plan.keyed else await self.last_event()
+        except LastEventUnknown:  # the database is away
+            ended("raises")
+            raise
         first = 0
-        if not plan.keyed and (last := await self.last_event()) is not None:
-            # The newest may be one that has ended an earlier try.
+        if last is not None:  # it may be one that has ended an earlier try
             first = plan.total if last.payload is None else last.payload["number"] + 1
         for number in range(first, plan.total):
             await trio.sleep(plan.gap_s)
@@ -61,6 +72,7 @@ class SimulatedSource(BaseTrigger):
             runner.note(records.SourceFired(trio.current_time(), trigger, run, number))
             yield TriggerEvent({"number": number}, key=str(number) if plan.keyed else None, is_last=is_last)
             if is_last:
+                await trio.sleep(plan.rest_s)
                 return
         if plan.ending == "never":
             await trio.sleep_forever()
