@@ -28,9 +28,9 @@ OF_TASKS = """\
 The same with tasks, from seeds of their own: the supervisor's part for tasks, the scheduler, the store and the steps of
 operators are real; workers, what users do, DAG files and what goes wrong are simulated. Each seed draws DAGs (chains,
 diamonds, forks, branches), what each step and each wait of each try does, what users clear, mark, pause and edit, and
-the faults. In half of the seeds some tasks take [streams](streaming.md): the seed draws what their triggers fire and how
-these end, and what each call of a handler does; each step, each place and each wait is held against a model. Written by
-`make simulate SEEDS=N ARGS="--tasks --proof"`.
+the faults. In half of the seeds some tasks take [streams](streaming.md): the seed draws what their triggers fire and
+how these end, and what each call of a handler does; each step, each place and each wait is held against a model.
+Written by `make simulate SEEDS=N ARGS="--tasks --proof"`.
 """
 MUTANTS_INTRODUCTION = """\
 Each breaks one promise by a small patch of the real code or of its tables. It has to be found among so many random
