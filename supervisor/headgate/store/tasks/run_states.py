@@ -10,13 +10,16 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Integer,
+    Select,
+    Subquery,
     Text,
     and_,
     bindparam,
@@ -104,21 +107,23 @@ class RunStates(NamedTuple):
         rows = _INSTANCES.run(tx.connection, of_run=self.run, of_task=task_id, of_state=state.value, limit=limit)
         return list(map(Instance._make, rows.fetchall()))
 
-    def count_of_map(self, tx: Tx, task_id: str, some: Iterable[TaskState], *, limit: int) -> int:
-        """Return how many instances of a mapped task are in these states; ``limit`` if there are that many."""
-        found = 0
-        for state in self.mapped.get(task_id, _NO_STATES).intersection(some):
-            parameters = {"of_run": self.run, "of_task": task_id, "of_state": state.value}
-            found += _COUNT.run(tx.connection, limit=limit - found, **parameters).fetchone()[0]
-        return found
+    def count_of_map(self, tx: Tx, task_id: str, some: Collection[TaskState], *, limit: int) -> int:
+        """Return how many instances of a mapped task are in these states; ``limit`` if there are that many.
+
+        All are counted at one moment: others begin and end meanwhile, and one that does is in none of its states twice,
+        and not in none of them. Those that have ended since the states were read may be among them, or not.
+        """
+        if self.mapped.get(task_id, _NO_STATES).isdisjoint(some):
+            return 0
+        found = _count_in(frozenset(some)).run(tx.connection, of_run=self.run, of_task=task_id, limit=limit)
+        return int(min(found.fetchone()[0], limit))
 
     def next_index(self, tx: Tx, task_id: str) -> int:
-        """Return the index of the first instance of a mapped task that is not made yet."""
-        newest = -1
-        for state in self.mapped.get(task_id, _NO_STATES):
-            row = _NEWEST.run(tx.connection, of_run=self.run, of_task=task_id, of_state=state.value).fetchone()
-            newest = newest if row is None else max(newest, row[0])
-        return newest + 1
+        """Return the index of the first instance of a mapped task that is not made yet, whatever becomes of them."""
+        if task_id not in self.mapped:
+            return 0
+        (newest,) = _NEWEST.run(tx.connection, of_run=self.run, of_task=task_id).fetchone()
+        return int(newest) + 1
 
 
 def read(tx: Tx, run: DagRunId) -> RunStates:
@@ -179,10 +184,30 @@ _STATES = Prepared(
         select(_SEEN.c.task_id, null(), _SEEN.c.state),
     )
 )
-_IN_STATE = and_(
-    _is_mapped(_C), _C.task_id == bindparam("of_task", type_=Text()), _C.state == bindparam("of_state", type_=Text())
-)
 _LIMIT = bindparam("limit", type_=Integer())
+
+
+def _in_state(state: ColumnElement[str]) -> ColumnElement[bool]:
+    return and_(_is_mapped(_C), _C.task_id == bindparam("of_task", type_=Text()), _C.state == state)
+
+
+_IN_STATE = _in_state(bindparam("of_state", type_=Text()))
 _INSTANCES = Prepared(select(_C.id, _C.map_index).where(_IN_STATE).order_by(_C.map_index).limit(_LIMIT))
-_COUNT = Prepared(select(func.count()).select_from(select(_C.id).where(_IN_STATE).limit(_LIMIT).subquery()))
-_NEWEST = Prepared(select(_C.map_index).where(_IN_STATE).order_by(_C.map_index.desc()).limit(literal_column("1")))
+
+
+# One statement for all states, because each sees a moment of its own: an instance that goes from one state to the next
+# between two of them would be in neither. One part for each state, which is a range of the index.
+def _of_states(some: Iterable[TaskState], part: Callable[[ColumnElement[bool]], Select[Any]]) -> Subquery:
+    parts = [part(_in_state(literal_column(f"'{state.value}'"))).subquery() for state in sorted(some)]
+    return union_all(*map(select, parts)).subquery()
+
+
+@cache
+def _count_in(some: frozenset[TaskState]) -> Prepared:
+    return Prepared(
+        select(func.count()).select_from(_of_states(some, lambda where: select(_C.id).where(where).limit(_LIMIT)))
+    )
+
+
+_newest = _of_states(TaskState, lambda where: select(func.max(_C.map_index).label("map_index")).where(where))
+_NEWEST = Prepared(select(func.max(_newest.c.map_index)))
