@@ -12,6 +12,7 @@ from tests.proof.simulation.tasks.streams.directed import DIRECTED
 
 from headgate.protocol.messages.task_streams import Handled, StreamEvent, StreamPart
 from headgate.runner.trigger_run import TriggerRun
+from headgate.scheduling.task_streams import decide
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.ids import TaskInstanceId, TriggerId
@@ -20,7 +21,7 @@ from headgate.store.tasks import outcomes, poison, stream_steps, task_rows, task
 from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.outcomes import StepEnd
 from headgate.store.tasks.task_rows import LockedTask
-from headgate.store.tasks.task_streams import Stream
+from headgate.store.tasks.task_streams import EVENTS_BEHIND, Stream
 from headgate.store.triggers import reopening
 from headgate.tasks.streaming import StreamStep
 
@@ -115,7 +116,7 @@ def _events_backwards() -> Sequence[Patch]:
 
 
 def _latest_takes_the_oldest() -> Sequence[Patch]:
-    oldest = select(_E.id).where(*stream_steps.EVENTS_BEHIND).order_by(_E.id).limit(literal_column("1"))
+    oldest = select(_E.id).where(*EVENTS_BEHIND).order_by(_E.id).limit(literal_column("1"))
     return [(stream_steps, "_NEWEST", Prepared(oldest))]
 
 
@@ -132,12 +133,10 @@ def _over_before_its_last_event() -> Sequence[Patch]:
 
 
 def _batches_begin_at_once() -> Sequence[Patch]:
-    original = task_streams.decide
+    def begin_at_once(contract: Any, **known: Any) -> Any:
+        return decide("available", **known)
 
-    def decide(contract: Any, **known: Any) -> Any:
-        return original("available", **known)
-
-    return [(task_streams, "decide", decide)]
+    return [(task_streams, "decide", begin_at_once)]
 
 
 def _batches_are_never_due() -> Sequence[Patch]:

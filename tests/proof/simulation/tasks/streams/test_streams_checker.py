@@ -29,6 +29,10 @@ SKIPPING = plan_of(Stream("each", 1, poison="skip", total=2, seconds=0.3, unfit=
 LATEST = plan_of(Stream("latest", 1, total=4, seconds=0.3))
 
 
+def history(plan: TaskScenario = PLAN) -> list[Any]:
+    return world.run(plan)
+
+
 def kinds(told: Sequence[Any], plan: TaskScenario = PLAN) -> set[str]:
     return {finding.kind for finding in check(plan, told)}
 
@@ -47,13 +51,13 @@ def changed(told: list[Any], number: int, /, **fields: Any) -> list[Any]:
 
 @pytest.mark.parametrize("plan", [PLAN, SKIPPING, LATEST])
 def test_an_ordinary_history_is_fine(plan: TaskScenario) -> None:
-    told = world.run(plan)
+    told = history(plan)
     assert kinds(told, plan) == set()
     assert all_of(told, records.StepGot)
 
 
 def test_the_state_of_a_stream_is_a_chain_over_all_its_numbers() -> None:
-    told = world.run(PLAN)
+    told = history()
     (last,) = [told[number] for number in all_of(told, records.StreamMoved, place=4)]
     assert last.left == f"4 {chain_of(4)}"
 
@@ -79,12 +83,12 @@ def test_the_state_of_a_stream_is_a_chain_over_all_its_numbers() -> None:
     ],
 )
 def test_what_should_not_be_is_found(kind: type, which: Any, fields: Any, found: str) -> None:
-    told = world.run(PLAN)
+    told = history()
     assert found in kinds(changed(told, all_of(told, kind, **which)[0], **fields))
 
 
 def test_a_place_that_moves_by_itself_is_found() -> None:
-    told = world.run(PLAN)
+    told = history()
     number = all_of(told, records.StreamMoved, place=1)[0]
     moved = msgspec.structs.replace(told[number], by="plan", said="")
     assert "a place that nobody came to" in kinds([*told[:number], moved, records.LookDone(moved.at, "plan")])
@@ -92,17 +96,17 @@ def test_a_place_that_moves_by_itself_is_found() -> None:
 
 def test_more_events_than_may_wait_are_found() -> None:
     plan = plan_of(msgspec.structs.replace(PLAN.task(TASK).stream or Stream(), ahead=1))
-    assert "beyond its credit" in kinds(world.run(PLAN), plan)
+    assert "beyond its credit" in kinds(history(), plan)
 
 
 def test_a_task_that_waits_though_its_batch_is_whole_is_found() -> None:
-    told = world.run(PLAN)
+    told = history()
     number = all_of(told, records.Moved, old="deferred", state="scheduled")[0]
     assert "left waiting" in kinds([*told[:number], records.LookDone(told[number].at, "store_slice")])
 
 
 def test_an_event_of_an_old_run_is_found() -> None:
-    told = world.run(PLAN)
+    told = history()
     first, *_, last = all_of(told, records.EventStored, kind="event")
     later = changed(told, all_of(told, records.EventStored, number=2)[0], run="another")
     assert told[first].run != "another"
@@ -110,7 +114,7 @@ def test_an_event_of_an_old_run_is_found() -> None:
 
 
 def test_a_stream_that_ends_twice_in_one_try_is_found() -> None:
-    told = world.run(PLAN)
+    told = history()
     ran = all_of(told, records.StepRan, has_ended=True)[0]
     earlier = all_of(told, records.StepRan, outcome="handled")[0]
     assert earlier < ran
@@ -118,7 +122,7 @@ def test_a_stream_that_ends_twice_in_one_try_is_found() -> None:
 
 
 def test_a_letter_that_no_rule_asks_for_is_found_and_one_that_is_missing() -> None:
-    told = world.run(SKIPPING)
+    told = history(SKIPPING)
     (number,) = all_of(told, records.LetterStored)
     assert "passed over" in kinds([*told[:number], *told[number + 1 :]], SKIPPING)
     assert "passed over" in kinds(changed(told, number, number=1), SKIPPING)
@@ -127,7 +131,7 @@ def test_a_letter_that_no_rule_asks_for_is_found_and_one_that_is_missing() -> No
 
 
 def test_a_step_of_latest_that_gets_an_older_event_is_found() -> None:
-    told = world.run(LATEST)
+    told = history(LATEST)
     number = all_of(told, records.StepGot)[-1]
     assert told[number].rows == (4,)
     assert "not the newest" in kinds(changed(told, number, rows=(3,)), LATEST)
