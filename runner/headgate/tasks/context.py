@@ -87,6 +87,12 @@ class TaskInstance:
         data = self._read_xcom(task_ids, key)
         return default if data is None else decode_value(data)
 
+    def pull_elements(self, task_id: str) -> MappedOutput:
+        """Return the elements that a task of this run has emitted. Raises RuntimeError as `xcom_pull` does."""
+        if self._read_xcoms is None:
+            raise RuntimeError(f"pull_elements({task_id!r}) needs a running DAG: there are no elements here")
+        return MappedOutput(task_id, None, self._read_xcoms)
+
     def pushed(self, key: str) -> bytes | None:
         """Return what this step has pushed under ``key``, encoded."""
         return self._pushed.get(key)

@@ -5,6 +5,7 @@ No exception of the author's code leaves a step, except `KeyboardInterrupt`, by 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import count_items, decode_value, encode_value
 from headgate.tasks.context import RETURN_VALUE, Context, TaskInstance
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
+from headgate.tasks.maps.elements import Emissions
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.streaming import WAITS, StreamMisused, StreamStep
 from headgate.triggers.encoding import encode_trigger
@@ -48,9 +50,16 @@ class Unresumable(Exception):
 
 
 def run_step(
-    operator: BaseOperator, context: Context, resumption: Resumption | None = None, part: StreamPart | None = None
+    operator: BaseOperator,
+    context: Context,
+    resumption: Resumption | None = None,
+    part: StreamPart | None = None,
+    *,
+    emitted: int = 0,
 ) -> StepOutcome:
     """Call ``execute``, or the method of ``resumption``, of a new operator; for the events of ``part``, if it has some.
+
+    Earlier steps of the try have ``emitted`` elements.
 
     The outcome holds the returned value, the error, the XComs and how far the step has come in its stream, without
     references to the author's objects.
@@ -58,14 +67,20 @@ def run_step(
     instance = context["ti"]
     outcome: StepOutcome
     stream: StreamStep | None = None
+    emissions: Emissions | None = None
     try:
         operator = operator.for_step(context)
+        emissions = operator._emissions = Emissions(emitted) if operator.emits else None
         if resumption is None:
             value = operator.execute(context)
+            if emissions is not None and isinstance(value, Generator):
+                value = emissions.run(value)
         elif part is None or resumption.next_method == FAIL_METHOD:
             value = _resume(operator, context, resumption)
         else:
             stream = operator._stream = _stream_of(operator, resumption, part)
+            if emissions is not None:
+                emissions.is_handling = True
             value = stream.run(context)
         if operator._deferral is not None:
             raise RuntimeError(
@@ -89,7 +104,8 @@ def run_step(
     except BaseException as error:  # SystemExit and an asyncio cancellation are the task's failure as well
         outcome = _failed(operator, error)
     handled = None if stream is None else stream.handled
-    return msgspec.structs.replace(outcome, xcoms=instance.take_pushed(), handled=handled)
+    left = None if emissions is None else emissions.take(only_kept=isinstance(outcome, StepFailed))
+    return msgspec.structs.replace(outcome, xcoms=instance.take_pushed(), handled=handled, emitted=left)
 
 
 def _check_for_maps(operator: BaseOperator, instance: TaskInstance) -> None:
@@ -102,7 +118,7 @@ def _check_for_maps(operator: BaseOperator, instance: TaskInstance) -> None:
         return  # each instance leaves one of the values
     for name in sorted(operator.downstream_task_ids):
         for output in tasks[name].mapped_over():
-            if output.operator.task_id != operator.task_id:
+            if output.operator.task_id != operator.task_id or output.is_emitted:
                 continue
             value = instance.pushed(output.key)
             if value is None and output.key != RETURN_VALUE:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeAlias, Typ
 
 from headgate.protocol.errors import DagMalformed, ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
-from headgate.protocol.messages.maps import Output, Source
+from headgate.protocol.messages.maps import Elements, Output, Source
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import encode_value
@@ -28,6 +28,7 @@ from headgate.tasks.errors import (
     XComMissing,
 )
 from headgate.tasks.graph import DAG, open_dag
+from headgate.tasks.maps.elements import Emissions
 from headgate.tasks.maps.outputs import MappedOutput
 from headgate.tasks.maps.sources import Mappable
 from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
@@ -124,6 +125,7 @@ class BaseOperator(Arrows):
     start_trigger_args: StartTriggerArgs | None = None
     start_from_trigger: bool = False
     operator_name: ClassVar[str | None] = None  # the name shown; None: that of the class
+    emits: bool = False  # whether its output is the elements that it emits, and not what it returns
     is_mapped: ClassVar[bool] = False  # whether only its instances are run
     template_fields: ClassVar[Sequence[str]] = ()  # attributes in which Airflow renders templates, refused here
 
@@ -135,6 +137,7 @@ class BaseOperator(Arrows):
         self.skips: set[str] = set()  # set by a step that succeeds: downstream tasks that are not to run
         self._deferral: TaskDeferred | None = None
         self._stream: StreamStep | None = None  # set by a step that handles events
+        self._emissions: Emissions | None = None  # set by a step of one that emits
         dag_args = TaskOptions() if self.dag is None else self.dag.default_args
         if not isinstance(task_id, str):
             raise self._malformed(f"task_id must be a str, not {task_id!r:.100}")
@@ -222,6 +225,19 @@ class BaseOperator(Arrows):
         Raises `StreamMisused` outside of a handler.
         """
         self._handling("end_stream()").end()
+
+    def emit(self, value: Any) -> None:
+        """Leave an element for the tasks that are expanded over the output of this one, which need ``emits = True``.
+
+        Elements are stored with the outcome of the step; those for the events of a stream together with the place up
+        to which they are handled. A task that is tried again emits the same ones again. Raises RuntimeError outside of
+        a step, `StreamMisused`, `ValueNotSerializable`, `ValueTooLong` and `TooManyElements`.
+        """
+        if not self.emits:
+            raise RuntimeError(f"{type(self).__name__} emits: it needs the attribute emits = True")
+        if self._emissions is None:
+            raise RuntimeError("emit() is for the methods that a step calls")
+        self._emissions.add(value)
 
     def _handling(self, what: str) -> StreamStep:
         if self._stream is None or not self._stream.is_handling:
@@ -339,6 +355,7 @@ class BaseOperator(Arrows):
             pool_slots=self.pool_slots,
             start_trigger=start_trigger,
             active_max=self.max_active_tis_per_dagrun,
+            emits=self.emits,
         )
 
     def _start_trigger(self) -> StartTrigger:
@@ -372,7 +389,8 @@ class BaseOperator(Arrows):
 class XComArg(Arrows, Mappable):
     """A placeholder for an XCom of a task, in the arguments of tasks downstream.
 
-    If the task is mapped, it stands for the values of all its instances, a `MappedOutput`.
+    If the task is mapped, it stands for the values of all its instances, a `MappedOutput`; if it emits, for the
+    elements.
     """
 
     def __init__(self, operator: BaseOperator, key: str = RETURN_VALUE) -> None:
@@ -391,6 +409,8 @@ class XComArg(Arrows, Mappable):
 
     def resolve(self, context: Context) -> Any:
         """Return the value; None if the task returned None. Raises `XComMissing` if there is none under another key."""
+        if self.is_emitted:
+            return context["ti"].pull_elements(self.operator.task_id)
         missing = object()
         value = context["ti"].xcom_pull(self.operator.task_id, self.key, default=missing)
         if value is not missing:
@@ -399,8 +419,13 @@ class XComArg(Arrows, Mappable):
             return None
         raise XComMissing(f"the task {self.operator.task_id!r} has pushed no XCom {self.key!r}")
 
+    @property
+    def is_emitted(self) -> bool:
+        """Whether it stands for elements."""
+        return self.operator.emits and self.key == RETURN_VALUE
+
     def source(self) -> Source:
-        return Output(self.operator.task_id, self.key)
+        return Elements(self.operator.task_id) if self.is_emitted else Output(self.operator.task_id, self.key)
 
     def values(self, context: Context) -> Sequence[Any]:
         found = self.resolve(context)

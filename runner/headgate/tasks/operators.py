@@ -32,6 +32,8 @@ class PythonOperator(BaseOperator):
 
     The function may raise `TaskDeferred` with ``method_name="execute"``: it is then called again from its start, with
     ``event`` and the deferral's kwargs if it has parameters for them. ``event`` is None in the first call.
+
+    What a generator function yields are elements (`BaseOperator.emit`), each as soon as it comes.
     """
 
     template_fields = ("op_args", "op_kwargs")
@@ -52,6 +54,7 @@ class PythonOperator(BaseOperator):
         if isinstance(op_args, str):
             raise self._malformed(f"op_args must be a sequence of arguments, not the str {op_args!r:.100}")
         self.python_callable = python_callable
+        self.emits = inspect.isgeneratorfunction(python_callable)
         self.op_args = tuple(op_args)
         self.op_kwargs = dict(op_kwargs or {})
         self._check_arguments()

@@ -183,6 +183,8 @@ class StreamStep:
                 raise StreamMisused(f"the state has {', '.join(map(repr, state)) or 'no names'}: {problem}")
             self._state = encoded
         self._done = done
+        if self._operator._emissions is not None:
+            self._operator._emissions.keep()
 
     @property
     def _name(self) -> str:

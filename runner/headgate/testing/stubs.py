@@ -11,7 +11,10 @@ import trio
 
 from headgate.child import queries
 from headgate.protocol.messages.queries import (
+    XCOMS_PER_PAGE_MAX,
     CreateRun,
+    ElementRoom,
+    EmitElements,
     EncodedValue,
     GetConnection,
     GetTaskStates,
@@ -75,6 +78,7 @@ class Stubs:
             if not looks:
                 raise ValueError(f"runs[{dag_id!r}] is empty: give the state of the run")
         self.created: list[CreatedRun] = []
+        self.elements: list[Any] = []  # that the task has emitted
 
     def answer(self, query: Query) -> QueryResult:
         """Answer as the supervisor would. Raises `QueryFailed`."""
@@ -85,8 +89,11 @@ class Stubs:
                 return SecretText(self._connections.get(name))
             case GetXCom(task_id, key):
                 return EncodedValue(self._xcoms.get((task_id, key)))
-            case GetXComs(task_id, key, after, offset):
-                return self.read_xcoms(task_id, key, after=after, offset=offset)
+            case GetXComs(task_id, key, after, offset, limit):
+                return self.read_xcoms(task_id, key, after=after, offset=offset, limit=limit)
+            case EmitElements(first, values):
+                self.elements[first:] = map(decode_value, values)
+                return ElementRoom(XCOMS_PER_PAGE_MAX)
             case GetTaskStates():
                 return self._task_states(query)
             case CreateRun():
@@ -98,14 +105,16 @@ class Stubs:
         """Return the encoded XCom of another task."""
         return self._xcoms.get((task_id, key))
 
-    def read_xcoms(self, task_id: str, key: str, *, after: int = -1, offset: int = 0) -> XComPage:
-        """Return the XComs of a mapped task, given as a list."""
-        encoded = self._xcoms.get((task_id, key))
+    def read_xcoms(
+        self, task_id: str, key: str | None, *, after: int = -1, offset: int = 0, limit: int = XCOMS_PER_PAGE_MAX
+    ) -> XComPage:
+        """Return the XComs of a mapped task, or elements, given as a list."""
+        encoded = self._xcoms.get((task_id, key or RETURN_VALUE))
         values = [] if encoded is None else decode_value(encoded)
         if not isinstance(values, list):
             raise ValueError(f"xcoms[{task_id!r}] must be a list: the task is mapped, and each instance leaves a value")
         page = [(index, encode_value(value, where=f"xcoms[{task_id!r}]")) for index, value in enumerate(values)]
-        return XComPage(tuple(page[after + 1 + offset :]), len(values), 0)
+        return XComPage(tuple(page[after + 1 + offset :][:limit]), len(values), 0)
 
     async def answer_trigger(self, query: TriggerQuery) -> QueryResult:
         """Answer a trigger."""

@@ -12,7 +12,7 @@ from typing import Any
 from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryHandler
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages.queries import EncodedValue, GetXCom, GetXComs, XComPage
+from headgate.protocol.messages.queries import XCOMS_PER_PAGE_MAX, EncodedValue, GetXCom, GetXComs, XComPage
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
@@ -42,7 +42,7 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[
         on_loaded()
         with killing(operator.on_kill):
             context = _context(operator, step, ask)
-            outcome = execute(operator, context, _resumption(step), step.stream)
+            outcome = execute(operator, context, _resumption(step), step.stream, emitted=step.emitted)
         return StepEnded(step.token, outcome, context["ti"].map_name)
     except StepStopped:
         raise
@@ -106,8 +106,10 @@ def _xcom_reader(ask: QueryHandler) -> XComReader:
 
 
 def _xcom_page_reader(ask: QueryHandler) -> XComPageReader:
-    def read_xcoms(task_id: str, key: str, *, after: int = -1, offset: int = 0) -> XComPage:
-        answer = ask(GetXComs(task_id, key, after, offset))
+    def read_xcoms(
+        task_id: str, key: str | None, *, after: int = -1, offset: int = 0, limit: int = XCOMS_PER_PAGE_MAX
+    ) -> XComPage:
+        answer = ask(GetXComs(task_id, key, after, offset, limit))
         if not isinstance(answer, XComPage):
             raise ProtocolError(f"the supervisor answers GetXComs with {type(answer).__name__}")
         return answer

@@ -18,6 +18,10 @@ from headgate.scheduling import states, trigger_rules
 
 _NO_STATES: frozenset[TaskState] = frozenset()
 _NONE = frozenset({TaskState.NONE})
+# Rules that a success never keeps from holding: what they ask of a task, its success gives.
+_RULES_OF_SUCCESS = frozenset(
+    {"all_success", "all_done", "none_failed", "none_failed_min_one_success", "none_skipped", "always"}
+)
 _BROKEN = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
 _BECOMES: dict[trigger_rules.Readiness, frozenset[TaskState]] = {
     "run": frozenset({TaskState.SCHEDULED}),
@@ -37,6 +41,13 @@ class Graph:
             task.task_id: task.start_trigger for task in spec.tasks if task.start_trigger is not None
         }
         self.maps: dict[str, MapSpec] = {task.task_id: task.map for task in spec.tasks if task.map is not None}
+        # Of each task that is expanded over elements, those that emit them; and of each that emits elements, those that
+        # are expanded over just these, so that it need not be far ahead of them.
+        self.emitters = {
+            name: {one.task_id for one in maps.of_tasks(of.source) if isinstance(one, maps.Elements)}
+            for name, of in self.maps.items()
+        }
+        self.expanded_as_emitted = _expanded_as_emitted(self.tasks, self.maps)
         self.in_order = _in_order(self.tasks)
         above = {upstream for task in spec.tasks for upstream in task.upstream}
         self.leaves = tuple(task.task_id for task in spec.tasks if task.task_id not in above)
@@ -65,7 +76,7 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
         before = after.get(task.task_id, _NO_STATES)
         if TaskState.NONE not in before:
             continue
-        above = _NO_STATES.union(*(after[upstream] for upstream in task.upstream))
+        above = _NO_STATES.union(*(after[upstream] for upstream in _ruling(graph, task, after)))
         readiness = trigger_rules.ready(task.trigger_rule, above)
         if readiness == "run" and task.map is not None:
             readiness = _expandable(graph, task.map, after)
@@ -80,13 +91,25 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
 
 
+def _ruling(graph: Graph, task: TaskSpec, now: Mapping[str, frozenset[TaskState]]) -> Iterable[str]:
+    """Return the upstream tasks that the trigger rule of a task is about now.
+
+    A task that is expanded over elements begins with the first of them: until the one that emits them has ended,
+    nothing is asked of that one, unless its end could have the rule say that no instance is to run.
+    """
+    if task.trigger_rule not in _RULES_OF_SUCCESS:
+        return task.upstream
+    emitters = graph.emitters.get(task.task_id, ())
+    return [name for name in task.upstream if name not in emitters or states.UNFINISHED.isdisjoint(now[name])]
+
+
 def _expandable(graph: Graph, spec: MapSpec, now: Mapping[str, frozenset[TaskState]]) -> trigger_rules.Readiness:
     """Return the next step of a mapped task whose trigger rule holds, by the tasks over whose output it is expanded.
 
     Nothing is known of what a task leaves that did not succeed. A mapped one leaves what those instances of it have
     left that did: all have to end, and it does not matter how.
     """
-    sources = {output.task_id for output in maps.outputs(spec.source)}
+    sources = {source.task_id for source in maps.of_tasks(spec.source) if isinstance(source, maps.Output)}
     found = _NO_STATES.union(*(now[source] for source in sources))
     if not states.UNFINISHED.isdisjoint(found):
         return "wait"
@@ -111,6 +134,19 @@ def related(
             for one in above:
                 downstream_of.setdefault(one, []).append(task_id)
         found |= _reached(downstream_of, roots)
+    return found
+
+
+def _expanded_as_emitted(tasks: Mapping[str, TaskSpec], mapped: Mapping[str, MapSpec]) -> dict[str, list[str]]:
+    """Return the tasks that are expanded over the elements of each task, and wait for nothing else that it leads to."""
+    found: dict[str, list[str]] = {}
+    upstream_of = {name: task.upstream for name, task in tasks.items()}
+    for name, spec in mapped.items():
+        if isinstance(spec.source, maps.Elements):
+            emitter = spec.source.task_id
+            others = [one for one in tasks[name].upstream if one != emitter]
+            if emitter not in related(upstream_of, others, upstream=True, downstream=False):
+                found.setdefault(emitter, []).append(name)
     return found
 
 

@@ -41,6 +41,8 @@ from headgate.store.tables import (
     dag_run,
     dag_run_event,
     dead_letter,
+    element,
+    emitter,
     letter_action,
     redelivery,
     stream,
@@ -259,6 +261,8 @@ def _remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
     runs = tuple((name, run_id) for name, run_id in tx.connection.execute(names))
     rows = {
         "xcom": _delete(tx, xcom, xcom.c.task_instance_id, task_ids),
+        "element": _delete(tx, element, element.c.task_instance_id, task_ids),
+        "emitter": _delete(tx, emitter, emitter.c.task_instance_id, task_ids),
         "task_stream": _delete(tx, task_stream, task_stream.c.task_instance_id, task_ids),
         "task_instance": _delete(tx, task_instance, task_instance.c.id, task_ids),
         "dag_run_event": _delete(tx, dag_run_event, dag_run_event.c.dag_run_id, whole),

@@ -38,6 +38,8 @@ from headgate.store.consumer_tables import consumer as consumer
 from headgate.store.consumer_tables import consumer_letter as consumer_letter
 from headgate.store.consumer_tables import metadata as metadata
 from headgate.store.db.times import UtcDateTime
+from headgate.store.element_tables import element as element
+from headgate.store.element_tables import emitter as emitter
 from headgate.store.task_stream_tables import task_stream as task_stream
 
 # One supervisor's lease. The id is the epoch: a supervisor that comes back registers again, and gets another.
@@ -403,6 +405,7 @@ task_instance = Table(
     Column("ended_at", UtcDateTime),
     Column("last_error", Text),
     Column("map_length", BigInteger),  # of a mapped task itself: how many instances it is to have, once that is known
+    Column("map_made", BigInteger, nullable=False, server_default=text("0")),  # and how many of them there are
     Column("active_max", BigInteger),  # how many instances of the task may be with workers at once, in this run
     # In this order, one range of it has the tasks of a run that are not mapped, without the instances of the others.
     UniqueConstraint("dag_run_id", "map_index", "task_id"),

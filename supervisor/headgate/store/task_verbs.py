@@ -11,13 +11,14 @@ from headgate.store.tables import connection, variable
 from headgate.store.tasks.dags import DagVerbs
 from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.dispatch import DispatchVerbs
+from headgate.store.tasks.elements import ElementVerbs
 from headgate.store.tasks.graphs import Graphs
 from headgate.store.tasks.outcomes import OutcomeVerbs
 from headgate.store.tasks.user_actions import UserActionVerbs
 from headgate.store.tasks.values import ValueVerbs, XComVerbs
 
 
-class TaskVerbs(DispatchVerbs, DeferralVerbs, OutcomeVerbs, DagVerbs, UserActionVerbs, XComVerbs):
+class TaskVerbs(DispatchVerbs, ElementVerbs, DeferralVerbs, OutcomeVerbs, DagVerbs, UserActionVerbs, XComVerbs):
     """All verbs of ``store.tasks``; those of variables and connections are below `variables` and `connections`."""
 
     def __init__(self, database: Database, graphs: Graphs) -> None:

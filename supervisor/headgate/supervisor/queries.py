@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final, Protocol, assert_never
+from typing import Any, Final, Protocol, assert_never
 
 import msgspec
 
 from headgate.protocol.masking import SecretMask
 from headgate.protocol.messages.dags import ID_CHARS_MAX, XCOM_KEY_CHARS_MAX
 from headgate.protocol.messages.queries import (
+    XCOMS_PER_PAGE_MAX,
     CreateRun,
+    EmitElements,
     EncodedValue,
     GetConnection,
     GetTaskStates,
@@ -29,6 +31,7 @@ from headgate.protocol.messages.queries import (
     RunCreated,
     SecretText,
     TaskStates,
+    XComPage,
 )
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.store.errors import BadKey, BadName, NoSuchRow, SpecUnreadable, ValueRefused
@@ -104,21 +107,30 @@ class StoreQueries:
                 if dag_run_id is None:
                     raise QueryRefused("XComs belong to a run: only a step of a task can ask for them")
                 return EncodedValue(tasks.pull_xcom(dag_run_id, task_id, key))
-            case GetXComs(task_id, key, after, offset):
-                check_name(task_id, "the id of a task", chars_max=ID_CHARS_MAX)
-                check_name(key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
-                if dag_run_id is None:
-                    raise QueryRefused("XComs belong to a run: only a step of a task can ask for them")
-                if offset < 0:
-                    raise QueryRefused(f"the offset of a page must be at least 0, not {offset}")
-                bytes_max = min(XCOM_PAGE_BYTES_MAX, self._answer_bytes_max // 2)
-                return tasks.pull_xcoms(dag_run_id, task_id, key, after=after, offset=offset, bytes_max=bytes_max)
+            case GetXComs():
+                return self._xcoms(query, dag_run_id)
+            case EmitElements():
+                raise QueryRefused("only a step of a task can emit elements")
             case GetTaskStates():
                 return self._task_states(query)
             case CreateRun():
                 return self._create_run(query)
             case _:
                 assert_never(query)
+
+    def _xcoms(self, query: GetXComs, dag_run_id: DagRunId | None) -> XComPage:
+        check_name(query.task_id, "the id of a task", chars_max=ID_CHARS_MAX)
+        if dag_run_id is None:
+            raise QueryRefused("XComs belong to a run: only a step of a task can ask for them")
+        if query.offset < 0 or not 1 <= query.limit <= XCOMS_PER_PAGE_MAX:
+            page = f"{query.limit} values, {query.offset} further on"
+            raise QueryRefused(f"a page has 1 to {XCOMS_PER_PAGE_MAX} values, not before the first one: not {page}")
+        where: Any = {"after": query.after, "offset": query.offset, "limit": query.limit}
+        where["bytes_max"] = min(XCOM_PAGE_BYTES_MAX, self._answer_bytes_max // 2)
+        if query.key is None:
+            return self._store.tasks.pull_elements(dag_run_id, query.task_id, **where)
+        check_name(query.key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
+        return self._store.tasks.pull_xcoms(dag_run_id, query.task_id, query.key, **where)
 
     def _secret(self, query: Query, variable: str, get: Callable[[str], bytes | None], name: str) -> SecretText:
         text = self._environ.get(variable)
@@ -178,8 +190,10 @@ def _shown(query: Query) -> str:
             return f"the variable {name[:NAME_SHOWN_CHARS_MAX]!r}"
         case GetConnection(name):
             return f"the connection {name[:NAME_SHOWN_CHARS_MAX]!r}"
+        case EmitElements():
+            return "its elements"
         case GetXCom(task_id, key) | GetXComs(task_id, key):
-            return f"the XCom {key[:NAME_SHOWN_CHARS_MAX]!r} of {task_id[:NAME_SHOWN_CHARS_MAX]!r}"
+            return f"the XCom {(key or 'elements')[:NAME_SHOWN_CHARS_MAX]!r} of {task_id[:NAME_SHOWN_CHARS_MAX]!r}"
         case GetTaskStates(dag_id) | CreateRun(dag_id):
             return f"the run of DAG {dag_id[:NAME_SHOWN_CHARS_MAX]!r}"
         case _:

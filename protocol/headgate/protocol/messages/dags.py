@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
-from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages import WireStruct, maps
 from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
@@ -91,7 +91,7 @@ class TaskSpec(WireStruct, frozen=True):
 
     ``upstream`` are sorted task ids. ``execution_timeout_s`` limits the whole try, deferrals included. None means no
     limit, for ``max_retry_delay_s`` as well. A mapped task has ``map``; ``active_max`` is how many of its instances may
-    be with workers at once, in one run.
+    be with workers at once, in one run. A task that ``emits`` leaves elements while it runs.
     """
 
     task_id: str
@@ -110,6 +110,7 @@ class TaskSpec(WireStruct, frozen=True):
     start_trigger: StartTrigger | None = None
     map: MapSpec | None = None
     active_max: int | None = None
+    emits: bool = False
 
 
 class CronSchedule(WireStruct, frozen=True, tag="cron"):
@@ -223,9 +224,13 @@ def check_dag(spec: DagSpec) -> None:
         known.add(task.task_id)
         problem = task_problem(task)
         need(problem is None, task.task_id, str(problem))
+    emitting = {task.task_id for task in spec.tasks if task.emits}
     for task in spec.tasks:
         for upstream in task.upstream:
             need(upstream in known, task.task_id, f"its upstream {upstream!r} is not a task of this DAG")
+        for source in () if task.map is None else maps.of_tasks(task.map.source):
+            holds = isinstance(source, maps.Output) or source.task_id in emitting
+            need(holds, task.task_id, f"is expanded over the elements of {source.task_id!r}, which emits none")
     cycle = find_cycle({task.task_id: task.upstream for task in spec.tasks})
     need(cycle is None, cycle[0] if cycle else None, f"is upstream of itself: {' >> '.join(cycle or ())}")
 
@@ -348,6 +353,8 @@ def task_problem(task: TaskSpec) -> str | None:
             return f"{name} {problem}"
     if task.active_max is not None and not 1 <= task.active_max <= POOL_SLOTS_MAX:
         return f"max_active_tis_per_dagrun must be in 1..{POOL_SLOTS_MAX}, not {task.active_max}"
+    if task.map is not None and task.emits:
+        return "is mapped, and cannot emit elements: what its instances return is there for others"
     if task.map is not None and (problem := map_problem(task.map, frozenset(task.upstream))) is not None:
         return problem
     return None if task.start_trigger is None else _start_problem(task.start_trigger)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from headgate.protocol.messages import WireStruct
 
@@ -32,6 +32,12 @@ class Output(WireStruct, frozen=True, tag="output"):
 
     task_id: str
     key: str
+
+
+class Elements(WireStruct, frozen=True, tag="elements"):
+    """The elements that a task emits, while it runs: how many there will be is known when it has ended."""
+
+    task_id: str
 
 
 class Zip(WireStruct, frozen=True, tag="zip"):
@@ -60,7 +66,8 @@ class Batch(WireStruct, frozen=True, tag="batch"):
     count: int
 
 
-Source: TypeAlias = Values | Output | Zip | Concat | Product | Batch
+Source: TypeAlias = Values | Output | Elements | Zip | Concat | Product | Batch
+OfTask: TypeAlias = Output | Elements
 
 
 class MapSpec(WireStruct, frozen=True):
@@ -76,37 +83,64 @@ class MapSpec(WireStruct, frozen=True):
     failures_max: int | None = None
 
 
-def outputs(source: Source) -> Iterator[Output]:
-    """Yield the outputs among the sources, as often as they stand there."""
+class Available(NamedTuple):
+    """How many values there are so far, at the indexes from 0 on, and whether there will be no more."""
+
+    length: int
+    is_complete: bool
+
+
+def of_tasks(source: Source) -> Iterator[OfTask]:
+    """Yield what tasks leave or emit among the sources, as often as it stands there."""
     match source:
         case Values():
             return
-        case Output():
+        case Output() | Elements():
             yield source
         case Zip(parts=parts) | Concat(parts) | Product(parts):
             for part in parts:
-                yield from outputs(part)
+                yield from of_tasks(part)
         case Batch(part):
-            yield from outputs(part)
+            yield from of_tasks(part)
         case _:
             assert_never(source)
 
 
-def length(source: Source, of: Callable[[Output], int]) -> int:
-    """Return the number of values; ``of`` says how many an output has."""
+def available(source: Source, of: Callable[[OfTask], Available]) -> Available:
+    """Return how many values there are; ``of`` says so of what a task leaves or emits.
+
+    A value that there is keeps its index, whatever values are still to come.
+    """
     match source:
         case Values(count):
-            return count
-        case Output():
+            return Available(count, is_complete=True)
+        case Output() | Elements():
             return of(source)
         case Zip(parts, is_longest):
-            return (max if is_longest else min)(length(part, of) for part in parts)
+            found = [available(part, of) for part in parts]
+            if is_longest and all(part.is_complete for part in found):
+                return max(found)
+            if is_longest:
+                return Available(min(part.length for part in found if not part.is_complete), is_complete=False)
+            shortest = min(part.length for part in found)
+            return Available(shortest, any(part.is_complete and part.length == shortest for part in found))
         case Concat(parts):
-            return sum(length(part, of) for part in parts)
+            count = 0
+            for part in parts:
+                some = available(part, of)
+                count += some.length
+                if not some.is_complete:
+                    return Available(count, is_complete=False)
+            return Available(count, is_complete=True)
         case Product(parts):
-            return math.prod(length(part, of) for part in parts)
+            first, *others = [available(part, of) for part in parts]
+            if not all(part.is_complete for part in others):  # they say how far apart the values of the first are
+                return Available(0, is_complete=False)
+            return Available(first.length * math.prod(part.length for part in others), first.is_complete)
         case Batch(part, count):
-            return -(-length(part, of) // count)
+            whole = available(part, of)
+            batches = -(-whole.length // count) if whole.is_complete else whole.length // count
+            return Available(batches, whole.is_complete)
         case _:
             assert_never(source)
 
@@ -119,10 +153,10 @@ def map_problem(spec: MapSpec, upstream: frozenset[str]) -> str | None:
         return f"failures_max must be in 1..{INSTANCES_MAX}, not {spec.failures_max}"
     if (problem := _source_problem(spec.source, 1)) is not None:
         return problem
-    for output in outputs(spec.source):
+    for output in of_tasks(spec.source):
         if output.task_id not in upstream:
             return f"is expanded over the output of {output.task_id!r}, which is not upstream of it"
-    least = length(spec.source, lambda output: 0)
+    least = available(spec.source, lambda output: Available(0, is_complete=True)).length
     return None if least <= INSTANCES_MAX else f"is expanded over {least:,} values; the limit is {INSTANCES_MAX:,}"
 
 
@@ -137,6 +171,8 @@ def _source_problem(source: Source, depth: int) -> str | None:
         case Output(key=key):
             holds = 0 < len(key) <= KEY_CHARS_MAX
             return None if holds else f"the key of an XCom must have 1..{KEY_CHARS_MAX} characters, not {len(key)}"
+        case Elements():
+            return None
         case Zip(parts=parts) | Concat(parts) | Product(parts):
             if not 1 <= len(parts) <= PARTS_MAX:
                 return f"is expanded over {len(parts)} sources at once, not 1..{PARTS_MAX}"

@@ -8,9 +8,11 @@ a result are encoded by `headgate.protocol.values`.
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
+
+XCOMS_PER_PAGE_MAX: Final = 1000
 
 # --- queries -----------------------------------------------------------------------------------
 
@@ -31,13 +33,25 @@ class GetXCom(WireStruct, frozen=True, tag="get_xcom"):
 class GetXComs(WireStruct, frozen=True, tag="get_xcoms"):
     """XComs of the instances of a mapped task in the same run that have succeeded. For tasks. Answered by `XComPage`.
 
-    The page begins with the first instance whose index is above ``after``, ``offset`` further on.
+    The page begins with the first instance whose index is above ``after``, ``offset`` further on, and has ``limit``
+    values at most. Without ``key`` it is of the elements that a task has emitted.
     """
 
     task_id: str
-    key: str
+    key: str | None
     after: int = -1
     offset: int = 0
+    limit: int = XCOMS_PER_PAGE_MAX
+
+
+class EmitElements(WireStruct, frozen=True, tag="emit"):
+    """Store elements that a task emits, before its step ends. For tasks. Answered by `ElementRoom`.
+
+    ``values`` are encoded, and stand at the positions from ``first`` on. Those that are stored must be the same.
+    """
+
+    first: int
+    values: tuple[bytes, ...]
 
 
 class GetVariable(WireStruct, frozen=True, tag="get_variable"):
@@ -74,7 +88,7 @@ class CreateRun(WireStruct, frozen=True, tag="create_run"):
     logical_date_s: float | None = None
 
 
-Query: TypeAlias = GetXCom | GetXComs | GetVariable | GetConnection | GetTaskStates | CreateRun
+Query: TypeAlias = GetXCom | GetXComs | EmitElements | GetVariable | GetConnection | GetTaskStates | CreateRun
 TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates  # those that a trigger may send
 
 
@@ -99,12 +113,19 @@ class EncodedValue(WireStruct, frozen=True, tag="value"):
 class XComPage(WireStruct, frozen=True, tag="xcom_page"):
     """A part of the XComs of a mapped task: (index of the instance, encoded value, None if it left none), by index.
 
-    ``count`` is the number of instances that have succeeded, ``missing`` that of the others that are in the run.
+    ``count`` is the number of instances that have succeeded, ``missing`` that of the others that are in the run. Of
+    elements the index is the position, ``count`` the number of those that are emitted, and none is missing.
     """
 
     values: tuple[tuple[int, bytes | None], ...]
     count: int
     missing: int
+
+
+class ElementRoom(WireStruct, frozen=True, tag="element_room"):
+    """The elements are stored; ``room`` more may be emitted before those that expand over them have to catch up."""
+
+    room: int
 
 
 class SecretText(WireStruct, frozen=True, tag="secret"):
@@ -149,7 +170,7 @@ class RunCreated(WireStruct, frozen=True, tag="run_created"):
     is_new: bool
 
 
-QueryResult: TypeAlias = StoredEvent | EncodedValue | XComPage | SecretText | TaskStates | RunCreated
+QueryResult: TypeAlias = StoredEvent | EncodedValue | XComPage | ElementRoom | SecretText | TaskStates | RunCreated
 
 
 # --- the messages --------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Outcomes of one step of a task: a step is one call of an operator's method, from its start or from a resumption.
 
 The worker process that made the call reports one of these five; the supervisor stores it. The worker has encoded every
-value in them by `headgate.protocol.values`, so that an author whose value cannot be encoded sees it there.
+value in them by `headgate.protocol.values`, so that an author whose value cannot be encoded sees it there. ``emitted``
+are the elements that the step has emitted and not sent before, by `headgate.protocol.messages.queries.EmitElements`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ class XCom(WireStruct, frozen=True):
     value: bytes
 
 
+class Emitted(WireStruct, frozen=True):
+    """Encoded elements that a task emits, at the positions from ``first`` on, counted over the steps of its try."""
+
+    first: int
+    values: tuple[bytes, ...]
+
+
 class StepSucceeded(WireStruct, frozen=True, tag="succeeded"):
     """The task succeeded. ``skips`` are downstream tasks to be skipped in this run."""
 
     xcoms: tuple[XCom, ...] = ()
     skips: tuple[str, ...] = ()
     handled: Handled | None = None
+    emitted: Emitted | None = None
 
 
 class StepSkipped(WireStruct, frozen=True, tag="skipped"):
@@ -35,6 +44,7 @@ class StepSkipped(WireStruct, frozen=True, tag="skipped"):
     reason: str = ""
     xcoms: tuple[XCom, ...] = ()
     handled: Handled | None = None
+    emitted: Emitted | None = None
 
 
 class StepFailed(WireStruct, frozen=True, tag="failed"):
@@ -45,6 +55,7 @@ class StepFailed(WireStruct, frozen=True, tag="failed"):
     may_retry: bool = True
     xcoms: tuple[XCom, ...] = ()
     handled: Handled | None = None
+    emitted: Emitted | None = None
 
 
 class StepDeferred(WireStruct, frozen=True, tag="deferred"):
@@ -63,6 +74,7 @@ class StepDeferred(WireStruct, frozen=True, tag="deferred"):
     xcoms: tuple[XCom, ...] = ()
     handled: Handled | None = None
     stream: StreamOptions | None = None
+    emitted: Emitted | None = None
 
 
 class StepHandled(WireStruct, frozen=True, tag="handled"):
@@ -70,6 +82,7 @@ class StepHandled(WireStruct, frozen=True, tag="handled"):
 
     handled: Handled
     xcoms: tuple[XCom, ...] = ()
+    emitted: Emitted | None = None
 
 
 StepOutcome: TypeAlias = StepSucceeded | StepSkipped | StepFailed | StepDeferred | StepHandled

@@ -59,6 +59,7 @@ class Step(WireStruct, frozen=True):
     monotonic clock, which its processes share: the author's code does not begin after it, unless to fail. ``stream`` is
     set if the task has a stream: the step handles its events, or begins with ``execute`` if ``next_method`` is None.
     ``map_index`` says which instance of a mapped task it is, from 0; -1 if the task is not mapped.
+    ``emitted`` is the number of elements that the earlier steps of its try have emitted.
     """
 
     token: str
@@ -78,6 +79,7 @@ class Step(WireStruct, frozen=True):
     ends_at_s: float | None = None
     stream: StreamPart | None = None
     map_index: int = -1
+    emitted: int = 0
 
 
 # --- supervisor to worker ------------------------------------------------------------------------

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, overload
 
-from headgate.protocol.messages.queries import XComPage
+from headgate.protocol.messages.queries import XCOMS_PER_PAGE_MAX, XComPage
 from headgate.protocol.values import decode_value
 
 
 class XComPageReader(Protocol):
     """Return a page of the XComs of a mapped task of this run: see `headgate.protocol.messages.queries.GetXComs`."""
 
-    def __call__(self, task_id: str, key: str, *, after: int = -1, offset: int = 0) -> XComPage: ...
+    def __call__(
+        self, task_id: str, key: str | None, *, after: int = -1, offset: int = 0, limit: int = XCOMS_PER_PAGE_MAX
+    ) -> XComPage: ...
 
 
 class MappedOutput(Sequence[Any]):
@@ -20,22 +22,22 @@ class MappedOutput(Sequence[Any]):
 
     It has a value for each instance that has succeeded, None for one that pushed none. It is never in memory as a
     whole: ``len`` is asked for, and iteration reads pages. ``missing`` are the indexes of the instances without a
-    value, because they failed or were skipped. To leave all values as an XCom of one's own takes ``list(values)``.
-    """
+    value, because they failed or were skipped. To leave all values as an XCom of one's own takes `X
 
     encode_hint = ", which is read by pages: give list(values)"
 
-    def __init__(self, task_id: str, key: str, read: XComPageReader) -> None:
+    def __init__(self, task_id: str, key: str | None, read: XComPageReader) -> None:
         self._task_id = task_id
         self._key = key
         self._read = read
         self._page: tuple[int, XComPage] = (0, XComPage((), 0, 0))  # that of the last index, and where it begins
 
     def __repr__(self) -> str:
-        return f"<{len(self)} values {self._key!r} of {self._task_id!r}>"
+        what = "elements" if self._key is None else f"values {self._key!r}"
+        return f"<{len(self)} {what} of {self._task_id!r}>"
 
     def __len__(self) -> int:
-        return self._read(self._task_id, self._key).count
+        return self._read(self._task_id, self._key, limit=1).count
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -47,7 +49,9 @@ class MappedOutput(Sequence[Any]):
         offset = index if index >= 0 else len(self) + index
         first, page = self._page
         if offset >= 0 and not first <= offset < first + len(page.values):
-            first, page = self._page = offset, self._read(self._task_id, self._key, offset=offset)
+            # One value alone, unless the one before was asked for last.
+            limit = XCOMS_PER_PAGE_MAX if page.values and offset == first + len(page.values) else 1
+            first, page = self._page = offset, self._at(offset, limit)
         if offset < 0 or not page.values:
             raise IndexError(f"{self!r} has no value {index}")
         return _decoded(page.values[offset - first][1])
@@ -59,9 +63,16 @@ class MappedOutput(Sequence[Any]):
     @property
     def missing(self) -> list[int]:
         """The indexes of the instances that have no value here; found by reading all values."""
-        first = self._read(self._task_id, self._key)
+        first = self._read(self._task_id, self._key, limit=1)
         there = {index for index, _ in self._items()}
         return [index for index in range(first.count + first.missing) if index not in there]
+
+    def _at(self, number: int, limit: int) -> XComPage:
+        # If none is missing before it, it is the one with this index, which is found without counting the others.
+        page = self._read(self._task_id, self._key, after=number - 1, limit=limit)
+        if not page.missing and page.values and page.values[0][0] == number:
+            return page
+        return self._read(self._task_id, self._key, offset=number, limit=limit)
 
     def _items(self) -> Iterator[tuple[int, bytes | None]]:
         after = -1

@@ -18,15 +18,15 @@ from sqlalchemy import bindparam, select, update
 
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.maps import INSTANCES_MAX, MapSpec, Output
+from headgate.protocol.messages.maps import INSTANCES_MAX, Available, Elements, MapSpec, OfTask
 from headgate.protocol.values import count_items
 from headgate.scheduling import states
-from headgate.scheduling.states import UNFINISHED
+from headgate.scheduling.states import TERMINAL, UNFINISHED
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import task_instance
-from headgate.store.tasks import dags, task_rows, values
+from headgate.store.tasks import dags, elements, task_rows, values
 from headgate.store.tasks.run_states import RunStates
 from headgate.store.tasks.task_rows import LockedTask
 
@@ -60,27 +60,32 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
     if TaskState.RESTARTING in seen.mapped.get(task.task_id, ()):
         return Expanded([], is_done=True)  # until its old worker is gone: there may be no value for it any more
     try:
-        length = _length(tx, seen, own, task.task_id, task.map)
+        there = _available(tx, seen, own, task.task_id, task.map)
     except Unexpandable as error:
         task_rows.apply(tx, own, "unexpandable", last_error=str(error))
         return Expanded([], is_done=False)
-    if (stopped := _stopped(tx, seen, task.task_id, task.map)) is not None:
+    if (stopped := _stopped(tx, seen, own, task.task_id, task.map)) is not None:
         task_rows.apply(tx, own, "expanded", last_error=stopped)
         return Expanded([], is_done=False)
     room = task.map.window - seen.count_of_map(tx, task.task_id, _BEGUN, limit=task.map.window)
     left = seen.of_map(tx, task.task_id, TaskState.NONE, limit=limit)
-    again = [one.id for one in left if one.map_index < length]
-    removed = [dags.remove_task(tx, one.id) for one in left if one.map_index >= length]
+    again = [one.id for one in left if one.map_index < there.length]
+    surplus = [one.id for one in left if one.map_index >= there.length] if there.is_complete else []
     begin = again[:room]
-    is_complete = len(left) < limit and len(begin) == len(again) and all(removed)
-    if is_complete:
-        made = seen.next_index(tx, task.task_id)
-        to_make = range(made, min(made + min(room, limit) - len(begin), length))
-        begin += dags.insert_instances(tx, seen.run, task, to_make)
-        is_complete = to_make.stop >= length if to_make else made >= length
-    if is_complete:
-        task_rows.apply(tx, own, "expanded" if length else "expanded_to_nothing")
-    return Expanded(begin, is_done=len(begin) >= room or (is_complete and length > 0))
+    all_begin = len(left) < limit and len(begin) == len(again)
+    if all_begin:
+        made = _made(tx, own)
+        to_make = range(made, min(made + min(room, limit) - len(begin), there.length))
+        if to_make:
+            begin += dags.insert_instances(tx, seen.run, task, to_make)
+            made = to_make.stop
+            _SET_MADE.run(tx.connection, of_id=own.id, made=made)
+        all_begin = made >= there.length
+    removed = [dags.remove_task(tx, id_) for id_ in surplus]
+    if not (all_begin and there.is_complete and all(removed)):
+        return Expanded(begin, is_done=len(begin) >= room or (all_begin and all(removed)))
+    task_rows.apply(tx, own, "expanded" if there.length else "expanded_to_nothing")
+    return Expanded(begin, is_done=there.length > 0)
 
 
 def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
@@ -93,15 +98,19 @@ def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def _length(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: MapSpec) -> int:
-    """Return how many instances the task is to have, counted in its first look. Raises `Unexpandable`."""
+def _available(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: MapSpec) -> Available:
+    """Return how many values there are; once they are complete, they are not counted again. Raises `Unexpandable`."""
     (known,) = _LENGTH.run(tx.connection, of_id=own.id).fetchone()
     if known is not None:
-        return int(known)
+        return Available(known, is_complete=True)
 
-    def count(output: Output) -> int:
+    def count(output: OfTask) -> Available:
+        if isinstance(output, Elements):
+            has_ended = seen.own.get(output.task_id) in TERMINAL
+            return Available(elements.count(tx, seen.run, output.task_id), has_ended)
         if output.task_id in seen.mapped:
-            return seen.count_of_map(tx, output.task_id, [TaskState.SUCCESS], limit=INSTANCES_MAX + 1)
+            some = seen.count_of_map(tx, output.task_id, [TaskState.SUCCESS], limit=INSTANCES_MAX + 1)
+            return Available(some, is_complete=True)
         value = values.xcom_of(tx, seen.run, output.task_id, output.key)
         items = None if value is None else count_items(value)
         if items is None:
@@ -110,26 +119,34 @@ def _length(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: MapSpe
                 f"the task {task_id!r} is expanded over what {output.task_id!r} has left under {output.key!r}, and "
                 f"it has left {found} there"
             )
-        return items
+        return Available(items, is_complete=True)
 
-    length = maps.length(spec.source, count)
-    if length > INSTANCES_MAX:
-        raise Unexpandable(f"the task {task_id!r} is expanded over {length:,} values; the limit is {INSTANCES_MAX:,}")
-    _SET_LENGTH.run(tx.connection, of_id=own.id, length=length)
-    return length
+    there = maps.available(spec.source, count)
+    if there.length > INSTANCES_MAX:
+        over = f"{there.length:,} values; the limit is {INSTANCES_MAX:,}"
+        raise Unexpandable(f"the task {task_id!r} is expanded over {over}")
+    if there.is_complete:
+        _SET_LENGTH.run(tx.connection, of_id=own.id, length=there.length)
+    return there
 
 
-def _stopped(tx: Tx, seen: RunStates, task_id: str, spec: MapSpec) -> str | None:
+def _made(tx: Tx, own: LockedTask) -> int:
+    return int(_MADE.run(tx.connection, of_id=own.id).fetchone()[0])
+
+
+def _stopped(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: MapSpec) -> str | None:
     """Return why no more instances are made, because too many have failed; None if they are not."""
     failures_max = 1 if spec.fail_fast else spec.failures_max
     if failures_max is None or seen.count_of_map(tx, task_id, [TaskState.FAILED], limit=failures_max) < failures_max:
         return None
     name = "fail_fast" if spec.fail_fast else f"failures_max={failures_max}"
-    return f"no instance is made after the first {seen.next_index(tx, task_id):,}, because of {name}"
+    return f"no instance is made after the first {_made(tx, own):,}, because of {name}"
 
 
 # --- the statements ------------------------------------------------------------------------------
 
 _OF_ID = _C.id == bindparam("of_id")
 _LENGTH = Prepared(select(_C.map_length).where(_OF_ID))
+_MADE = Prepared(select(_C.map_made).where(_OF_ID))
+_SET_MADE = Prepared(update(task_instance).where(_OF_ID).values(map_made=bindparam("made")))
 _SET_LENGTH = Prepared(update(task_instance).where(_OF_ID).values(map_length=bindparam("length")))

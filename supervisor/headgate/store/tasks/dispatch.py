@@ -25,8 +25,18 @@ from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
 from headgate.store.db.verbs import leased, writing
 from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
 from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId, TriggerId, TryName
-from headgate.store.tables import asset, dag, dag_run, dag_run_event, pool, task_instance, task_stream, trigger_event
-from headgate.store.tasks import deferral, stream_steps, task_rows, values
+from headgate.store.tables import (
+    asset,
+    dag,
+    dag_run,
+    dag_run_event,
+    emitter,
+    pool,
+    task_instance,
+    task_stream,
+    trigger_event,
+)
+from headgate.store.tasks import deferral, elements, stream_steps, task_rows, values
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
 from headgate.store.triggers.watchers import check_name
 
@@ -51,6 +61,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
     the order they were stored, without those that newer ones superseded. ``stream`` is the part of its stream that the
     step gets, if it has one, and ``stream_trigger`` the trigger of that. ``map_index`` is -1 unless the task is mapped.
+    ``emitted`` elements were emitted by earlier steps of the try.
     """
 
     id: TaskInstanceId
@@ -76,6 +87,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     stream: StreamPart | None = None
     stream_trigger: TriggerId | None = None
     map_index: int = -1
+    emitted: int = 0
 
     @property
     def name(self) -> TryName:
@@ -124,6 +136,7 @@ class DispatchVerbs(GraphVerbs):
         for task in due:
             task_rows.changed(tx, retry_due, {"id": task.id})
             values.delete_xcoms(tx, task.id)
+            elements.emit_again(tx, task.id)
         for task in due:
             start = self.graphs.get(tx, task.dag_row, task.spec_hash).start_triggers.get(task.task_id)
             if start is not None:
@@ -320,6 +333,7 @@ class _ToRun(NamedTuple):
     interval_end: Any
     event_id: int | None
     stream_trigger: TriggerId | None
+    emitted: int | None
 
 
 _TO_RUN = Prepared(
@@ -329,12 +343,14 @@ _TO_RUN = Prepared(
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
+        emitter.c.place,
     )
     .select_from(
         task_instance.join(dag_run)
         .join(dag)
         .outerjoin(trigger_event, trigger_event.c.id == _C.event_id)
         .outerjoin(task_stream, task_stream.c.task_instance_id == _C.id)
+        .outerjoin(emitter, emitter.c.task_instance_id == _C.id)
     )
     .where(_C.id == bindparam("of_id"))
 )
@@ -411,6 +427,7 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         stream=stream,
         stream_trigger=row.stream_trigger,
         map_index=row.map_index,
+        emitted=row.emitted or 0,
     )
 
 

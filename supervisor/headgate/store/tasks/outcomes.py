@@ -32,7 +32,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.ids import Epoch, TaskInstanceId, TryName
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
-from headgate.store.tasks import deferral, poison, stream_steps, task_rows, task_streams, values
+from headgate.store.tasks import deferral, elements, poison, stream_steps, task_rows, task_streams, values
 from headgate.store.tasks.deferral import Deferral
 from headgate.store.triggers.dead_letters import storable_text
 
@@ -106,6 +106,7 @@ class OutcomeVerbs(Verbs):
         left: list[values.XComRow] = []
         # In the order of their ids, as all that lock several tasks do, so that no two of them wait for each other.
         in_order = sorted(ends, key=lambda end: end.id)
+        _store_elements(tx, in_order)
         # Those with streams first, because a slice of another supervisor may wait for these tasks while they run.
         new_states: dict[str, TaskState | None] = {**_go_on_with_streams(tx, in_order)}
         new_states |= _end_well(tx, in_order)
@@ -150,6 +151,17 @@ class OutcomeVerbs(Verbs):
     def owned(self, tx: Tx, epoch: Epoch) -> list[OwnedTask]:
         """Return the tasks that the workers of an epoch have."""
         return [_owned(tx, *row) for row in _OWNED.run(tx.connection, epoch=epoch).fetchall()]
+
+
+def _store_elements(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
+    """Store what steps have emitted whose tasks are still theirs; their rows are locked from here on."""
+    for end in ends:
+        emitted = None if isinstance(end.outcome, WorkerLost) else end.outcome.emitted
+        if emitted is None:
+            continue
+        task = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
+        if task is not None:
+            elements.store(tx, task, emitted, is_end=isinstance(end.outcome, StepSucceeded))
 
 
 def _go_on_with_streams(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState]:

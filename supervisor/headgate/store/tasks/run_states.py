@@ -10,7 +10,7 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,8 +18,6 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Integer,
-    Select,
-    Subquery,
     Text,
     and_,
     bindparam,
@@ -118,13 +116,6 @@ class RunStates(NamedTuple):
         found = _count_in(frozenset(some)).run(tx.connection, of_run=self.run, of_task=task_id, limit=limit)
         return int(min(found.fetchone()[0], limit))
 
-    def next_index(self, tx: Tx, task_id: str) -> int:
-        """Return the index of the first instance of a mapped task that is not made yet, whatever becomes of them."""
-        if task_id not in self.mapped:
-            return 0
-        (newest,) = _NEWEST.run(tx.connection, of_run=self.run, of_task=task_id).fetchone()
-        return int(newest) + 1
-
 
 def read(tx: Tx, run: DagRunId) -> RunStates:
     """Return the states of the tasks of a run."""
@@ -195,19 +186,13 @@ _IN_STATE = _in_state(bindparam("of_state", type_=Text()))
 _INSTANCES = Prepared(select(_C.id, _C.map_index).where(_IN_STATE).order_by(_C.map_index).limit(_LIMIT))
 
 
-# One statement for all states, because each sees a moment of its own: an instance that goes from one state to the next
-# between two of them would be in neither. One part for each state, which is a range of the index.
-def _of_states(some: Iterable[TaskState], part: Callable[[ColumnElement[bool]], Select[Any]]) -> Subquery:
-    parts = [part(_in_state(literal_column(f"'{state.value}'"))).subquery() for state in sorted(some)]
-    return union_all(*map(select, parts)).subquery()
-
-
 @cache
 def _count_in(some: frozenset[TaskState]) -> Prepared:
+    # One statement for all states, because each sees a moment of its own: an instance that goes from one state to the
+    # next between two of them would be in neither. One part for each state, which is a range of the index.
+    of_states = [
+        select(_C.id).where(_in_state(literal_column(f"'{state.value}'"))).limit(_LIMIT) for state in sorted(some)
+    ]
     return Prepared(
-        select(func.count()).select_from(_of_states(some, lambda where: select(_C.id).where(where).limit(_LIMIT)))
+        select(func.count()).select_from(union_all(*(select(part.subquery()) for part in of_states)).subquery())
     )
-
-
-_newest = _of_states(TaskState, lambda where: select(func.max(_C.map_index).label("map_index")).where(where))
-_NEWEST = Prepared(select(func.max(_newest.c.map_index)))

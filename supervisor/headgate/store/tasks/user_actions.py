@@ -22,7 +22,7 @@ from headgate.store.db.verbs import Verbs, writing
 from headgate.store.errors import NoSuchRow
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, task_rows, task_streams, values
+from headgate.store.tasks import dags, elements, task_rows, task_streams, values
 from headgate.store.tasks.graphs import read_spec
 from headgate.store.tasks.task_rows import LockedTask
 
@@ -133,6 +133,7 @@ def _clear(tx: Tx, task: LockedTask, streams: StreamClear | None) -> TaskState |
     if streams == "from_start" or (streams is None and task.state in _ENDED_WELL):
         task_streams.forget(tx, task.id)
     values.delete_xcoms(tx, task.id)
+    elements.forget(tx, task.id)
     return state
 
 

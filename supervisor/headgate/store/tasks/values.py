@@ -25,7 +25,6 @@ from headgate.store.triggers.watchers import check_name
 
 VALUE_BYTES_MAX = 64 * 1024  # of a variable or a connection: a certificate with its chain, not a file
 DESCRIPTION_CHARS_MAX = 1000
-PAGE_VALUES_MAX = 1000  # XComs of one page
 
 # --- XComs ---------------------------------------------------------------------------------------
 
@@ -40,7 +39,7 @@ class XComVerbs(Verbs):
 
     @reading
     def pull_xcoms(
-        self, tx: Tx, dag_run: DagRunId, task_id: str, key: str, *, after: int, offset: int, bytes_max: int
+        self, tx: Tx, dag_run: DagRunId, task_id: str, key: str, *, after: int, offset: int, limit: int, bytes_max: int
     ) -> XComPage:
         """Return a page of the XComs that the instances of a mapped task of a run have under ``key``.
 
@@ -49,7 +48,9 @@ class XComVerbs(Verbs):
         of_task = {"of_run": dag_run, "of_task": task_id}
         page: list[tuple[int, bytes | None]] = []
         room = bytes_max
-        for map_index, value in _PAGE.run(tx.connection, of_key=key, after=after, offset=offset, **of_task).fetchall():
+        for map_index, value in _PAGE.run(
+            tx.connection, of_key=key, after=after, offset=offset, limit=limit, **of_task
+        ).fetchall():
             page.append((map_index, None if value is None else bytes(value)))
             room -= 0 if value is None else len(value)
             if room <= 0:
@@ -69,7 +70,7 @@ _PAGE = Prepared(
     )
     .where(_MAPPED, task_rows.is_in(TaskState.SUCCESS), _C.map_index > bindparam("after"))
     .order_by(_C.map_index)
-    .limit(literal_column(str(PAGE_VALUES_MAX)))
+    .limit(bindparam("limit"))
     .offset(bindparam("offset"))
 )
 _IS_MISSING = ~task_rows.is_in(TaskState.SUCCESS, TaskState.REMOVED)

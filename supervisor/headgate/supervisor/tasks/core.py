@@ -24,9 +24,10 @@ import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.queries import CreateRun, Response
+from headgate.protocol.messages.queries import CreateRun, EmitElements, Response
 from headgate.protocol.messages.steps import (
     EXECUTION_TIMEOUT_OVER,
+    Emitted,
     StepDeferred,
     StepFailed,
     StepHandled,
@@ -221,9 +222,9 @@ class TaskCore:
         """Answer the oldest query, or store the oldest outcomes. What an exception leaves is still the oldest."""
         task, event = self._inbox[0]
         if isinstance(event, StepQuery):
-            self._executor.answer(event.token, self._answer(task, event))
+            self._executor.answer(event.token, self._answer(epoch, task, event))
             self._inbox.popleft()
-            if isinstance(event.query, CreateRun):
+            if isinstance(event.query, CreateRun | EmitElements):
                 self._scheduler.notify()
             return
         group = self._oldest_ends()
@@ -287,10 +288,13 @@ class TaskCore:
         known = {name: value for name, value in fields.items() if value}
         self._logs.say(task.name, level, event, state=None if state is None else state.value, **known)
 
-    def _answer(self, task: TaskToRun, asked: StepQuery) -> Response:
+    def _answer(self, epoch: Epoch, task: TaskToRun, asked: StepQuery) -> Response:
         try:
+            if isinstance(asked.query, EmitElements):
+                room = self._store.emit(epoch, task.id, task.token, Emitted(asked.query.first, asked.query.values))
+                return Response(asked.id, room, error="the task was cleared or marked" if room is None else "")
             return Response(asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id))
-        except (QueryRefused, RowsRefused) as refused:
+        except (QueryRefused, RowsRefused, ValueRefused) as refused:
             # If the database is away this raises: the query waits, as an outcome would.
             return Response(asked.id, error=str(refused))
 
@@ -422,6 +426,7 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
         ends_at_s=ends_at_s,
         stream=task.stream,
         map_index=task.map_index,
+        emitted=task.emitted,
     )
 
 

@@ -1,0 +1,192 @@
+"""Elements: the values that a task leaves one by one, while it runs, for those that are expanded over it.
+
+They are stored in the order in which they are emitted, at positions without a gap, by the step that has the task: with
+its outcome, or before it if it asks for that. An element is never changed. A try that begins anew emits the same again:
+those that are stored already are compared, and the first that differs fails the try, because something may have been
+expanded over the old one. A task that goes on in its stream goes on behind its last element as well.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Integer, bindparam, delete, exists, select, update
+
+from headgate.protocol import marks
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskState
+from headgate.protocol.messages.maps import INSTANCES_MAX
+from headgate.protocol.messages.queries import ElementRoom, XComPage
+from headgate.protocol.messages.steps import Emitted
+from headgate.store.db.bulk import Kind, insert_new
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import leased, reading
+from headgate.store.errors import ValueRefused
+from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
+from headgate.store.tables import dag, dag_run, element, emitter, task_instance, task_stream
+from headgate.store.tasks import task_rows
+from headgate.store.tasks.graphs import GraphVerbs
+from headgate.store.tasks.task_rows import LockedTask
+
+AHEAD_MAX = 1000  # elements that a step may emit before instances for them are made
+_C = task_instance.c
+
+
+class ElementVerbs(GraphVerbs):
+    """The verbs for the elements of a task."""
+
+    def emit(self, epoch: Epoch, instance: TaskInstanceId, token: str, emitted: Emitted) -> ElementRoom | None:
+        """Store what a running step has emitted; return how much room there is, None if the token is not the task's.
+
+        May be repeated. Raises `ValueRefused` as `store` does.
+        """
+        room = self._emit(epoch, instance, token, emitted)
+        marks.reach("elements.committed")
+        return room
+
+    @leased
+    def _emit(self, tx: LeasedTx, instance: TaskInstanceId, token: str, emitted: Emitted) -> ElementRoom | None:
+        task = task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING)
+        if task is None:
+            return None
+        length = store(tx, task, emitted)
+        task_id, dag_row, spec_hash = _TASK.run(tx.connection, of_id=task.id).fetchone()
+        graph = self.graphs.get(tx, dag_row, spec_hash)
+        made = [_made(tx, task.dag_run_id, name) for name in graph.expanded_as_emitted.get(task_id, ())]
+        return ElementRoom(AHEAD_MAX - max((length - count for count in made if count is not None), default=0))
+
+    @reading
+    def pull_elements(
+        self, tx: Tx, dag_run: DagRunId, task_id: str, *, after: int, offset: int, limit: int, bytes_max: int
+    ) -> XComPage:
+        """Return a page of the elements that a task of a run has emitted; it ends with the value over ``bytes_max``."""
+        of_task = {"of_run": dag_run, "of_task": task_id}
+        row = _EMITTER_OF.run(tx.connection, **of_task).fetchone()
+        if row is None:
+            return XComPage((), 0, 0)
+        page: list[tuple[int, bytes | None]] = []
+        found = _PAGE.run(tx.connection, of_instance=row[0], after=after + offset, limit=limit)
+        for position, value in found.fetchall():
+            page.append((position, bytes(value)))
+            bytes_max -= len(value)
+            if bytes_max <= 0:
+                break
+        return XComPage(tuple(page), row[1], 0)
+
+
+# --- what a step has emitted ---------------------------------------------------------------------
+
+_NEW_ELEMENT = Kind(element, ("task_instance_id", "position", "value"))
+_OF_INSTANCE = emitter.c.task_instance_id == bindparam("of_instance")
+
+
+def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -> int:
+    """Store what a step of a locked task has emitted; return how many elements the task has now.
+
+    ``is_end``: the task has succeeded, so all that earlier tries have emitted must have come again. Raises
+    `ValueRefused` for an element that differs from the one stored at its position, is missing, or is too long.
+    """
+    length, place = _of(tx, task.id)
+    if emitted.first > place:
+        raise ValueRefused(f"its worker has emitted elements from {emitted.first:,} on, and the next one is {place:,}")
+    if emitted.first + len(emitted.values) > INSTANCES_MAX:
+        raise ValueRefused(f"it emits more than {INSTANCES_MAX:,} elements")
+    known = emitted.values[: max(length - emitted.first, 0)]
+    _compare(tx, task.id, emitted.first, known)
+    new = emitted.values[len(known) :]
+    for position, value in enumerate(new, start=length):
+        if len(value) > XCOM_BYTES_MAX:
+            raise ValueRefused(f"element {position} needs {len(value):,} bytes; the limit is {XCOM_BYTES_MAX:,}")
+    if is_end and emitted.first + len(emitted.values) < length:
+        raise ValueRefused(
+            f"it has emitted {emitted.first + len(emitted.values):,} elements, and an earlier try {length:,}: "
+            f"a task that is tried again must emit the same ones"
+        )
+    rows = [(task.id, position, value) for position, value in enumerate(new, start=length)]
+    if rows:
+        insert_new(tx.connection, _NEW_ELEMENT, rows, returning=("position",))
+        tx.mark_run_dirty(task.dag_run_id)
+    now = {"length": length + len(new), "place": max(place, emitted.first + len(emitted.values))}
+    _SET.run(tx.connection, of_instance=task.id, **now)
+    marks.reach("elements.written")
+    return now["length"]
+
+
+def _of(tx: Tx, instance: TaskInstanceId) -> tuple[int, int]:
+    row = _GET.run(tx.connection, of_instance=instance).fetchone()
+    if row is None:
+        insert_new(tx.connection, _NEW_EMITTER, [(instance,)], returning=("task_instance_id",))
+        return 0, 0
+    return int(row[0]), int(row[1])
+
+
+def _compare(tx: Tx, instance: TaskInstanceId, first: int, known: tuple[bytes, ...]) -> None:
+    rows = _PAGE.run(tx.connection, of_instance=instance, after=first - 1, limit=len(known)).fetchall()
+    for (position, before), value in zip(rows, known, strict=True):
+        if bytes(before) != value:
+            raise ValueRefused(
+                f"element {position} was {_shown(bytes(before))} in an earlier try and is {_shown(value)} now: "
+                f"a task that is tried again must emit the same ones"
+            )
+
+
+def _shown(value: bytes) -> str:
+    return value[:60].decode(errors="replace")
+
+
+_NEW_EMITTER = Kind(emitter, ("task_instance_id",))
+_GET = Prepared(select(emitter.c.length, emitter.c.place).where(_OF_INSTANCE))
+_SET = Prepared(update(emitter).where(_OF_INSTANCE).values(length=bindparam("length"), place=bindparam("place")))
+_PAGE = Prepared(
+    select(element.c.position, element.c.value)
+    .where(element.c.task_instance_id == bindparam("of_instance"), element.c.position > bindparam("after"))
+    .order_by(element.c.position)
+    .limit(bindparam("limit", type_=Integer()))
+)
+_TASK = Prepared(
+    select(_C.task_id, dag.c.id, dag.c.spec_hash)
+    .select_from(task_instance.join(dag_run).join(dag))
+    .where(_C.id == bindparam("of_id"))
+)
+_EMITTER_OF = Prepared(
+    select(_C.id, emitter.c.length)
+    .select_from(task_instance.join(emitter))
+    .where(task_rows.unmapped_of(bindparam("of_run")), _C.task_id == bindparam("of_task"))
+)
+_MADE = Prepared(
+    select(_C.map_made).where(
+        task_rows.unmapped_of(bindparam("of_run")),
+        _C.task_id == bindparam("of_task"),
+        task_rows.is_in(TaskState.NONE),
+    )
+)
+
+
+def count(tx: Tx, run: DagRunId, task_id: str) -> int:
+    """Return how many elements a task of a run has emitted."""
+    row = _EMITTER_OF.run(tx.connection, of_run=run, of_task=task_id).fetchone()
+    return 0 if row is None else int(row[1])
+
+
+def _made(tx: Tx, run: DagRunId, task_id: str) -> int | None:
+    """Return how many instances of a mapped task are made; None if that does not matter any more."""
+    row = _MADE.run(tx.connection, of_run=run, of_task=task_id).fetchone()
+    return None if row is None else int(row[0])
+
+
+# --- a new try -----------------------------------------------------------------------------------
+
+# A task that has handled events of its stream does not handle these again, nor emit what it has emitted for them.
+_GOES_ON = exists().where(task_stream.c.task_instance_id == bindparam("of_instance"), task_stream.c.handled > 0)
+_AGAIN = Prepared(update(emitter).where(_OF_INSTANCE, ~_GOES_ON).values(place=0))
+_FORGET_ELEMENTS = Prepared(delete(element).where(element.c.task_instance_id == bindparam("of_instance"), ~_GOES_ON))
+_FORGET = Prepared(delete(emitter).where(_OF_INSTANCE, ~_GOES_ON))
+
+
+def emit_again(tx: Tx, instance: TaskInstanceId) -> None:
+    """Have the next try of a task emit its elements from the first one on, unless it goes on in its stream."""
+    _AGAIN.run(tx.connection, of_instance=instance)
+
+
+def forget(tx: Tx, instance: TaskInstanceId) -> None:
+    """Drop the elements of a task that a user has cleared, unless it goes on in its stream."""
+    _FORGET_ELEMENTS.run(tx.connection, of_instance=instance)
+    _FORGET.run(tx.connection, of_instance=instance)
