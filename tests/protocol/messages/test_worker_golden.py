@@ -12,9 +12,11 @@ from headgate.protocol.link.worker_dialect import (
 )
 from headgate.protocol.messages import worker as work
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
-from headgate.protocol.messages.maps import Batch, Concat, MapSpec, Output, Product, Values, Zip
+from headgate.protocol.messages.maps import Batch, Concat, Elements, MapSpec, Output, Product, Values, Zip
 from headgate.protocol.messages.queries import (
     CreateRun,
+    ElementRoom,
+    EmitElements,
     EncodedValue,
     GetConnection,
     GetTaskStates,
@@ -29,7 +31,15 @@ from headgate.protocol.messages.queries import (
     TaskStates,
     XComPage,
 )
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepHandled, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.steps import (
+    Emitted,
+    StepDeferred,
+    StepFailed,
+    StepHandled,
+    StepSkipped,
+    StepSucceeded,
+    XCom,
+)
 from headgate.protocol.messages.task_streams import Handled, StreamEvent, StreamOptions, StreamPart
 from headgate.protocol.messages.worker import (
     AssetEvent,
@@ -45,6 +55,7 @@ from headgate.protocol.messages.worker import (
 )
 
 _XCOMS = (XCom("k", b"1"),)
+_EMITTED = Emitted(first=6, values=(b"7",))
 _HANDLED = Handled(event_id=70001, count=3, state=b'{"n":3}')
 _STREAM = StreamOptions(contract="batch", count=50, seconds=2.5, ahead=500, poison="skip")
 _DAG = DagSpec(
@@ -76,7 +87,7 @@ _DAG = DagSpec(
                     (
                         Values(length=3),
                         Zip((Output(task_id="s", key="k"), Values(length=4)), is_longest=True),
-                        Concat((Batch(Values(length=5), count=6),)),
+                        Concat((Batch(Values(length=5), count=6), Elements(task_id="s"))),
                     )
                 ),
                 window=10,
@@ -84,6 +95,7 @@ _DAG = DagSpec(
                 failures_max=11,
             ),
             active_max=12,
+            emits=True,
         ),
     ),
     is_paused_upon_creation=True,
@@ -95,14 +107,16 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "WorkerHello": WorkerHello(protocol_version=3, pid=4711, headgate_version="0.1.0"),
     "StepLoaded": StepLoaded(token="a"),
     "StepSucceeded": StepEnded(
-        token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",), handled=_HANDLED), map_name="n"
+        token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",), handled=_HANDLED, emitted=_EMITTED), map_name="n"
     ),
     "StepSkipped": StepEnded(
-        token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS, handled=_HANDLED), map_name="n"
+        token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS, handled=_HANDLED, emitted=_EMITTED), map_name="n"
     ),
     "StepFailed": StepEnded(
         token="a",
-        outcome=StepFailed(error="Error", traceback="Traceback", may_retry=False, xcoms=_XCOMS, handled=_HANDLED),
+        outcome=StepFailed(
+            error="Error", traceback="Traceback", may_retry=False, xcoms=_XCOMS, handled=_HANDLED, emitted=_EMITTED
+        ),
         map_name="n",
     ),
     "StepDeferred": StepEnded(
@@ -116,10 +130,13 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             xcoms=_XCOMS,
             handled=_HANDLED,
             stream=_STREAM,
+            emitted=_EMITTED,
         ),
         map_name="n",
     ),
-    "StepHandled": StepEnded(token="a", outcome=StepHandled(handled=_HANDLED, xcoms=_XCOMS), map_name="n"),
+    "StepHandled": StepEnded(
+        token="a", outcome=StepHandled(handled=_HANDLED, xcoms=_XCOMS, emitted=_EMITTED), map_name="n"
+    ),
     "FileParsed": FileParsed(
         file="/dag.py",
         dags=(_DAG,),
@@ -141,7 +158,8 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         more=True,
     ),
     "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k")),
-    "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3)),
+    "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3, limit=4)),
+    "RequestEmission": Request(id=6, query=EmitElements(first=1, values=(b"2",))),
     "RequestVariable": Request(id=2, query=GetVariable(name="v")),
     "RequestConnection": Request(id=3, query=GetConnection(name="c")),
     "RequestStates": Request(id=4, query=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
@@ -184,11 +202,13 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
                 is_over=True,
             ),
             map_index=8,
+            emitted=9,
         )
     ),
     "ParseFile": ParseFile(file="/dag.py"),
     "ResponseValue": Response(id=1, result=EncodedValue(value=b"1"), error="none"),
     "ResponseXComs": Response(id=1, result=XComPage(values=((3, b"1"), (4, None)), count=5, missing=6), error="none"),
+    "ResponseRoom": Response(id=6, result=ElementRoom(room=7), error="none"),
     "ResponseSecret": Response(id=2, result=SecretText(value="s"), error="none"),
     "ResponseStates": Response(
         id=4,
