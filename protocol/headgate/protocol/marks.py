@@ -95,9 +95,11 @@ TASK_STREAM_MARKS: Final[dict[str, Mark]] = {
     "host.no_credit": Mark("runner", "flow", "a trigger that feeds a stream stands: it has no credit left"),
 }
 
-# The marks of mapped tasks: reached in each look at a run in which instances of one are to begin.
+# The marks of mapped tasks: of each look at a run in which instances of one are to begin, and of elements.
 MAP_MARKS: Final[dict[str, Mark]] = {
     "maps.expanded": Mark("supervisor", "flow", "instances are made in the open transaction, and none is scheduled"),
+    "elements.written": Mark("supervisor", "flow", "what a step has emitted is in the open transaction"),
+    "elements.committed": Mark("supervisor", "flow", "what a step emits before its end is durable, and not answered"),
     "maps.committed": Mark("supervisor", "flow", "the look that made instances is durable, and nothing is acted on"),
 }
 

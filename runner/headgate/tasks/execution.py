@@ -70,7 +70,7 @@ def run_step(
     emissions: Emissions | None = None
     try:
         operator = operator.for_step(context)
-        emissions = operator._emissions = Emissions(emitted) if operator.emits else None
+        emissions = operator._emissions = _emissions_of(operator, resumption, part, emitted)
         if resumption is None:
             value = operator.execute(context)
             if emissions is not None and isinstance(value, Generator):
@@ -135,6 +135,14 @@ def _resume(operator: BaseOperator, context: Context, resumption: Resumption) ->
     kwargs = _checked_kwargs(operator, resumption.next_method, resumption.next_kwargs)
     event = decode_value(resumption.event)
     return operator.resume_execution(resumption.next_method, kwargs, event, context)
+
+
+def _emissions_of(
+    operator: BaseOperator, resumption: Resumption | None, part: StreamPart | None, emitted: int
+) -> Emissions | None:
+    if not operator.emits:
+        return None
+    return Emissions(emitted, is_again=resumption is None and part is not None and part.handled > 0)
 
 
 def _stream_of(operator: BaseOperator, resumption: Resumption, part: StreamPart) -> StreamStep:

@@ -55,6 +55,8 @@ class PythonOperator(BaseOperator):
             raise self._malformed(f"op_args must be a sequence of arguments, not the str {op_args!r:.100}")
         self.python_callable = python_callable
         self.emits = inspect.isgeneratorfunction(python_callable)
+        if self.emits and type(self).execute is not PythonOperator.execute:
+            raise self._malformed("what it returns is what decides, so it cannot be a generator function")
         self.op_args = tuple(op_args)
         self.op_kwargs = dict(op_kwargs or {})
         self._check_arguments()

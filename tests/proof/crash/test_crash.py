@@ -215,6 +215,7 @@ def test_every_value_has_one_instance_that_succeeds_once_whatever_dies_at_a_mark
         (MapWorkload, "worker.step_done", "instance_left_out", "value left out"),
         (MapWorkload, "worker.step_done", "values_of_others", "wrong values"),
         (MapWorkload, "tasks.outcome_stored", "map_ended_with_its_first_window", "value left out"),
+        (MapWorkload, "elements.committed", "elements_of_every_try", "instance of no value"),
     ],
 )
 def test_a_bug_in_streams_of_tasks_and_in_mapped_tasks_is_found(

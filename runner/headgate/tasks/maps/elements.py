@@ -25,15 +25,24 @@ ROOM_WAIT_S: Final = 10.0  # how long a task waits for those that are expanded o
 ROOM_LOOK_S: Final = 0.25
 
 
+class EmittedAgain(Exception):
+    """A step emits what an earlier try has emitted, and its elements are not compared."""
+
+
 class TooManyElements(Exception):
     """A handler of a stream emits more than fits into the outcome of one step."""
 
 
 class Emissions:
-    """What one step has emitted. ``first`` is the position of its first element."""
+    """What one step has emitted. ``first`` is the position of its first element.
 
-    def __init__(self, first: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    A step ``is_again`` if it begins with ``execute``, and the events of its stream are handled in part: what belongs to
+    these is emitted already, and nobody knows where in between ``execute`` would emit.
+    """
+
+    def __init__(self, first: int, sleep: Callable[[float], None] = time.sleep, *, is_again: bool = False) -> None:
         self._first = first
+        self._is_again = is_again
         self._sleep = sleep
         self._values: list[bytes] = []
         self._bytes = 0
@@ -43,7 +52,15 @@ class Emissions:
         self.is_handling = False
 
     def add(self, value: Any) -> None:
-        """Emit a value. Raises `ValueNotSerializable`, `ValueTooLong`, `TooManyElements`, and what a query raises."""
+        """Emit a value.
+
+        Raises `ValueNotSerializable`, `ValueTooLong`, `TooManyElements`, `EmittedAgain`, and what a query raises.
+        """
+        if self._is_again:
+            raise EmittedAgain(
+                "execute has emitted in an earlier try, whose stream goes on: emit in the handler, or only if "
+                'context["stream"] is None or has handled no event'
+            )
         position = self._first + len(self._values)
         encoded = encode_value(value, where=f"element {position}", bytes_max=XCOM_BYTES_MAX)
         limit = OUTCOME_BYTES_MAX if self.is_handling else SENT_BYTES_MAX

@@ -76,6 +76,8 @@ class MappedOperator(BaseOperator):
             raise self._malformed(
                 "a mapped task cannot begin in its trigger, because it has arguments of its own there"
             )
+        if kind.emits or self._is_generator():
+            raise self._malformed("is mapped, and cannot emit elements: what its instances return is there for others")
         self._over = self._read(over, over_kwargs)
         for name, value, kinds in (
             ("window", window, (int,)),
@@ -181,6 +183,9 @@ class MappedOperator(BaseOperator):
             return None
         return storable(secrets.hide(text))[:NAME_CHARS_MAX] or None
 
+    def _is_generator(self) -> bool:
+        return False
+
     def _make(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> BaseOperator:
         with detached():
             return self.kind(task_id=self.task_id, **self._options, **shared, **own)
@@ -255,6 +260,9 @@ class MappedFunction(MappedOperator):
     def __init__(self, kind: type[BaseOperator], function: Callable[..., Any], **given: Any) -> None:
         self._function = function
         super().__init__(kind, **given)
+
+    def _is_generator(self) -> bool:
+        return inspect.isgeneratorfunction(self._function)
 
     def _templated(self) -> Iterator[tuple[str, Any]]:
         yield from self._shared.items()

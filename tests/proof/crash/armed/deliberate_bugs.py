@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 from sqlalchemy import func, select, update
 
+from headgate.protocol.messages.maps import Available
 from headgate.protocol.messages.task_streams import Handled
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.trigger_run import TriggerRun
 from headgate.store.scheduling import expansion
 from headgate.store.tables import task_stream, trigger_event
-from headgate.store.tasks import run_states, stream_steps, task_streams
+from headgate.store.tasks import elements, stream_steps, task_streams
 from headgate.tasks.maps import outputs
 
 
@@ -64,13 +65,13 @@ def credit_ignored() -> None:
 
 def instance_left_out() -> None:
     """The instance behind the first window is never made: the next index is counted from the wrong end."""
-    original = run_states.RunStates.next_index
+    original = expansion._made
 
-    def next_index(seen: Any, tx: Any, task_id: str) -> int:
-        found = original(seen, tx, task_id)
+    def made(tx: Any, own: Any) -> int:
+        found = original(tx, own)
         return found + (found == 3)
 
-    run_states.RunStates.next_index = next_index  # type: ignore[method-assign,assignment]
+    expansion._made = made
 
 
 def values_of_others() -> None:
@@ -86,12 +87,17 @@ def values_of_others() -> None:
 
 def map_ended_with_its_first_window() -> None:
     """What was made by the first look is taken for all there are to be."""
-    original: Any = expansion._length
+    original = expansion._available
 
-    def length(tx: Any, seen: Any, own: Any, task_id: str, spec: Any) -> int:
-        return int(min(original(tx, seen, own, task_id, spec), spec.window))
+    def there(tx: Any, seen: Any, own: Any, task_id: str, spec: Any) -> Available:
+        return Available(min(original(tx, seen, own, task_id, spec).length, spec.window), is_complete=True)
 
-    expansion._length = length
+    expansion._available = there
+
+
+def elements_of_every_try() -> None:
+    """A new try emits behind what the one before has emitted."""
+    elements.emit_again = lambda tx, instance: None
 
 
 BUGS: dict[str, Callable[[], None]] = {
@@ -104,5 +110,6 @@ BUGS: dict[str, Callable[[], None]] = {
         instance_left_out,
         values_of_others,
         map_ended_with_its_first_window,
+        elements_of_every_try,
     )
 }

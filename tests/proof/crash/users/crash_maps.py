@@ -7,7 +7,7 @@ What each execution returns is its own name, so that what is expanded over it, o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +43,14 @@ def values(journal: str, **context: Any) -> list[str]:
 
 
 @task
+def emitted(journal: str, **context: Any) -> Generator[str, None, str]:
+    """Emit the same one by one."""
+    execution = begin(journal, context, ())
+    yield from LEFT
+    return end(journal, execution)
+
+
+@task
 def one(journal: str, value: str, **context: Any) -> str:
     """Take one value."""
     return end(journal, begin(journal, context, [value]))
@@ -55,11 +63,13 @@ def total(journal: str, parts: list[Iterable[str]], **context: Any) -> str:
 
 
 def map_dag(name: str, journal: str) -> DAG:
-    """Return a DAG whose maps are over a literal, a list that a task leaves, and the output of another map."""
+    """Return a DAG whose maps are over a literal, a list, elements, and the output of another map."""
     options: TaskOptions = {"retries": RETRIES, "retry_delay": timedelta(0)}
     with DAG(name, default_args=options, max_active_runs=100) as dag:
         of_file = one.override(task_id="of_file").partial(journal=journal).expand(value=list(GIVEN), window=2)
         of_list = one.override(task_id="of_list").partial(journal=journal).expand(value=values(journal), window=3)
+        elements = emitted(journal)
+        one.override(task_id="of_elements").partial(journal=journal).expand(value=elements, window=2)
         of_map = one.override(task_id="of_map").partial(journal=journal).expand(value=of_list)
         total(journal, [of_map, of_file])
     return dag

@@ -1,4 +1,4 @@
-"""The workload of mapped tasks: runs of one DAG with three maps, one over the other, and their truth."""
+"""The workload of mapped tasks: runs of one DAG with four maps, over all that one can be over, and their truth."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ class MapTruth(TaskTruth[Report]):
         """See `DagTruth`."""
         names = list(tasks)
         super().made(names, at)
-        of_file, of_list, of_map, total = names[1:]
+        of_file, of_list, of_elements, of_map, total = names[2:]
         self._record(
             [
                 Mapped(of_file, len(GIVEN), GIVEN, at=at),
                 Mapped(of_list, len(LEFT), LEFT, at=at),
+                Mapped(of_elements, len(LEFT), LEFT, at=at),
                 Mapped(of_map, len(LEFT), of=of_list, at=at),
                 Reduces(total, (of_map, of_file), at),
             ]
@@ -83,7 +84,7 @@ class MapWorkload(TaskWorkload):
     marks: ClassVar[Mapping[str, Mark]] = MAP_MARKS | {name: TASK_MARKS[name] for name in OF_STEPS}
     faults = ("kill workers", "kill supervisor", "kill all", "stop", "drop connection")
     kill_weights: ClassVar[Mapping[Fault, int]] = {"kill workers": 50, "kill supervisor": 30, "kill all": 20}
-    tasks: ClassVar[tuple[str, ...]] = ("values", "of_file", "of_list", "of_map", "total")
+    tasks: ClassVar[tuple[str, ...]] = (*("values", "emitted", "of_file", "of_list", "of_elements", "of_map", "total"),)
     dag_file: ClassVar[str] = DAG_FILE
     held_back_max = 4
 
