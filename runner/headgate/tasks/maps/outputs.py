@@ -22,7 +22,10 @@ class MappedOutput(Sequence[Any]):
 
     It has a value for each instance that has succeeded, None for one that pushed none. It is never in memory as a
     whole: ``len`` is asked for, and iteration reads pages. ``missing`` are the indexes of the instances without a
-    value, because they failed or were skipped. To leave all values as an XCom of one's own takes `X
+    value, because they failed or were skipped. To leave all values as an XCom of one's own takes ``list(values)``.
+
+    Without ``key`` it has the elements that a task has emitted so far.
+    """
 
     encode_hint = ", which is read by pages: give list(values)"
 
