@@ -101,7 +101,7 @@ def test_instances_that_go_to_workers_during_a_look_are_counted_and_none_is_take
         seen = run_states.read(tx, race.run)
         assert len(race.two.tasks.dispatch(race.epoch, limit=given, queues=QUEUES).tasks) == given
         expanded = expansion.expand(tx, seen, TASKS[0], limit=10)
-        assert (expanded.begin, seen.next_index(tx, "each")) == ([], 4)
+        assert expanded.begin == []
     assert len(race.instances()) == 4
 
 
