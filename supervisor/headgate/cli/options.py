@@ -21,9 +21,10 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:s|min|m|h|d|w))+")
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)")
 
+TASK_HELP = "The task_id; TASK[17] or TASK[10-19] for instances of a mapped task."
 DagArgument = Annotated[str, typer.Argument(metavar="DAG", help="The dag_id.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run_id, or `latest`.")]
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="The task_id.")]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help=TASK_HELP)]
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="WHEN", help="Only runs created since: 2h, 3d, or 2026-01-31T12:00Z.")
 ]

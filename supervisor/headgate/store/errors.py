@@ -111,6 +111,14 @@ class NoSuchRow(StoreError):
         self.name = name
 
 
+class NoSuchInstance(StoreError):
+    """A task does not have the instances that were named; ``reason`` says which it has, or that it is not mapped."""
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        super().__init__(f"{task_id} {reason}")
+        self.task_id = task_id
+
+
 class TriggerRemoved(StoreError):
     """The trigger was removed: readers leave its events behind, so none is added."""
 

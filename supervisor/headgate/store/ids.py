@@ -6,7 +6,8 @@ The names that people give (of DAGs, of runs, of a DAG's tasks) are strings, and
 
 from __future__ import annotations
 
-from typing import Literal, NewType
+import re
+from typing import Final, Literal, NamedTuple, NewType
 
 import msgspec
 
@@ -52,3 +53,22 @@ class TryName(msgspec.Struct, frozen=True, order=True, gc=False):
 def instance_name(task_id: str, map_index: int) -> str:
     """Return the name of a row of a task for users: ``enrich[17]`` for an instance, ``enrich`` for the task itself."""
     return task_id if map_index < 0 else f"{task_id}[{map_index}]"
+
+
+class Instances(NamedTuple):
+    """Instances of a mapped task as users name them: ``enrich[17]``, or ``enrich[10-19]`` with both of its ends."""
+
+    task_id: str
+    first: int
+    last: int
+
+
+_INSTANCES: Final = re.compile(r"(?P<task_id>.+)\[(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9}))?\]", re.ASCII)
+
+
+def instances_named(name: str) -> Instances | None:
+    """Return the instances of this name, None if it is no name of instances."""
+    match = _INSTANCES.fullmatch(name)
+    if match is None:
+        return None
+    return Instances(match["task_id"], int(match["first"]), int(match["last"] or match["first"]))

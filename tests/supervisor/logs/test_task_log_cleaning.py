@@ -43,6 +43,31 @@ def test_the_last_run_takes_the_folder_of_its_dag_with_it(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_logs_of_instances_go_with_their_run_and_nothing_else_among_them(tmp_path: Path) -> None:
+    files = [
+        file_of(tmp_path, TryName("d", run_id, "t", try_number, map_index), 7)
+        for run_id in ("r", "other")
+        for map_index in (-1, 0, 17, 1000, 12_345)
+        for try_number in (1, 2)
+    ]
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"{}\n")
+    assert delete_logs(tmp_path, "d", "r", is_tried_only=True) == 10
+    assert delete_logs(tmp_path, "d", "r") == 10
+    assert sorted(files_in(tmp_path)) == sorted(files[10:])
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["other"]
+    mine = [
+        files[12].parent.parent / "notes.txt",
+        tmp_path / "d" / "other" / "t" / "map" / "mine" / "3" / "1" / "7.jsonl",
+    ]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    assert delete_logs(tmp_path, "d", "other") == 10
+    assert sorted(files_in(tmp_path)) == sorted(mine)
+
+
 def test_what_is_no_log_stays(tmp_path: Path) -> None:
     path = log(tmp_path, "d", "r")
     others = [

@@ -22,6 +22,7 @@ from headgate.cli.lists import (
 from headgate.cli.options import DagArgument, RunArgument, SinceOption, since
 from headgate.cli.output import payload
 from headgate.cli.tables import Column, duration, fields, print_table
+from headgate.cli.task_lines import TASK_COLUMNS
 
 app = typer.Typer(help="Runs of DAGs.", no_args_is_help=True)
 
@@ -34,15 +35,10 @@ _SHOWN: tuple[Column, ...] = (
     _TOOK,
     ("tasks", lambda run: _counts(run.tasks)),
 )
-_TASKS_SHOWN: tuple[Column, ...] = (
-    *("task_id", "state"),
-    ("try", lambda task: f"{task.try_number}/{task.tries_max}"),
-    *("started_at", _TOOK, "last_error"),
-)
 
 
 def _counts(tasks: dict[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in tasks.items())
+    return ", ".join(f"{count:,} {state}" for state, count in tasks.items())
 
 
 class RunState(enum.StrEnum):
@@ -95,7 +91,7 @@ def show(ctx: typer.Context, dag: DagArgument, run: RunArgument, as_json: JsonOp
         return
     print_record(record | {"tasks": _counts(found.line.tasks)}, as_json=False)
     print()
-    print_table(tasks, _TASKS_SHOWN)
+    print_table(tasks, TASK_COLUMNS)
 
 
 @app.command()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,31 +49,64 @@ def logs(
     call = invocation(ctx)
     folder = call.settings().log_folder
     with call.store() as store:
-        ref = store.inspect.find_task(dag, run, task)
-        names = (folder, dag, ref.run_id, task, try_number)
-        if follow:
-            records = task_log_files.follow(*names, is_over=lambda: _is_over(store, ref))
-        else:
-            tries = task_log_files.tries(folder, dag, ref.run_id, task)
-            if not tries:
-                state = store.inspect.task(ref).line.state
-                missing = f"there is no log of {task} in {folder}; the task is {state.value}"
-                raise CommandError(f"{missing}. Logs are on the machines that ran it, unless log_folder is shared")
-            if try_number is not None and try_number not in tries:
-                found = ", ".join(map(str, tries))
-                raise CommandError(f"there is no log of try {try_number} of {task}; there are logs of: {found}")
-            records = task_log_files.read(*names)
-        shown_try: int | None = None
-        for record in records:
-            if as_json:
-                sys.stdout.write(json_line(record) + "\n")
-            else:
-                if try_number is None and record["try_number"] != shown_try:
-                    shown_try = record["try_number"]
-                    print(f"--- try {shown_try} ---")
-                _print(record, is_wide=wide)
+        refs = store.inspect.find_tasks(dag, run, task)
+        if follow and len(refs) > 1:
+            raise CommandError(f"--follow takes one task: {refs[0].name}, for example", exit_code=2)
+        for ref in refs:
+            names = (folder, dag, ref.run_id, ref.task_id, try_number)
             if follow:
-                sys.stdout.flush()
+                is_over = partial(_is_over, store, ref)
+                records = task_log_files.follow(*names, map_index=ref.map_index, is_over=is_over)
+            else:
+                tries = task_log_files.tries(folder, dag, ref.run_id, ref.task_id, ref.map_index)
+                if (missing := _missing(store, ref, folder, tries, try_number)) is not None:
+                    if len(refs) == 1:
+                        raise CommandError(missing)
+                    if not as_json:
+                        print(f"--- {missing}")
+                    continue
+                records = task_log_files.read(*names, map_index=ref.map_index)
+            of = None if len(refs) == 1 else ref
+            _print_all(records, of, as_json=as_json, wide=wide, with_tries=try_number is None, flush=follow)
+
+
+def _missing(store: Store, ref: TaskRef, folder: Path, tries: list[int], try_number: int | None) -> str | None:
+    """Return why there is nothing to print of a task; None if there is something."""
+    if not tries:
+        line = store.inspect.task(ref).line
+        if line.is_map:
+            return f"a mapped task has the logs of its instances: name one of them, such as {ref.task_id}[0]"
+        missing = f"there is no log of {ref.name} in {folder}; the task is {line.state.value}"
+        return f"{missing}. Logs are on the machines that ran it, unless log_folder is shared"
+    if try_number is not None and try_number not in tries:
+        found = ", ".join(map(str, tries))
+        return f"there is no log of try {try_number} of {ref.name}; there are logs of: {found}"
+    return None
+
+
+def _print_all(
+    records: Iterable[Mapping[str, Any]],
+    of: TaskRef | None,
+    *,
+    as_json: bool,
+    wide: bool,
+    with_tries: bool,
+    flush: bool,
+) -> None:
+    """Print records as they come; ``of`` is the instance they are of, if others follow."""
+    begin = "" if of is None else f"{of.name}, "
+    index = {} if of is None else {"map_index": of.map_index}
+    shown_try: int | None = None
+    for record in records:
+        if as_json:
+            sys.stdout.write(json_line({**record, **index}) + "\n")
+        else:
+            if (with_tries or of is not None) and record["try_number"] != shown_try:
+                shown_try = record["try_number"]
+                print(f"--- {begin}try {shown_try} ---")
+            _print(record, is_wide=wide)
+        if flush:
+            sys.stdout.flush()
 
 
 def _is_over(store: Store, ref: TaskRef) -> bool:

@@ -12,10 +12,12 @@ from headgate.cli.invocation import CommandError, invocation, repeat_while_busy
 from headgate.cli.lists import ROWS_LISTED, AllOption, JsonOption, RowsOption, WideOption, print_pages, print_record
 from headgate.cli.options import DagArgument, RunArgument, SinceOption, TaskArgument, since
 from headgate.cli.output import payload
-from headgate.cli.tables import Column, duration, fields, print_block
+from headgate.cli.tables import Column, fields, print_block
+from headgate.cli.task_lines import TASK_COLUMNS, instances_of
 from headgate.protocol.messages.dags import TaskState
 
 if TYPE_CHECKING:
+    from headgate.store.inspect.runs import TaskDetail
     from headgate.store.tasks.user_actions import Cleared, Mark, StreamClear
 
 app = typer.Typer(help="Tasks of runs.", no_args_is_help=True)
@@ -23,11 +25,8 @@ app = typer.Typer(help="Tasks of runs.", no_args_is_help=True)
 app.command("logs")(task_logs.logs)
 
 _SHOWN: tuple[Column, ...] = (
-    *("dag", "run_id", "task_id", "state"),
-    ("try", lambda task: f"{task.try_number}/{task.tries_max}"),
-    "started_at",
-    ("took", lambda task: duration(task.started_at, task.ended_at)),
-    "last_error",
+    *("dag", "run_id"),
+    *TASK_COLUMNS,
 )
 
 
@@ -41,18 +40,19 @@ def list_tasks(
     state: Annotated[
         list[TaskState] | None, typer.Option(metavar="STATE", help="Only those in this state; may be repeated.")
     ] = None,
+    each: Annotated[bool, typer.Option("--each", help="Each instance of mapped tasks, not one line for all.")] = False,
     since_text: SinceOption = None,
     limit: RowsOption = ROWS_LISTED,
     everything: AllOption = False,
     wide: WideOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List tasks, of the newest runs first, and of one run in the order of its DAG."""
+    """List tasks, of the newest runs first, and of one run in the order of its DAG. A mapped task is one line."""
     from headgate.store.inspect.runs import TaskLine
 
     with invocation(ctx).store() as store:
         begin = since(since_text, store.inspect.now)
-        page = partial(store.inspect.tasks, dag=dag, run_id=run, states=state or (), since=begin)
+        page = partial(store.inspect.tasks, dag=dag, run_id=run, states=state or (), since=begin, each=each)
         print_pages(page, TaskLine, limit=limit, everything=everything, as_json=as_json, wide=wide, shown=_SHOWN)
 
 
@@ -62,7 +62,13 @@ def show(
 ) -> None:
     """Show a task: its state, its times, its upstream tasks, its XComs, its last error."""
     with invocation(ctx).store() as store:
-        detail = store.inspect.task(store.inspect.find_task(dag, run, task))
+        for number, ref in enumerate(store.inspect.find_tasks(dag, run, task)):
+            if number and not as_json:
+                print()
+            _show(store.inspect.task(ref), as_json=as_json)
+
+
+def _show(detail: TaskDetail, *, as_json: bool) -> None:
     record = fields(detail.line, detail.line.__struct_fields__)
     others = [name for name in detail.__struct_fields__ if name not in ("line", "xcoms")]
     record |= fields(detail, others)
@@ -71,6 +77,9 @@ def show(
     if as_json:
         print_record(record | {"xcoms": xcoms, "last_error": error}, as_json=True)
         return
+    if record["map_index"] < 0:
+        del record["map_index"]
+    record["instances"] = instances_of(detail.line)
     print_record(record | {f"XCom {key}": value for key, value in xcoms.items()}, as_json=False)
     if error:
         print("\nlast error:")

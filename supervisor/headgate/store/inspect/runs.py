@@ -14,14 +14,15 @@ import msgspec
 from sqlalchemy import ColumnElement, Label, and_, func, null, select
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.store.db.bulk import chunks
+from headgate.scheduling import map_states
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
-from headgate.store.errors import NoSuchRow, SpecUnreadable
-from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.errors import NoSuchInstance, NoSuchRow, SpecUnreadable
+from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name, instances_named
+from headgate.store.inspect import maps
 from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX, RUN_STATE, dag_id_of, near_names
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, task_instance, xcom
-from headgate.store.tasks import task_rows
+from headgate.store.tasks import run_states, task_rows
 from headgate.store.tasks.graphs import read_spec
 
 RUN_EVENTS_MAX = 1000  # of one run that are shown
@@ -59,6 +60,8 @@ class RunDetail(msgspec.Struct, frozen=True):
 class TaskLine(msgspec.Struct, frozen=True):
     """One task of one run. ``triggerer_id`` is the epoch of the supervisor whose worker has it.
 
+    One with a ``map_index`` is an instance of a mapped task. The task itself has the number of its ``instances`` by
+    state, and, once that is known, of all that it is to have, its ``map_length``; its state is that of all of them.
     ``map_name`` is the name of an instance of a mapped task, if it has one.
     """
 
@@ -79,6 +82,19 @@ class TaskLine(msgspec.Struct, frozen=True):
     trigger_timeout: datetime | None
     last_error: str | None
     map_name: str | None = None
+    map_index: int = -1
+    map_length: int | None = None
+    instances: dict[str, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name for users: ``enrich[]`` for a mapped task as a whole, ``enrich[3]`` for an instance."""
+        return f"{self.task_id}[]" if self.is_map else instance_name(self.task_id, self.map_index)
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it is a mapped task of which something is known already."""
+        return self.instances is not None
 
 
 class TaskDetail(msgspec.Struct, frozen=True):
@@ -99,13 +115,19 @@ class TaskDetail(msgspec.Struct, frozen=True):
 
 
 class TaskRef(msgspec.Struct, frozen=True):
-    """A task that was found by its names."""
+    """A task that was found by its names, or an instance of a mapped one."""
 
     id: TaskInstanceId
     dag_run_id: DagRunId
     dag: str
     run_id: str
     task_id: str
+    map_index: int = -1
+
+    @property
+    def name(self) -> str:
+        """The name for users."""
+        return instance_name(self.task_id, self.map_index)
 
 
 # --- runs ----------------------------------------------------------------------------------------
@@ -132,21 +154,6 @@ def run_id_of(tx: Tx, dag_name: str, run_id: str) -> DagRunId:
     return DagRunId(found)
 
 
-def _state_counts(tx: Tx, ids: Sequence[int]) -> dict[int, dict[str, int]]:
-    order = list(TaskState)
-    counts: dict[int, dict[str, int]] = {}
-    for part in chunks(ids):
-        statement = (
-            select(_C.dag_run_id, _C.state, func.count())
-            .where(_C.dag_run_id.in_(part))
-            .group_by(_C.dag_run_id, _C.state)
-        )
-        rows = sorted(tx.connection.execute(statement), key=lambda row: order.index(TaskState(row[1])))
-        for dag_run_id, state, count in rows:
-            counts.setdefault(dag_run_id, {})[state] = count
-    return counts
-
-
 # --- tasks ---------------------------------------------------------------------------------------
 
 _TASKS = task_instance.join(dag_run).join(dag)
@@ -163,18 +170,61 @@ def _task_line_of(fields: dict[str, Any]) -> TaskLine:
     return TaskLine(**told)
 
 
+def _with_instances(line: TaskLine, counts: maps.Counts | None) -> TaskLine:
+    """Return the line of a task itself with what its instances are, if it is mapped."""
+    if counts is None and line.map_length is None:
+        return line
+    instances = dict(sorted((counts or {}).items()))
+    state = map_states.state_with(line.state, map(TaskState, instances))
+    # Its row has ended when all are made, which is not the end of the task.
+    return msgspec.structs.replace(line, state=state, instances=instances, ended_at=None)
+
+
 def task_spec(name: str, data: bytes, task_id: str) -> TaskSpec | None:
     """Return the spec of a task in a stored DAG; None if the DAG no longer has it. Raises `SpecUnreadable`."""
     return next((task for task in read_spec(name, data).tasks if task.task_id == task_id), None)
 
 
-def states_of(tx: Tx, dag_run_id: int, task_ids: Sequence[str]) -> dict[str, TaskState]:
-    """Return the states of these tasks of a run."""
-    found: dict[str, TaskState] = {}
-    for part in chunks(task_ids):
-        statement = select(_C.task_id, _C.state).where(task_rows.unmapped_of(dag_run_id), _C.task_id.in_(part))
-        found |= {name: TaskState(state) for name, state in tx.connection.execute(statement)}
-    return found
+# --- by name -------------------------------------------------------------------------------------
+
+
+def _find(tx: Tx, dag_name: str, run_id: str, name: str) -> list[TaskRef]:
+    dag_run_id = run_id_of(tx, dag_name, run_id)
+    named = instances_named(name)
+    wanted = [name, name.removesuffix("[]"), *([] if named is None else [named.task_id])]
+    rows = tx.connection.execute(
+        select(_C.id, _C.task_id, dag_run.c.run_id)
+        .select_from(task_instance.join(dag_run))
+        .where(task_rows.unmapped_of(dag_run_id), _C.task_id.in_(wanted))
+    )
+    row = min(rows, key=lambda row: wanted.index(row.task_id), default=None)
+    if row is None:
+        names = select(_C.task_id).where(task_rows.unmapped_of(dag_run_id)).order_by(_C.id)
+        near = near_names(tx, wanted[-1], names)
+        raise NoSuchRow("task", name, of=f"the run {run_id} of {dag_name}", near=near)
+    if named is None or row.task_id != named.task_id:
+        return [TaskRef(row.id, dag_run_id, dag_name, row.run_id, row.task_id)]
+    of_task = (_C.dag_run_id == dag_run_id, maps.IS_INSTANCE, _C.task_id == named.task_id)
+    between = select(_C.id, _C.map_index).where(*of_task, _C.map_index.between(named.first, named.last))
+    found = tx.connection.execute(between.order_by(_C.map_index)).all()
+    if not found or len(found) != named.last - named.first + 1:
+        newest = tx.connection.execute(select(func.max(_C.map_index)).where(*of_task)).scalar_one()
+        raise NoSuchInstance(named.task_id, _what_it_has(tx, dag_name, named, newest))
+    return [TaskRef(id_, dag_run_id, dag_name, row.run_id, named.task_id, index) for id_, index in found]
+
+
+def _what_it_has(tx: Tx, dag_name: str, named: Instances, newest: int | None) -> str:
+    """Return why a task does not have the instances that were named; they have no gap."""
+    if named.first > named.last:
+        return f"[{named.first}-{named.last}] ends before it begins"
+    if newest is None:
+        spec = None
+        with contextlib.suppress(SpecUnreadable):
+            data = tx.connection.execute(select(dag.c.spec).where(dag.c.name == dag_name)).scalar_one()
+            spec = task_spec(dag_name, data, named.task_id)
+        return "is not mapped" if spec is None or spec.map is None else "has no instances yet"
+    has = "one instance, 0" if newest == 0 else f"instances 0 to {newest}"
+    return f"has {has}; there is no {max(named.first, newest + 1)}"
 
 
 # --- the verbs -----------------------------------------------------------------------------------
@@ -206,7 +256,7 @@ class RunInspection(Verbs):
             where.append(dag_run.c.id < beyond_id)
         statement = select(*_RUN_COLUMNS).select_from(_RUNS).where(and_(True, *where))
         rows = tx.connection.execute(statement.order_by(dag_run.c.id.desc()).limit(limit)).all()
-        counts = _state_counts(tx, [row.id for row in rows])
+        counts = maps.counts_by_run(tx, [row.id for row in rows])
         return [RunLine(**dict(row._mapping), tasks=counts.get(row.id, {})) for row in rows]
 
     @reading
@@ -217,7 +267,7 @@ class RunInspection(Verbs):
         statement = select(*_RUN_COLUMNS, *columns).select_from(_RUNS).where(dag_run.c.id == dag_run_id)
         fields = dict(tx.connection.execute(statement).one()._mapping)
         conf, start, end, needs_look = (fields.pop(column.name) for column in columns)
-        line = RunLine(**fields, tasks=_state_counts(tx, [dag_run_id]).get(dag_run_id, {}))
+        line = RunLine(**fields, tasks=maps.counts_by_run(tx, [dag_run_id]).get(dag_run_id, {}))
         events = tx.connection.execute(
             select(dag_run_event.c.trigger_event_id, asset.c.name, dag_run_event.c.is_superseded)
             .select_from(dag_run_event.join(asset))
@@ -239,44 +289,55 @@ class RunInspection(Verbs):
         since: datetime | None = None,
         beyond_id: int | None = None,
         limit: int = ROWS_PER_PAGE_MAX,
+        each: bool = False,
     ) -> list[TaskLine]:
         """Return tasks, newest first; those of one run in its order. Raises `NoSuchRow` for DAG or run.
 
-        ``since``: of runs created no earlier. ``beyond_id``: those that come after it.
+        A mapped task is one line, in ``states`` if a row of it is in one of them; with ``each`` its instances are lines
+        in its place. ``since``: of runs created no earlier. ``beyond_id``: those that come after it.
         """
         is_of_run = run_id is not None
-        where: list[ColumnElement[bool]] = []
+        where: list[ColumnElement[bool]] = [maps.is_counted() if each else maps.IS_TASK]
         if dag is not None and run_id is not None:
             where.append(_C.dag_run_id == run_id_of(tx, dag, run_id))
         elif dag is not None:
             where.append(dag_run.c.dag_id == dag_id_of(tx, dag))
         some_states = [*states]
         if some_states:
-            where.append(task_rows.is_in(*some_states))
+            where.append(task_rows.is_in(*some_states) if each else maps.has_row_in(some_states))
         if since is not None:
             where.append(dag_run.c.created_date >= since)
         if beyond_id is not None:
             where.append(_C.id > beyond_id if is_of_run else _C.id < beyond_id)
         order = _C.id if is_of_run else _C.id.desc()
-        statement = select(*_TASK_COLUMNS).select_from(_TASKS).where(and_(True, *where)).order_by(order).limit(limit)
-        return [_task_line_of(dict(row._mapping)) for row in tx.connection.execute(statement)]
+        columns = (*_TASK_COLUMNS, _C.dag_run_id)
+        statement = select(*columns).select_from(_TASKS).where(and_(True, *where)).order_by(order).limit(limit)
+        rows = tx.connection.execute(statement).all()
+        lines = [_task_line_of(dict(row._mapping)) for row in rows]
+        if each:
+            return lines
+        counts = maps.counts_of(tx, {row.dag_run_id for row in rows})
+        return [
+            _with_instances(line, counts.get((row.dag_run_id, line.task_id)))
+            for line, row in zip(lines, rows, strict=True)
+        ]
 
     @reading
-    def find_task(self, tx: Tx, dag: str, run_id: str, task_id: str) -> TaskRef:
-        """Return the task of these names; ``latest`` is the newest run.
+    def find_tasks(self, tx: Tx, dag: str, run_id: str, name: str) -> list[TaskRef]:
+        """Return the task of this name, or the instances of a mapped one; ``latest`` is the newest run.
 
-        Raises `NoSuchRow`, with the name that is wrong and similar ones.
+        ``enrich[17]`` names one instance, ``enrich[10-19]`` ten of them, ``enrich`` and ``enrich[]`` the task itself.
+        Raises `NoSuchRow`, with the name that is wrong and similar ones, and `NoSuchInstance`.
         """
-        dag_run_id = run_id_of(tx, dag, run_id)
-        row = tx.connection.execute(
-            select(_C.id, dag_run.c.run_id)
-            .select_from(task_instance.join(dag_run))
-            .where(task_rows.unmapped_of(dag_run_id), _C.task_id == task_id)
-        ).first()
-        if row is None:
-            names = select(_C.task_id).where(task_rows.unmapped_of(dag_run_id)).order_by(_C.id)
-            raise NoSuchRow("task", task_id, of=f"the run {run_id} of {dag}", near=near_names(tx, task_id, names))
-        return TaskRef(row.id, dag_run_id, dag, row.run_id, task_id)
+        return _find(tx, dag, run_id, name)
+
+    @reading
+    def find_task(self, tx: Tx, dag: str, run_id: str, name: str) -> TaskRef:
+        """Return the only task, or instance, of this name; see `find_tasks`, which also has the errors."""
+        found = _find(tx, dag, run_id, name)
+        if len(found) > 1:
+            raise NoSuchInstance(name, f"are {len(found):,} instances: name one of them, such as {found[0].name}")
+        return found[0]
 
     @reading
     def task(self, tx: Tx, task: TaskRef) -> TaskDetail:
@@ -295,7 +356,10 @@ class RunInspection(Verbs):
         data, spec = fields.pop("spec"), None
         with contextlib.suppress(SpecUnreadable):
             spec = task_spec(task.dag, data, task.task_id)
-        states = {} if spec is None else states_of(tx, task.dag_run_id, spec.upstream)
+        states = {} if spec is None else run_states.read(tx, task.dag_run_id).of_tasks()
+        if line.map_index < 0:
+            of_it = maps.counts_of(tx, [task.dag_run_id], task.task_id)
+            line = _with_instances(line, of_it.get((task.dag_run_id, task.task_id)))
         values = tx.connection.execute(
             select(xcom.c.key, xcom.c.value).where(xcom.c.task_instance_id == task.id).order_by(xcom.c.key)
         )

@@ -48,7 +48,7 @@ from headgate.store.tables import (
     trigger_event,
     triggerer,
 )
-from headgate.store.tasks import stream_steps, task_rows, task_streams
+from headgate.store.tasks import run_states, stream_steps, task_rows, task_streams
 from headgate.store.triggers.leases import SILENCE_MAX_S, TriggererRow, triggerer_row
 
 _C = task_instance.c
@@ -270,7 +270,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
     except SpecUnreadable as error:
         unreadable = str(error)
     upstream = () if spec is None else spec.upstream
-    states = runs.states_of(tx, task.dag_run_id, upstream)
+    states = run_states.read(tx, task.dag_run_id).of_tasks()
     waits_for = None
     if row.trigger_id is not None:
         waits_for = trigger_facts(tx, row.trigger_id, liveness=liveness)

@@ -303,10 +303,8 @@ def reopen(tx: Tx, run: DagRunId) -> None:
 
 
 def task_states(tx: Tx, run: DagRunId) -> dict[str, TaskState]:
-    """Return the state of each task of a run, by task id."""
-    columns = (task_instance.c.task_id, task_instance.c.state)
-    rows = tx.connection.execute(select(*columns).where(task_rows.unmapped_of(run)))
-    return {task_id: TaskState(state) for task_id, state in rows}
+    """Return the state of each task of a run, by task id; of a mapped one that of all its rows together."""
+    return run_states.read(tx, run).of_tasks()
 
 
 def count_active_runs(tx: Tx, dag_row: DagRowId) -> int:

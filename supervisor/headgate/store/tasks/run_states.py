@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling import states
+from headgate.scheduling import map_states, states
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId
@@ -41,8 +41,6 @@ from headgate.store.tasks import task_rows
 _C = task_instance.c
 _ONE = {state.value: frozenset({state}) for state in TaskState}
 _NO_STATES: frozenset[TaskState] = frozenset()
-_REMOVED = frozenset({TaskState.REMOVED})
-_SUCCESS = frozenset({TaskState.SUCCESS})
 
 
 class Instance(NamedTuple):
@@ -65,17 +63,16 @@ class RunStates(NamedTuple):
     mapped: dict[str, frozenset[TaskState]]
 
     def for_rules(self) -> dict[str, frozenset[TaskState]]:
-        """Return the states of each task as trigger rules see them.
-
-        The own row of a mapped task is in ``none`` until all of its instances are made. Then it has succeeded, which
-        says nothing of how they end. Instances that were removed, because it has fewer values now, are not part of it.
-        """
+        """Return the states of each task as trigger rules see them (`headgate.scheduling.map_states`)."""
         found = {task_id: _ONE[state] for task_id, state in self.own.items()}
         for task_id, some in self.mapped.items():
-            own = found.get(task_id, _NO_STATES)
-            if (present := some - _REMOVED) or not own:
-                found[task_id] = (present or some) | (own - _SUCCESS)
+            found[task_id] = map_states.together(found.get(task_id, _NO_STATES), some)
         return found
+
+    def of_tasks(self) -> dict[str, TaskState]:
+        """Return one state for each task: a mapped one has not ended before all of its instances have."""
+        seen = self.for_rules()
+        return {task_id: map_states.state_of(seen[task_id]) for task_id in self.own}
 
     def unfinished(self) -> set[str]:
         """Return the ids of the tasks of which a row has not ended."""

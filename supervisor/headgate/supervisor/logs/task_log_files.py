@@ -4,10 +4,12 @@
 
     <log_folder>/<dag_id>/<run_id>/<task_id>/<try_number>/<epoch>.jsonl
                                                           <epoch>.end-<number>.jsonl
+                                             map/<map_index // 1000>/<map_index>/<try_number>/...
 
-There is one folder for each try, and in it one file for each supervisor that handled the try. Each supervisor has an
-epoch of its own, so no two processes ever write one file, and many machines may share the folder. A file that has
-reached its limit is followed by others, of which only the last two are kept: they hold the end of the log.
+The second form is that of the instances of a mapped task. There is one folder for each try, and in it one file for
+each supervisor that handled the try. Each supervisor has an epoch of its own, so no two processes ever write one file,
+and many machines may share the folder. A file that has reached its limit is followed by others, of which only the last
+two are kept: they hold the end of the log.
 
 Each line is a JSON object: ``timestamp`` (UTC, ISO 8601), ``level``, ``event``, ``logger``, ``source`` (``task``,
 ``trigger``, ``output`` or ``supervisor``), and the other fields of the record. An event too long for one record is
@@ -41,6 +43,7 @@ Record = dict[str, Any]
 # --- names ---------------------------------------------------------------------------------------
 
 FILE_NAME_BYTES_MAX: Final = 255  # of every file system that we know of
+MAP_FOLDER: Final = "map"  # beside the tries of a task, which are numbers
 INSTANCES_PER_FOLDER: Final = 1000
 KEPT_BYTES_MAX: Final = 160  # of a name too long for a file, before the hash that stands for the rest
 _READABLE: Final = ":+=@, "  # characters of run ids that every file system of Linux takes
@@ -84,12 +87,12 @@ def folder_of_instance(folder: Path, name: TryName) -> Path:
     of_task = folder_of_task(folder, name.dag_id, name.run_id, name.task_id)
     if name.map_index < 0:
         return of_task
-    return of_task / "map" / str(name.map_index // INSTANCES_PER_FOLDER) / str(name.map_index)
+    return of_task / MAP_FOLDER / str(name.map_index // INSTANCES_PER_FOLDER) / str(name.map_index)
 
 
-def tries(folder: Path, dag_id: str, run_id: str, task_id: str) -> list[int]:
-    """Return the tries of a task that have a log."""
-    return sorted(_numbers_in(folder_of_task(folder, dag_id, run_id, task_id)))
+def tries(folder: Path, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[int]:
+    """Return the tries of a task, or of an instance of a mapped one, that have a log."""
+    return sorted(_numbers_in(folder_of_instance(folder, TryName(dag_id, run_id, task_id, 0, map_index))))
 
 
 def is_try_folder(name: str) -> bool:
@@ -132,14 +135,16 @@ def parts_in(folder: Path) -> dict[int, dict[int, Path]]:
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def read(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int | None = None) -> Iterator[Record]:
+def read(
+    folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int | None = None, *, map_index: int = -1
+) -> Iterator[Record]:
     """Yield the records of one try, merged by time; if none is given, those of all tries, one after the other.
 
     Each record has its ``try_number``. A line that is not a record, for example one that was torn by a full disk, is
     yielded as far as it is there, with ``damaged: true``. Raises `OSError` for a log that cannot be read.
     """
-    for number in tries(folder, dag_id, run_id, task_id) if try_number is None else [try_number]:
-        parts = parts_in(folder_of_try(folder, TryName(dag_id, run_id, task_id, number)))
+    for number in tries(folder, dag_id, run_id, task_id, map_index) if try_number is None else [try_number]:
+        parts = parts_in(folder_of_try(folder, TryName(dag_id, run_id, task_id, number, map_index)))
         for record in _merged([_records_of_epoch(paths.values()) for paths in parts.values()]):
             yield record | {"try_number": number}
 
@@ -213,6 +218,7 @@ def follow(
     task_id: str,
     try_number: int | None = None,
     *,
+    map_index: int = -1,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Record]:
     """Yield the records that `read` yields, and then new ones, until ``is_over`` returns true.
@@ -221,7 +227,7 @@ def follow(
     `LOOK_INTERVAL_S`. After it has returned true, all that was written until then is still yielded. If the last line is
     incomplete, its end is waited for.
     """
-    task = folder_of_task(folder, dag_id, run_id, task_id)
+    task = folder_of_instance(folder, TryName(dag_id, run_id, task_id, 0, map_index))
     read_files: dict[Path, _Followed] = {}
     with _Watch(folder) as watch:
         is_last_look = False
@@ -328,7 +334,10 @@ def delete_logs(folder: Path, dag_id: str, run_id: str, *, is_tried_only: bool =
     for path in files:
         path.unlink(missing_ok=True)
     for task_folder in _folders_in(run_folder):
-        for each in (*_folders_in(task_folder), task_folder):
+        for of_tries in _folders_of_tries(task_folder):
+            for each in (*_folders_in(of_tries), of_tries):
+                _remove_if_empty(each)
+        for each in (*_folders_in(task_folder / MAP_FOLDER), task_folder / MAP_FOLDER, task_folder):
             _remove_if_empty(each)
     _remove_if_empty(run_folder)
     _remove_if_empty(run_folder.parent)
@@ -337,10 +346,21 @@ def delete_logs(folder: Path, dag_id: str, run_id: str, *, is_tried_only: bool =
 
 def _logs_of(run_folder: Path) -> Iterator[Path]:
     for task_folder in _folders_in(run_folder):
-        for try_folder in _folders_in(task_folder):
-            if is_try_folder(try_folder.name):
+        for of_tries in _folders_of_tries(task_folder):
+            for try_folder in filter(_is_number, _folders_in(of_tries)):
                 with contextlib.suppress(FileNotFoundError):  # another process is deleting it
                     yield from sorted(path for path in try_folder.iterdir() if is_log_file(path.name))
+
+
+def _folders_of_tries(task_folder: Path) -> Iterator[Path]:
+    """Yield the folders that hold the tries of a task: of its instances, and its own."""
+    for thousand in filter(_is_number, _folders_in(task_folder / MAP_FOLDER)):
+        yield from filter(_is_number, _folders_in(thousand))
+    yield task_folder
+
+
+def _is_number(folder: Path) -> bool:
+    return is_try_folder(folder.name)
 
 
 def _folders_in(folder: Path) -> list[Path]:

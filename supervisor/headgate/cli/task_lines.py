@@ -1,0 +1,32 @@
+"""Tasks in tables, one line each: what they say of a mapped task, whose instances are counted on its line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headgate.cli.tables import Column, duration
+from headgate.scheduling.map_states import counts_text
+
+if TYPE_CHECKING:
+    from headgate.store.inspect.runs import TaskLine
+
+
+def instances_of(task: TaskLine) -> str | None:
+    """Return how the instances of a mapped task stand: ``9,000 success, 3 failed, 256 open of 12,345``."""
+    return None if task.instances is None else counts_text(task.instances, task.map_length)
+
+
+def _try(task: TaskLine) -> str:
+    return "" if task.is_map else f"{task.try_number}/{task.tries_max}"
+
+
+TASK_COLUMNS: Final[tuple[Column, ...]] = (
+    ("task_id", lambda task: task.name),
+    "state",
+    ("instances", instances_of),
+    "map_name",
+    ("try", _try),
+    "started_at",
+    ("took", lambda task: duration(task.started_at, task.ended_at)),
+    "last_error",
+)

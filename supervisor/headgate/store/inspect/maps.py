@@ -1,0 +1,77 @@
+"""Mapped tasks in lists and counts: which of their rows count, and how many instances are in which state.
+
+The row of a mapped task itself is no more work than its instances, and says how they stand only if it has ended by
+itself: it could not be expanded, did not run, or has no values. In ``none`` and ``success`` it stands for its instances
+(`headgate.store.scheduling.expansion`), so it counts in these states only if it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from sqlalchemy import ColumnElement, and_, exists, func, literal_column, not_, or_, select
+
+from headgate.protocol.messages.dags import TaskState
+from headgate.store.db.bulk import chunks
+from headgate.store.db.transaction import Tx
+from headgate.store.tables import task_instance
+from headgate.store.tasks import task_rows
+
+_C = task_instance.c
+_EACH = task_instance.alias("each_instance")
+_STANDS_FOR_THEM = (TaskState.NONE, TaskState.SUCCESS)
+# With literals: a partial index serves only a statement with the same text.
+IS_TASK = _C.map_index == literal_column("-1")
+IS_INSTANCE = _C.map_index >= literal_column("0")
+
+Counts = dict[str, int]  # instances by state
+
+
+def _has_instance(*where: ColumnElement[bool]) -> ColumnElement[bool]:
+    e = _EACH.c
+    of_it = and_(e.dag_run_id == _C.dag_run_id, e.task_id == _C.task_id, e.map_index >= literal_column("0"))
+    return exists().where(of_it, *where)
+
+
+def counts_itself() -> ColumnElement[bool]:
+    """Return the condition that the row of a task itself counts beside those of its instances."""
+    return or_(not_(task_rows.is_in(*_STANDS_FOR_THEM)), not_(_has_instance()))
+
+
+def is_counted() -> ColumnElement[bool]:
+    """Return the condition that a row is an instance, or that of a task that counts beside its instances."""
+    return or_(IS_INSTANCE, counts_itself())
+
+
+def has_row_in(some: Collection[TaskState]) -> ColumnElement[bool]:
+    """Return the condition on a task itself that its row, if that counts, or an instance is in one of these states."""
+    instances = _has_instance(_EACH.c.state.in_([state.value for state in some]))
+    return or_(and_(task_rows.is_in(*some), counts_itself()), instances)
+
+
+def counts_of(tx: Tx, runs: Iterable[int], task_id: str | None = None) -> dict[tuple[int, str], Counts]:
+    """Return how many instances are in which state, by run and mapped task; ``task_id``: of these alone."""
+    found: dict[tuple[int, str], Counts] = {}
+    where = [] if task_id is None else [_C.task_id == task_id]
+    of_task = _C.dag_run_id, _C.task_id, _C.state
+    for part in chunks(sorted(set(runs))):
+        counted = select(*of_task, func.count()).where(_C.dag_run_id.in_(part), IS_INSTANCE, *where).group_by(*of_task)
+        for run, name, state, count in tx.connection.execute(counted):
+            found.setdefault((run, name), {})[state] = count
+    return found
+
+
+def counts_by_run(tx: Tx, runs: Iterable[int]) -> dict[int, Counts]:
+    """Return the number of tasks and instances of each run by state, in the order of the states."""
+    found: dict[int, Counts] = {}
+    of_run = _C.dag_run_id, _C.state
+    for part in chunks(sorted(set(runs))):
+        is_of_runs = _C.dag_run_id.in_(part)
+        # One after the other: each is served by an index of its own.
+        for which in (and_(IS_TASK, counts_itself()), IS_INSTANCE):
+            counted = select(*of_run, func.count()).where(is_of_runs, which).group_by(*of_run)
+            for run, state, count in tx.connection.execute(counted):
+                counts = found.setdefault(run, {})
+                counts[state] = counts.get(state, 0) + count
+    order = [state.value for state in TaskState]
+    return {run: {state: counts[state] for state in order if state in counts} for run, counts in found.items()}
