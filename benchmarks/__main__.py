@@ -42,6 +42,7 @@ NAMES = (
     "chain",
     "wake",
     "wide",
+    "maps",
     "deferrals",
     "handled",
     "look",

@@ -25,6 +25,17 @@ class Empty(BaseOperator):
         """Do nothing."""
 
 
+class Taking(BaseOperator):
+    """Does nothing with its value."""
+
+    def __init__(self, *, value: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.value = value
+
+    def execute(self, context: Context) -> None:
+        """Do nothing."""
+
+
 class AtOnce(BaseTrigger):
     """Fires as soon as it runs, and notes when."""
 

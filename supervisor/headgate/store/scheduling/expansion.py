@@ -41,11 +41,13 @@ class Unexpandable(Exception):
 class Expanded(NamedTuple):
     """What one look has done for a mapped task: the instances that are to begin, and whether there is more to do now.
 
-    If the window is full there is not: an instance that ends has the run looked at again.
+    If the window is full there is not: an instance that ends has the run looked at again. ``made`` are those of the
+    instances that are new: nobody else sees them yet, so they need no lock.
     """
 
     begin: list[TaskInstanceId]
     is_done: bool
+    made: frozenset[TaskInstanceId] = frozenset()
 
 
 def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
@@ -71,21 +73,22 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
     left = seen.of_map(tx, task.task_id, TaskState.NONE, limit=limit)
     again = [one.id for one in left if one.map_index < there.length]
     surplus = [one.id for one in left if one.map_index >= there.length] if there.is_complete else []
-    begin = again[:room]
+    begin, new = again[:room], list[TaskInstanceId]()
     all_begin = len(left) < limit and len(begin) == len(again)
     if all_begin:
         made = _made(tx, own)
         to_make = range(made, min(made + min(room, limit) - len(begin), there.length))
         if to_make:
-            begin += dags.insert_instances(tx, seen.run, task, to_make)
+            new = dags.insert_instances(tx, seen.run, task, to_make)
+            begin += new
             made = to_make.stop
             _SET_MADE.run(tx.connection, of_id=own.id, made=made)
         all_begin = made >= there.length
     removed = [dags.remove_task(tx, id_) for id_ in surplus]
     if not (all_begin and there.is_complete and all(removed)):
-        return Expanded(begin, is_done=len(begin) >= room or (all_begin and all(removed)))
+        return Expanded(begin, len(begin) >= room or (all_begin and all(removed)), frozenset(new))
     task_rows.apply(tx, own, "expanded" if there.length else "expanded_to_nothing")
-    return Expanded(begin, is_done=there.length > 0)
+    return Expanded(begin, there.length > 0, frozenset(new))
 
 
 def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:

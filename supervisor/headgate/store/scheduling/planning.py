@@ -192,16 +192,16 @@ class _Evaluation:
 
     def _move(self, event: str, seen: RunStates, names: Sequence[str], graph: Graph) -> bool:
         """Move the rows of tasks that are in ``none`` as was decided; return whether all of them were moved."""
-        is_done, found = True, dict[TaskInstanceId, str]()
+        is_done, found, made = True, dict[TaskInstanceId, str](), set[TaskInstanceId]()
         if event == "scheduled":
-            is_done, found = self._expand(seen, names, graph)
+            is_done, found, made = self._expand(seen, names, graph)
             if found:
                 self.instances += len(found)
                 marks.reach("maps.expanded")
             names = [name for name in names if not _is_expanding(seen, name, graph)]
         found |= seen.instances(self._tx, names, {TaskState.NONE}, limit=TASKS_PER_RUN_MAX + 1)
         some = dict(list(found.items())[:TASKS_PER_RUN_MAX])
-        locked = _lock_fresh(self._tx, some)
+        locked = made.intersection(some) | _lock_fresh(self._tx, some.keys() - made)
         (row,) = states.of(event)
         task_rows.change_all(self._tx, row, sorted(locked))
         if event == "scheduled":
@@ -215,18 +215,21 @@ class _Evaluation:
                 self.in_triggers += state is not None
         return is_done and len(locked) == len(found)
 
-    def _expand(self, seen: RunStates, names: Sequence[str], graph: Graph) -> tuple[bool, dict[TaskInstanceId, str]]:
-        """Make instances of mapped tasks; return whether that was all, and those that are to begin now."""
-        is_done, begin = True, dict[TaskInstanceId, str]()
+    def _expand(
+        self, seen: RunStates, names: Sequence[str], graph: Graph
+    ) -> tuple[bool, dict[TaskInstanceId, str], set[TaskInstanceId]]:
+        """Make instances of mapped tasks; return whether that was all, those that are to begin now, and the new."""
+        is_done, begin, made = True, dict[TaskInstanceId, str](), set[TaskInstanceId]()
         for name in names:
             if not _is_expanding(seen, name, graph):
                 continue
             if (limit := TASKS_PER_RUN_MAX - len(begin)) == 0:
-                return False, begin
+                return False, begin, made
             expanded = expansion.expand(self._tx, seen, graph.tasks[name], limit=limit)
             begin |= dict.fromkeys(expanded.begin, name)
+            made |= expanded.made
             is_done = is_done and expanded.is_done
-        return is_done, begin
+        return is_done, begin, made
 
     def _stop_maps(self, seen: RunStates, graph: Graph) -> int:
         """Skip the instances that are not to begin, because another of their task has failed; return how many."""
