@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -102,6 +103,25 @@ def test_load_pages(copied: Path, start_station: StartStation, tmp_path: Path) -
     steps = [record["method"] for record in run.log("load") if record["event"] == "begun"]
     assert steps[0] == "execute"
     assert 1 <= steps.count("handle_trigger_events") == len(steps) - 1 < PAGES / 2
+
+
+def test_expand_pages(copied: Path, start_station: StartStation, tmp_path: Path) -> None:
+    users = [{"id": number} for number in range(1, PAGES) for _ in range(3)] + [{"id": PAGES}]
+    with serving(tmp_path / "served", "expand_pages.py") as example:
+        (copied / "expand_pages.py").write_text(example.read_text())
+        station = start_station()
+        run = station.run("expand_pages")
+        run.wait_end()
+    assert (run.xcom("users"), run.xcom("report")) == (len(users), len(users))
+    rows = station.query(
+        "SELECT t.map_index, x.value FROM task_instance t JOIN xcom x ON x.task_instance_id = t.id "
+        "WHERE t.task_id = 'enrich' ORDER BY t.map_index"
+    )
+    assert [row["map_index"] for row in rows] == list(range(len(users)))
+    assert [json.loads(bytes(row["value"])) for row in rows] == [{**user, "region": "north"} for user in users]
+    batches = sorted((tmp_path / "expanded" / run.run_id).iterdir(), key=lambda path: int(path.stem))
+    written = [json.loads(path.read_text()) for path in batches]
+    assert written == [users[first : first + 10] for first in range(0, len(users), 10)]
 
 
 def test_daily_chain(copied: Path, start_station: StartStation, tmp_path: Path) -> None:

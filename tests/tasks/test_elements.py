@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,11 +15,15 @@ from headgate.protocol.messages.maps import Elements, MapSpec, Output
 from headgate.protocol.messages.queries import ElementRoom, EmitElements, GetXComs, Query, QueryResult, XComPage
 from headgate.protocol.messages.steps import Emitted, StepFailed, StepHandled, StepOutcome, StepSucceeded, XCom
 from headgate.protocol.values import decode_value
-from headgate.tasks import DAG, BaseOperator, BranchPythonOperator, XComArg, task
+from headgate.tasks import DAG, BaseOperator, BranchPythonOperator, TriggerOperator, XComArg, task
 from headgate.tasks.context import make_context
 from headgate.tasks.execution import Resumption, run_step
 from headgate.tasks.maps import elements
 from headgate.tasks.maps.elements import Emissions
+from headgate.testing import run_task
+from headgate.triggers.temporal import TimeDeltaTrigger
+
+SECOND = timedelta(seconds=1)
 
 
 class Supervisor:
@@ -70,6 +75,13 @@ class Load(BaseOperator):
 
     def stream_ended(self, context: Any, count: int = 0) -> None:
         self.emit("the end")
+
+
+class Stream(Load):
+    """The same, of a stream."""
+
+    def execute(self, context: Any) -> Any:
+        self.defer(trigger=TimeDeltaTrigger(SECOND), stream=True)
 
 
 def step(operator: BaseOperator, *, given: Any = None, emitted: int = 0) -> StepOutcome:
@@ -191,6 +203,11 @@ def test_who_is_far_ahead_waits_and_goes_on_when_there_is_room_or_it_takes_too_l
         emissions.send()
         assert sum(slept) == elements.ROOM_WAIT_S
         assert taking.values == [1, 2]
+        for number in range(elements.REGARDLESS):
+            emissions.add(number)
+        emissions.send()
+        assert sum(slept) == 2 * elements.ROOM_WAIT_S, "it has waited once for all of these"
+        assert len(taking.values) == elements.REGARDLESS + 2
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -224,6 +241,34 @@ def test_a_handler_that_emits_too_much_for_one_outcome_is_told_what_to_do(monkey
     outcome = step(Load(task_id="load"), given=part(list(range(20))))
     assert isinstance(outcome, StepFailed)
     assert "handle fewer events at a time, with stream=Batch(count=...)" in outcome.error
+
+
+# --- in tests ------------------------------------------------------------------------------------
+
+
+def test_run_task_tells_what_a_task_has_emitted() -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(2500)
+
+    assert run_task(lambda: generated(numbers)).elements == list(range(2500))
+    result = run_task(Stream(task_id="load"), events=[[1, 2], [3]])
+    assert (result.value, result.elements, result.handled) == (None, [1, 2, 3, "the end"], [[1, 2], [3]])
+    failed = run_task(Stream(task_id="load"), events=[[1, 2], [7], [8]])
+    assert (failed.state, failed.elements) == ("failed", [1, 2, 7])
+    again = run_task(Stream(task_id="load"), events=[[9]], after=failed)
+    assert (again.state, again.elements) == ("success", [1, 2, 7, 8, 9, "the end"])
+
+
+def test_a_trigger_operator_emits_what_its_trigger_fires() -> None:
+    pages = {"trigger_cls": "headgate.triggers.temporal.TimeDeltaTrigger", "trigger_kwargs": {"delta": SECOND}}
+    with DAG("d") as dag:
+        operator = TriggerOperator(task_id="pages", **pages)  # type: ignore[arg-type]
+    (spec,) = dag.to_spec().tasks
+    assert spec.emits
+    assert spec.start_trigger is not None
+    assert spec.start_trigger.stream is not None
+    result = run_task(operator, events=["a", {"b": 1}])
+    assert (result.state, result.elements) == ("success", ["a", {"b": 1}])
 
 
 # --- in a DAG ------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Path]:
-    """Serve pages of three users, the last one of one, from a new folder; yield the example, with the server's port."""
+def serving(folder: Path, name: str = "load_pages.py") -> Iterator[Path]:
+    """Serve pages of three users, the last one of one, from a new folder; yield an example, with the server's port."""
     folder.mkdir()
     for number in range(1, PAGES + 1):
         page: dict[str, Any] = {"users": [{"id": number}] * 3, "next": f"users-{number + 1}.json"}
@@ -38,9 +38,9 @@ def serving(folder: Path) -> Iterator[Path]:
         (folder / f"users-{number}.json").write_text(json.dumps(page))
     handler = functools.partial(_Quiet, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        source = files("headgate.examples").joinpath("load_pages.py").read_text()
+        source = files("headgate.examples").joinpath(name).read_text()
         assert PORT in source
-        example = folder / "load_pages.py"
+        example = folder / name
         example.write_text(source.replace(PORT, str(server.server_port)))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

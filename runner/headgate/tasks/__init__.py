@@ -18,7 +18,13 @@ from headgate.tasks.errors import (
 )
 from headgate.tasks.graph import DAG, dag
 from headgate.tasks.operator import BaseOperator, XComArg, chain
-from headgate.tasks.operators import BranchPythonOperator, EmptyOperator, PythonOperator, ShortCircuitOperator
+from headgate.tasks.operators import (
+    BranchPythonOperator,
+    EmptyOperator,
+    PythonOperator,
+    ShortCircuitOperator,
+    TriggerOperator,
+)
 from headgate.tasks.options import TaskOptions
 from headgate.tasks.schedule import Asset, Batch, Each, Latest
 from headgate.triggers.airflow_names import IMPORTS
@@ -85,6 +91,7 @@ __all__ = [
     "TaskSkipped",
     "TimeSensor",
     "TriggerDagRunOperator",
+    "TriggerOperator",
     "TriggerSensor",
     "TriggerTimeout",
     "Variable",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Unpack
 
 from headgate.tasks.context import Context
 from headgate.tasks.graph import DAG
 from headgate.tasks.operator import BaseOperator, XComArg
 from headgate.tasks.options import TaskOptions
+from headgate.tasks.streaming import StreamedEvent
 from headgate.triggers.airflow_names import CONTEXT
+from headgate.triggers.base import StartTriggerArgs
 
-__all__ = ["BranchPythonOperator", "EmptyOperator", "PythonOperator", "ShortCircuitOperator"]
+__all__ = ["BranchPythonOperator", "EmptyOperator", "PythonOperator", "ShortCircuitOperator", "TriggerOperator"]
 
 
 class EmptyOperator(BaseOperator):
@@ -99,6 +102,44 @@ class PythonOperator(BaseOperator):
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         free = [p for i, p in enumerate(parameters) if i >= positional or p.kind is p.KEYWORD_ONLY]
         return {p.name: offered[p.name] for p in free if p.kind in by_name and p.name in offered}
+
+
+class TriggerOperator(BaseOperator):
+    """Emits the payload of each event of a trigger, for the tasks that are expanded over its output.
+
+    It begins in the trigger, without a worker, and ends when that returns, or fires an event that is its last.
+    ``trigger_cls`` is the path of the class, ``module.Class``; ``trigger_kwargs`` are its arguments; ``timeout`` limits
+    the wait for each event; ``ahead`` is how many may be stored and not emitted.
+    """
+
+    emits = True
+    start_from_trigger = True
+
+    def __init__(
+        self,
+        *,
+        trigger_cls: str,
+        trigger_kwargs: Mapping[str, Any] | None = None,
+        timeout: timedelta | None = None,
+        ahead: int | None = None,
+        task_id: str,
+        dag: DAG | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> None:
+        super().__init__(task_id=task_id, dag=dag, **options)
+        kwargs = dict(trigger_kwargs or {})
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls=trigger_cls, trigger_kwargs=kwargs, timeout=timeout, stream=True, ahead=ahead
+        )
+
+    def execute(self, context: Context) -> None:
+        """Not called: it begins in its trigger."""
+
+    def handle_trigger_events(self, events: Sequence[StreamedEvent], context: Context) -> None:
+        """Emit what has come."""
+        for event in events:
+            self.emit(event.payload)
+            self.handled(event)
 
 
 class BranchPythonOperator(PythonOperator):

@@ -82,7 +82,8 @@ class TaskResult:
     ``error`` and ``traceback`` are those of a failure; ``error`` is also the reason of a skip. ``may_retry`` is False
     for a failure without another try. ``skips`` are downstream tasks that are not to run. ``waited`` is the skipped
     time. ``handled`` are the payloads of the events of its stream that the task has handled, in this try and those
-    before it, and ``stream_state`` is the state that it has left; ``stream`` is for ``run_task(after=)``.
+    before it, ``elements`` are what it has emitted, and ``stream_state`` is the state that it has left; ``stream`` is
+    for ``run_task(after=)``.
     """
 
     state: State
@@ -96,6 +97,7 @@ class TaskResult:
     waited: timedelta = timedelta(0)
     handled: list[Any] = field(default_factory=list[Any])
     stream_state: dict[str, Any] | None = None
+    elements: list[Any] = field(default_factory=list[Any])
     stream: TrialStream | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -208,7 +210,9 @@ class _Trial:
         self._is_stream_over = False
         if after is not None and after.stream is not None:
             self._stream = after.stream
-            self._xcoms = dict(after.xcoms) if after.stream.handled else {}
+            if after.stream.handled:
+                self._xcoms = dict(after.xcoms)
+                stubs.elements += after.elements
 
     def run(self, context_of: Callable[..., Context]) -> TaskResult:
         """Run steps and waits until the task ends."""
@@ -241,12 +245,15 @@ class _Trial:
         operator = self._make()
         modules = _modules_of(operator)
         with skipped_wall_clock(type(operator), self._clock, *modules, skips_sleep=True):
-            outcome = run_step(operator, self._context_of(operator, stream=TaskStream.of(part)), resumption, part)
+            context = self._context_of(operator, stream=TaskStream.of(part))
+            outcome = run_step(operator, context, resumption, part, emitted=len(self._stubs.elements))
         if self._left_s < 0 and not is_failing:
             return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
         self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in outcome.xcoms)
         if self._stream is not None:
             self._stream.move(outcome.handled)
+        if outcome.emitted is not None:
+            self._stubs.elements += map(decode_value, outcome.emitted.values)
         return outcome
 
     @property
@@ -276,6 +283,7 @@ class _Trial:
             xcoms=self._xcoms,
             deferrals=self._deferrals,
             created_runs=self._stubs.created,
+            elements=list(self._stubs.elements),
             waited=timedelta(seconds=self._clock.now_s),
             **fields,
         )

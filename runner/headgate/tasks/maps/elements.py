@@ -23,6 +23,7 @@ SENT_MAX: Final = 1000
 OUTCOME_BYTES_MAX: Final = 8 * 1024 * 1024  # of elements in one outcome: it fits a frame
 ROOM_WAIT_S: Final = 10.0  # how long a task waits for those that are expanded over it, before it goes on regardless
 ROOM_LOOK_S: Final = 0.25
+REGARDLESS: Final = 1000  # elements that it emits without waiting again
 
 
 class EmittedAgain(Exception):
@@ -48,6 +49,7 @@ class Emissions:
         self._bytes = 0
         self._kept = 0  # of the values: those that belong to events that are handled
         self._room = 0
+        self._regardless = 0  # elements that are emitted without waiting for room
         self._sent_at = self._sending_s = 0.0
         self.is_handling = False
 
@@ -86,13 +88,24 @@ class Emissions:
         """Have what was emitted stored now; wait if those that are expanded over the task are far behind."""
         begun_at = time.monotonic()
         self._store()
+        self._sent_at = time.monotonic()
+        self._sending_s = self._sent_at - begun_at
+        if self._room <= 0 and self._regardless <= 0:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Wait until those that are expanded over the task have caught up; but not for ever.
+
+        They may need the worker that this one has.
+        """
         waited_s = 0.0
-        while self._room <= 0 and waited_s < ROOM_WAIT_S:
+        while self._room <= 0:
+            if waited_s >= ROOM_WAIT_S:
+                self._regardless = REGARDLESS
+                return
             self._sleep(ROOM_LOOK_S)
             waited_s += ROOM_LOOK_S
             self._store()
-        self._sent_at = time.monotonic()
-        self._sending_s = self._sent_at - begun_at - waited_s
 
     def run(self, generator: Generator[Any, Any, Any]) -> Any:
         """Emit what a generator yields; return what it returns. Raises what it raises."""
@@ -111,5 +124,6 @@ class Emissions:
         if not isinstance(answer, ElementRoom):
             raise ProtocolError(f"the supervisor answers EmitElements with {type(answer).__name__}")
         self._first += len(self._values)
+        self._regardless -= len(self._values)
         self._room = answer.room
         self._values, self._bytes = [], 0
