@@ -259,8 +259,8 @@ def _xcoms_kept_over_tries() -> Sequence[Patch]:
 def _dispatch_forgets_pools() -> Sequence[Patch]:
     def fit(
         candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int
-    ) -> list[TaskInstanceId]:
-        return [task.id for task in candidates][:limit]
+    ) -> tuple[list[TaskInstanceId], bool]:
+        return [task.id for task in candidates][:limit], False
 
     return [(dispatch, "fit", fit)]
 
