@@ -12,7 +12,7 @@ from tests.supervisor.tasks_harness import Tasks
 from headgate.protocol.messages.dags import CronSchedule, DagSpec
 from headgate.protocol.values import decode_value
 from headgate.store.ids import DagRunId
-from headgate.store.tasks.user_actions import Cancelled, UserActionVerbs
+from headgate.store.tasks.user_actions import Ended, UserActionVerbs
 
 # --- dags ------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ def test_a_run_that_ended_by_itself_at_the_last_moment_is_not_said_to_be_cancell
 ) -> None:
     cancel = UserActionVerbs.cancel_run
 
-    def cancel_too_late(self: UserActionVerbs, run: DagRunId) -> Cancelled:
+    def cancel_too_late(self: UserActionVerbs, run: DagRunId) -> Ended:
         for name in ("a", "b", "c"):
             self.mark(etl.store.inspect.find_task("etl", "r1", name).id, "success")
         etl.store.scheduling.plan(etl.epoch)

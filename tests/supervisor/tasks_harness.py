@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -50,12 +50,11 @@ def import_errors(store: Store) -> dict[str, str]:
 
 def clear(store: Store, run: int, *task_ids: str) -> dict[str, TaskState]:
     """Clear tasks of a run as ``headgate tasks clear`` does, until none of them is busy; return their new states."""
-    cleared: dict[str, TaskState] = {}
-    busy: Sequence[str] = task_ids
-    while busy:
-        answer = store.tasks.clear_many(DagRunId(run), busy)
+    answer = store.tasks.clear_many(DagRunId(run), task_ids)
+    cleared = answer.cleared
+    while answer.left is not None:
+        answer = store.tasks.clear_on(answer.left)
         cleared |= answer.cleared
-        busy = answer.busy
     return cleared
 
 

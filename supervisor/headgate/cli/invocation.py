@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -119,10 +119,20 @@ def invocation(ctx: typer.Context) -> Invocation:
     return found
 
 
-def repeat_while_busy(is_done: Callable[[], bool], subject: str) -> None:
-    """Call until it returns True. Raises `CommandError` if others keep changing the same rows."""
-    for _ in range(BUSY_ROUNDS_MAX):
-        if is_done():
-            return
+Step = Literal["done", "more", "busy"]
+
+
+def repeat_until_done(step: Callable[[], Step], subject: str) -> None:
+    """Call until nothing is left to do, with a pause if others are changing the rows that come next.
+
+    Raises `CommandError` if they do so all the time.
+    """
+    rounds = 0
+    while (came := step()) != "done":
+        if came == "more":
+            rounds = 0
+            continue
+        rounds += 1
+        if rounds == BUSY_ROUNDS_MAX:
+            raise CommandError(f"{subject} is being changed by others all the time; a part may be done: run this again")
         time.sleep(BUSY_PAUSE_S)
-    raise CommandError(f"{subject} is being changed by others all the time; a part may be done: run this again")

@@ -68,7 +68,7 @@ def test_a_clear_takes_the_tasks_and_their_relatives_and_the_run_goes_on(
     answer = ended.store.tasks.clear_many(ended.run, names, **options)
 
     assert "".join(sorted(answer.cleared)) == cleared
-    assert (answer.busy, answer.as_before) == ((), ())
+    assert (answer.left, answer.as_before) == (None, ())
     expected = {name: S.NONE if name in cleared else state for name, state in before.items()}
     assert task_states(ended.store, ended.run) == expected
     row = run_row(ended)
@@ -190,5 +190,7 @@ def test_what_another_is_changing_is_passed_over_and_told(held: tuple[Tasks, Any
 
     assert (cancelled.tasks, cancelled.is_ended) == (4, False)
     assert sorted(cleared.cleared) == ["a", "c", "d", "e"]
-    assert cleared.busy == ("b",)
+    assert cleared.is_busy
+    assert cleared.left is not None
+    assert cleared.left.tasks == ("b",)
     assert tasks.store.tasks.cancel_run(tasks.run).is_ended

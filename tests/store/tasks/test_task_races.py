@@ -120,7 +120,7 @@ def test_an_event_that_comes_while_a_clear_is_under_way_resumes_nothing(race: Ra
 def test_a_clear_that_comes_while_an_event_is_being_stored_clears_the_resumed_task(race: Race) -> None:
     trigger_id = wait_in(race, race.one)
     said = race.second_passes_over(take_event(race, trigger_id), lambda: race.two.tasks.clear_many(race.run, ["a"]))
-    assert (said.cleared, said.busy) == ({}, ("a",))
+    assert (said.cleared, said.is_busy, said.left.tasks) == ({}, True, ("a",))
     assert clear(race.two, race.run, "a") == {"a": S.NONE}
     row = race.row()
     assert (row["state"], row["event_id"], row["next_method"]) == ("none", None, None)
@@ -203,7 +203,7 @@ def test_a_clear_that_comes_while_a_task_is_deferring_takes_its_trigger_with_it(
         lambda tx: defer_in(tx, race.a, token),
         lambda: race.two.tasks.clear_many(race.run, ["a"]),
     )
-    assert (said.cleared, said.busy) == ({}, ("a",))
+    assert (said.cleared, said.is_busy, said.left.tasks) == ({}, True, ("a",))
     assert clear(race.two, race.run, "a") == {"a": S.NONE}
     assert all(line.removed_at for line in race.one.inspect.triggers(with_ended=True))  # it was removed
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.invocation import CommandError, invocation, repeat_while_busy
+from headgate.cli.invocation import CommandError, Step, invocation, repeat_until_done
 from headgate.cli.lists import (
     ROWS_LISTED,
     AllOption,
@@ -21,6 +21,7 @@ from headgate.cli.lists import (
 )
 from headgate.cli.options import DagArgument, RunArgument, SinceOption, since
 from headgate.cli.output import payload
+from headgate.cli.progress import ProgressShown
 from headgate.cli.tables import Column, duration, fields, print_table
 from headgate.cli.task_lines import TASK_COLUMNS
 
@@ -97,19 +98,25 @@ def show(ctx: typer.Context, dag: DagArgument, run: RunArgument, as_json: JsonOp
 @app.command()
 def cancel(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
     """End a run and its unfinished tasks as failed; tasks that run or are deferred are ended with on_kill()."""
+    from headgate.scheduling.states import UNFINISHED
+
     with invocation(ctx).store() as store:
         line = store.inspect.run(dag, run).line
         if line.ended_at is not None:
             raise CommandError(f"the run {line.run_id} of {dag} has ended already: {line.state}")
         tasks = 0
+        with ProgressShown("ended", "tasks", sum(line.tasks.get(state, 0) for state in UNFINISHED)) as progress:
 
-        def is_cancelled() -> bool:
-            nonlocal tasks
-            cancelled = store.tasks.cancel_run(line.id)
-            tasks += cancelled.tasks
-            return cancelled.is_ended or store.inspect.run(dag, line.run_id).line.ended_at is not None
+            def cancel_some() -> Step:
+                nonlocal tasks
+                ended = store.tasks.cancel_run(line.id)
+                tasks += ended.tasks
+                progress.update(tasks)
+                if ended.is_ended or store.inspect.run(dag, line.run_id).line.ended_at is not None:
+                    return "done"
+                return "busy" if ended.is_busy else "more"
 
-        repeat_while_busy(is_cancelled, f"the run {line.run_id}")
+            repeat_until_done(cancel_some, f"the run {line.run_id}")
         state = store.inspect.run(dag, run).line.state
     if state != "failed":
         raise CommandError(f"the run {line.run_id} of {dag} has ended by itself: {state}")

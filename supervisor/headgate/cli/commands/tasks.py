@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headgate.cli.commands import task_logs
-from headgate.cli.invocation import CommandError, invocation, repeat_while_busy
+from headgate.cli.invocation import CommandError, Step, invocation, repeat_until_done
 from headgate.cli.lists import ROWS_LISTED, AllOption, JsonOption, RowsOption, WideOption, print_pages, print_record
 from headgate.cli.options import DagArgument, RunArgument, SinceOption, TaskArgument, since
 from headgate.cli.output import payload
+from headgate.cli.progress import ProgressShown
 from headgate.cli.tables import Column, fields, print_block
 from headgate.cli.task_lines import TASK_COLUMNS, instances_of
 from headgate.protocol.messages.dags import TaskState
 
 if TYPE_CHECKING:
-    from headgate.store.inspect.runs import TaskDetail
-    from headgate.store.tasks.user_actions import Cleared, Mark, StreamClear
+    from headgate.store.inspect.runs import TaskDetail, TaskRef
+    from headgate.store.store import Store
+    from headgate.store.tasks.user_actions import Cleared, Mark, StreamClear, ToClear
 
 app = typer.Typer(help="Tasks of runs.", no_args_is_help=True)
 
@@ -91,7 +94,9 @@ def clear(
     ctx: typer.Context,
     dag: DagArgument,
     run: RunArgument,
-    tasks: Annotated[list[str] | None, typer.Argument(metavar="TASK", help="The task_ids.")] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="TASK", help="The task_ids; TASK[17], TASK[10-19] for instances.")
+    ] = None,
     upstream: Annotated[bool, typer.Option("--upstream", help="Also all tasks upstream of them.")] = False,
     downstream: Annotated[bool, typer.Option("--downstream", help="Also all tasks downstream of them.")] = False,
     only_failed: Annotated[
@@ -113,28 +118,58 @@ def clear(
         raise CommandError("name the tasks, or give --all, or --only-failed for all that failed", exit_code=2)
     with invocation(ctx).store() as store:
         for task in named:
-            store.inspect.find_task(dag, run, task)
+            store.inspect.find_tasks(dag, run, task)
         line = store.inspect.run(dag, run).line
-        verb = partial(store.tasks.clear_many, line.id, only_failed=only_failed, streams=streams)
-        rounds: list[Cleared] = []
+        begin = partial(store.tasks.clear_many, line.id, named, upstream=upstream, downstream=downstream)
+        clearing = _Clearing(partial(begin, only_failed=only_failed, streams=streams), store.tasks.clear_on)
+        with ProgressShown("cleared", "tasks", sum(line.tasks.values())) as progress:
 
-        def is_cleared() -> bool:
-            if rounds:
-                rounds.append(verb(rounds[-1].busy))
-            else:
-                rounds.append(verb(named, upstream=upstream, downstream=downstream))
-            return not rounds[-1].busy
+            def clear_some() -> Step:
+                came = clearing.step()
+                progress.update(clearing.rows)
+                return came
 
-        repeat_while_busy(is_cleared, f"the run {line.run_id}")
-    cleared = sorted(name for one in rounds for name in one.cleared)
-    restarting = sorted(name for one in rounds for name in one.as_before)
-    if restarting:
-        print(f"being cleared already: {', '.join(restarting)}")
-    if not cleared and not restarting:
+            repeat_until_done(clear_some, f"the run {line.run_id}")
+    if clearing.as_before:
+        print(f"being cleared already: {', '.join(clearing.as_before)}")
+    if clearing.told:
+        count = "1 task" if len(clearing.told) == 1 else f"{len(clearing.told):,} tasks"
+        print(f"cleared {count} of run {line.run_id} of {dag}: {', '.join(clearing.told)}")
+    elif not clearing.as_before:
         print(f"nothing to clear in run {line.run_id} of {dag}")
-    elif cleared:
-        count = "1 task" if len(cleared) == 1 else f"{len(cleared):,} tasks"
-        print(f"cleared {count} of run {line.run_id} of {dag}: {', '.join(cleared)}")
+
+
+class _Clearing:
+    """What a clear has done by now, in as many transactions as it needs."""
+
+    def __init__(self, begin: Callable[[], Cleared], go_on: Callable[[ToClear], Cleared]) -> None:
+        self._begin = begin
+        self._go_on = go_on
+        self._left: ToClear | None = None
+        self._tasks: set[str] = set()
+        self._instances: dict[str, int] = {}
+        self.as_before: list[str] = []
+
+    def step(self) -> Step:
+        cleared = self._begin() if self._left is None else self._go_on(self._left)
+        self._left = cleared.left
+        self._tasks.update(cleared.cleared)
+        for name, count in cleared.instances.items():
+            self._instances[name] = self._instances.get(name, 0) + count
+        self.as_before = sorted([*self.as_before, *cleared.as_before])
+        if cleared.left is None:
+            return "done"
+        return "busy" if cleared.is_busy else "more"
+
+    @property
+    def rows(self) -> int:
+        return len(self._tasks) + sum(self._instances.values())
+
+    @property
+    def told(self) -> list[str]:
+        """The tasks, each with the number of instances: ``a``, ``enrich (1,000 instances)``."""
+        of = {name: "1 instance" if count == 1 else f"{count:,} instances" for name, count in self._instances.items()}
+        return [f"{name} ({of[name]})" if name in of else name for name in sorted(self._tasks | of.keys())]
 
 
 @app.command("mark-success")
@@ -151,10 +186,34 @@ def mark_failed(ctx: typer.Context, dag: DagArgument, run: RunArgument, task: Ta
 
 def _mark(ctx: typer.Context, dag: str, run: str, task: str, mark: Mark) -> None:
     with invocation(ctx).store() as store:
-        ref = store.inspect.find_task(dag, run, task)
-        if not store.tasks.mark(ref.id, mark):
-            state = store.inspect.task(ref).line.state
+        refs = store.inspect.find_tasks(dag, run, task)
+        marked = _mark_all(store, refs, mark)
+        if not marked:
+            state = store.inspect.task(refs[0]).line.state
             raise CommandError(
-                f"{task} of run {ref.run_id} has ended already: {state.value}; `headgate tasks clear` runs it again"
+                f"{task} of run {refs[0].run_id} has ended already: {state.value}; `headgate tasks clear` runs it again"
             )
-    print(f"marked {task} of run {ref.run_id} of {dag} as {mark}")
+    count = f" ({marked:,} of them)" if len(refs) > 1 else ""
+    print(f"marked {task}{count} of run {refs[0].run_id} of {dag} as {mark}")
+
+
+def _mark_all(store: Store, refs: Sequence[TaskRef], mark: Mark) -> int:
+    """Mark a task, instances of a mapped one, or a mapped one with all of them; return how many were unfinished."""
+    from headgate.store.ids import Instances
+    from headgate.store.tasks.user_actions import every_instance
+
+    first = refs[0]
+    if len(refs) == 1 and (first.map_index >= 0 or not store.inspect.task(first).line.is_map):
+        return store.tasks.mark(first.id, mark)
+    whole = Instances(first.task_id, first.map_index, refs[-1].map_index)
+    of = every_instance(first.task_id) if first.map_index < 0 else whole
+    marked = 0
+
+    def mark_some() -> Step:
+        nonlocal marked
+        ended = store.tasks.mark_map(first.dag_run_id, of, mark)
+        marked += ended.tasks
+        return "done" if ended.is_ended else "busy" if ended.is_busy else "more"
+
+    repeat_until_done(mark_some, f"the task {first.task_id}")
+    return marked

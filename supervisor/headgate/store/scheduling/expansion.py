@@ -26,7 +26,7 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import task_instance
-from headgate.store.tasks import dags, elements, task_rows, values
+from headgate.store.tasks import dags, elements, run_states, task_rows, values
 from headgate.store.tasks.run_states import RunStates
 from headgate.store.tasks.task_rows import LockedTask
 
@@ -59,6 +59,8 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
     own = task_rows.locked_unless_busy(tx, seen.ids[task.task_id])
     if own is None or own.state is not TaskState.NONE:
         return Expanded([], is_done=False)
+    if run_states.is_held(tx, own.id):
+        return Expanded([], is_done=True)  # until the user's action on it has ended, which has the run looked at
     if TaskState.RESTARTING in seen.mapped.get(task.task_id, ()):
         return Expanded([], is_done=True)  # until its old worker is gone: there may be no value for it any more
     try:
@@ -93,6 +95,8 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
 
 def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
     """Skip up to ``limit`` instances of a mapped task that have not begun, because one has failed; return how many."""
+    if run_states.is_held(tx, seen.ids[task_id]):
+        return 0  # the failed one is being cleared, too, and comes later
     (row,) = states.of("map_stopped")
     left = [one.id for state in sorted(row.from_) for one in seen.of_map(tx, task_id, state, limit=limit)]
     return sum(task_rows.changed(tx, row, {"id": id_}) for id_ in sorted(left)[:limit])

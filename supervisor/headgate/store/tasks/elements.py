@@ -8,6 +8,8 @@ expanded over the old one. A task that goes on in its stream goes on behind its 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import Integer, bindparam, delete, exists, select, update
 
 from headgate.protocol import marks
@@ -15,7 +17,7 @@ from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskState
 from headgate.protocol.messages.maps import INSTANCES_MAX
 from headgate.protocol.messages.queries import ElementRoom, XComPage
 from headgate.protocol.messages.steps import Emitted
-from headgate.store.db.bulk import Kind, insert_new
+from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased, reading
@@ -170,6 +172,12 @@ def _made(tx: Tx, run: DagRunId, task_id: str) -> int | None:
     """Return how many instances of a mapped task are made; None if that does not matter any more."""
     row = _MADE.run(tx.connection, of_run=run, of_task=task_id).fetchone()
     return None if row is None else int(row[0])
+
+
+def among(tx: Tx, instances: Iterable[TaskInstanceId]) -> frozenset[TaskInstanceId]:
+    """Return those of these tasks that have emitted elements."""
+    rows = [(instance,) for instance in instances]
+    return frozenset(row[0] for row in find(tx.connection, _NEW_EMITTER, rows, returning=("task_instance_id",)))
 
 
 # --- a new try -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -34,11 +34,12 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import map_states, states
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
-from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.ids import DagRunId, Instances, TaskInstanceId
 from headgate.store.tables import task_instance
 from headgate.store.tasks import task_rows
 
 _C = task_instance.c
+HELD: Final = -1  # in place of the length of a mapped task of which nothing begins: `headgate.store.tasks.user_actions`
 _ONE = {state.value: frozenset({state}) for state in TaskState}
 _NO_STATES: frozenset[TaskState] = frozenset()
 
@@ -125,6 +126,24 @@ def read(tx: Tx, run: DagRunId) -> RunStates:
     return seen
 
 
+def instances_between(
+    tx: Tx, run: DagRunId, part: Instances, wanted: Collection[TaskState], *, limit: int
+) -> list[Instance]:
+    """Return up to ``limit`` of these instances of a mapped task that are in a wanted state, in their order."""
+    of_task = select(_C.id, _C.map_index).where(_is_mapped(_C), _C.task_id == part.task_id)
+    between = of_task.where(_C.map_index.between(part.first, part.last))
+    if len(wanted) < len(TaskState):
+        between = between.where(task_rows.is_in(*sorted(wanted)))
+    rows = tx.connection.execute(between.order_by(_C.map_index).limit(limit), {"of_run": run})
+    return [Instance(TaskInstanceId(id_), index) for id_, index in rows]
+
+
+def is_held(tx: Tx, instance: TaskInstanceId) -> bool:
+    """Whether a user's action on this mapped task has not ended."""
+    (length,) = _LENGTH.run(tx.connection, of_id=instance).fetchone()
+    return bool(length == HELD)
+
+
 def has_unfinished() -> ColumnElement[bool]:
     """Return the condition that the run ``:of_run`` has a task that has not ended."""
     whole = exists().where(task_rows.unmapped_of(_OF_RUN), task_rows.is_in(*sorted(states.UNFINISHED)))
@@ -172,6 +191,7 @@ _STATES = Prepared(
         select(_SEEN.c.task_id, null(), _SEEN.c.state),
     )
 )
+_LENGTH = Prepared(select(_C.map_length).where(_C.id == bindparam("of_id")))
 _LIMIT = bindparam("limit", type_=Integer())
 
 

@@ -181,7 +181,9 @@ def effects(row: Transition) -> dict[str, Any]:
         values["ended_at"] = bindparam("now")
     elif row.to is TaskState.NONE:
         values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error", "map_length", "map_name"), null())
-    elif row.to is TaskState.SCHEDULED:
+    if row.event == "cleared":
+        values["tries_max"] = _C.try_number + 1 + _C.retries
+    if row.to is TaskState.SCHEDULED:
         values["scheduled_at"] = bindparam("now")
         if row.event in ("scheduled", "retry_due"):
             values |= {"try_number": _C.try_number + 1, "started_at": null(), "deadline": null()}
@@ -233,7 +235,7 @@ def _change_all(row: Transition) -> Update:
 
 
 def change_all(tx: Tx, row: Transition, ids: Sequence[TaskInstanceId]) -> None:
-    """Move locked tasks that are in an old state of ``row``. It marks no run: their run is the one being evaluated."""
+    """Move locked tasks that are in an old state of ``row``. It marks no run: the caller sees to that."""
     for some in chunks(ids):
         won = tx.connection.execute(_change_all(row), {"ids": some, "now": tx.now}).rowcount
         assert won == len(some), "the rows are locked"

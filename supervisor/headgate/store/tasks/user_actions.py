@@ -4,51 +4,81 @@ They end the worker or the trigger of a task, whose later answers change nothing
 
 Actions on many tasks at once skip the tasks whose rows another transaction has locked: waiting for a row while holding
 others could deadlock. The caller repeats the action for the tasks that are reported as busy.
+
+The instances of a mapped task may be too many for one transaction. Then they are taken `ROWS_MAX` at a time, the caller
+repeats the action for the rest, and meanwhile the task is *held*: its own row is in ``none``, with the length `HELD`.
+So no instance of it begins, nothing that is downstream goes on from a part of it, and the run does not end. Only the
+last transaction takes the rows of tasks themselves, and lets the held ones go on. If the caller dies before, the tasks
+stay held, `headgate why` says so, and the same action, repeated, ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Literal
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import null, select, update
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.maps import INSTANCES_MAX
+from headgate.scheduling import states
 from headgate.scheduling.planning import related
 from headgate.scheduling.states import UNFINISHED, IllegalTransition
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, writing
 from headgate.store.errors import NoSuchRow
-from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name, instances_named
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, elements, task_rows, task_streams, values
+from headgate.store.tasks import dags, elements, run_states, task_rows, task_streams, values
 from headgate.store.tasks.graphs import read_spec
+from headgate.store.tasks.run_states import HELD, Instance, RunStates
 from headgate.store.tasks.task_rows import LockedTask
 
+ROWS_MAX: Final = 500  # instances in one transaction: some tens of milliseconds, in which nobody else writes on SQLite
 Mark = Literal["success", "failed"]
 StreamClear = Literal["from_start", "go_on"]
 _C = task_instance.c
 _ENDED_WELL = frozenset({TaskState.SUCCESS, TaskState.SKIPPED})
 _FAILED = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
+_MARKED: Final[dict[Mark, str | None]] = {"success": None, "failed": "a user marked it as failed"}
+_WITH_OTHERS = frozenset({TaskState.RUNNING, TaskState.RESTARTING, TaskState.DEFERRED})
+
+
+class ToClear(msgspec.Struct, frozen=True):
+    """What is left of a clear: rows of tasks themselves, by task id, and ``instances``. ``held`` are held for it."""
+
+    run: DagRunId
+    tasks: tuple[str, ...]
+    instances: tuple[Instances, ...]
+    only_failed: bool = False
+    streams: StreamClear | None = None
+    held: tuple[str, ...] = ()
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """Result of `clear_many`: the new states of cleared tasks by task id.
+    """Result of one transaction of a clear: the new states of cleared tasks by task id, and how many ``instances``.
 
-    Nothing was done to ``busy`` tasks: clear them again. ``as_before`` are tasks that are being cleared already.
+    ``as_before`` are tasks and instances that are being cleared already. If there is something ``left``, call
+    `clear_on`; ``is_busy``: others have changed the rows that come next, so wait a moment before.
     """
 
     cleared: dict[str, TaskState]
-    as_before: tuple[str, ...]
-    busy: tuple[str, ...]
+    as_before: tuple[str, ...] = ()
+    instances: dict[str, int] = {}
+    left: ToClear | None = None
+    is_busy: bool = False
 
 
-class Cancelled(msgspec.Struct, frozen=True):
-    """Result of `cancel_run`: how many tasks it ended, and whether the run has ended by it. If not, cancel again."""
+class Ended(msgspec.Struct, frozen=True):
+    """Result of one transaction that ends tasks: how many it ended, and whether that was all. If not, do it again.
+
+    ``is_busy``: others have changed the rows that come next, so wait a moment before.
+    """
 
     tasks: int
     is_ended: bool
+    is_busy: bool = False
 
 
 class UserActionVerbs(Verbs):
@@ -61,64 +91,85 @@ class UserActionVerbs(Verbs):
         task = task_rows.locked(tx, instance)
         if task is None:
             raise NoSuchRow("task", str(instance))
-        return _mark(tx, task, mark, "a user marked it as failed" if mark == "failed" else None)
+        return _mark(tx, task, mark, _MARKED[mark])
+
+    @writing
+    def mark_map(self, tx: Tx, run: DagRunId, instances: Instances, mark: Mark) -> Ended:
+        """End unfinished instances of a mapped task as a user says, without a retry; if all are named, the task, too.
+
+        A task that has not made all of its instances makes none after it.
+        """
+        tx.notify()
+        seen = run_states.read(tx, run)
+        if instances.task_id not in seen.ids:
+            raise NoSuchRow("task", instances.task_id)
+        is_whole = instances == every_instance(instances.task_id)
+        ended = _end_instances(tx, seen, [instances], mark, _MARKED[mark], hold=is_whole)
+        if not is_whole or not ended.is_ended:
+            return ended
+        own = task_rows.locked_unless_busy(tx, seen.ids[instances.task_id])
+        if own is None:
+            return Ended(ended.tasks, is_ended=False, is_busy=True)
+        is_marked = own.state in UNFINISHED and _mark(tx, own, mark, _MARKED[mark])
+        _release(tx, run, [instances.task_id])
+        return Ended(ended.tasks + is_marked, is_ended=True)
 
     @writing
     def clear_many(
         self,
         tx: Tx,
         run: DagRunId,
-        task_ids: Sequence[str] = (),
+        names: Sequence[str] = (),
         *,
         upstream: bool = False,
         downstream: bool = False,
         only_failed: bool = False,
         streams: StreamClear | None = None,
     ) -> Cleared:
-        """Clear tasks of a run, and those up- or downstream of them in its DAG; without ids all tasks.
+        """Clear tasks of a run, and those up- or downstream of them in its DAG; without names all tasks.
 
-        A cleared task begins again with all its tries; one that runs is ``restarting`` until its worker is gone. A run
-        that has ended is running again. ``only_failed``: of all these only tasks in ``failed`` and ``upstream_failed``.
-        ``streams``: whether tasks begin their streams from the start, or go on behind the last event handled; if it is
-        not given, those that have ended well begin from the start.
-        Raises `NoSuchRow`.
+        A mapped task is cleared with its instances; ``enrich[17]`` and ``enrich[10-19]`` name these alone. A cleared
+        task begins again with all its tries; one that runs is ``restarting`` until its worker is gone. A run that has
+        ended is running again. ``only_failed``: of all these only tasks in ``failed`` and ``upstream_failed``, and
+        mapped ones that stopped early because instances failed. ``streams``: whether tasks begin their streams from the
+        start, or go on behind the last event handled; if it is not given, those that have ended well begin from the
+        start. Raises `NoSuchRow`.
         """
-        tx.notify()
-        names = _chosen(tx, run, task_ids, upstream=upstream, downstream=downstream, only_failed=only_failed)
-        ids = _ids(tx, run)
-        cleared: dict[str, TaskState] = {}
-        as_before: list[str] = []
-        busy: list[str] = []
-        for name in sorted(names, key=ids.__getitem__):
-            task = task_rows.locked_unless_busy(tx, ids[name])
-            if task is None:
-                busy.append(name)
-            elif not only_failed or task.state in _FAILED:
-                state = _clear(tx, task, streams)
-                if state is None:
-                    as_before.append(name)
-                else:
-                    cleared[name] = state
-        if cleared:
-            dags.reopen(tx, run)
-        return Cleared(cleared, tuple(as_before), tuple(busy))
+        seen = run_states.read(tx, run)
+        tasks, instances = _chosen(tx, seen, names, upstream=upstream, downstream=downstream)
+        return _clear_some(tx, seen, ToClear(run, tasks, instances, only_failed, streams))
 
     @writing
-    def cancel_run(self, tx: Tx, run: DagRunId) -> Cancelled:
-        """End all unfinished tasks of a run as failed, and with the last of them the run. Cancel again if it goes on.
+    def clear_on(self, tx: Tx, left: ToClear) -> Cleared:
+        """Go on with a clear that was too much for one transaction, or met rows that others were changing."""
+        return _clear_some(tx, run_states.read(tx, left.run), left)
+
+    @writing
+    def cancel_run(self, tx: Tx, run: DagRunId) -> Ended:
+        """End unfinished tasks of a run as failed, and with the last of them the run. Cancel again if it goes on.
 
         Triggers of deferred tasks are cancelled, with their on_kill(); workers are ended by their supervisors, which
         find that the tasks are no longer theirs.
         """
         tx.notify()
-        ended = 0
-        of_run = select(_C.id).where(_C.dag_run_id == run).order_by(_C.id)
-        for instance in tx.connection.execute(of_run).scalars().all():
-            task = task_rows.locked_unless_busy(tx, instance)
-            if task is not None and task.state in UNFINISHED:
-                ended += _mark(tx, task, "failed", "a user cancelled its run")
+        reason = "a user cancelled its run"
+        seen = run_states.read(tx, run)
+        ended = _end_instances(tx, seen, list(map(every_instance, seen.mapped)), "failed", reason, hold=True)
+        tasks = ended.tasks
+        if ended.is_ended:
+            for instance in sorted(seen.ids.values()):
+                task = task_rows.locked_unless_busy(tx, instance)
+                if task is not None and task.state in UNFINISHED:
+                    tasks += _mark(tx, task, "failed", reason)
+            _release(tx, run, seen.mapped)
         _mark_runs(tx, run)
-        return Cancelled(ended, dags.end_run(tx, run, "failed"))
+        is_ended = ended.is_ended and dags.end_run(tx, run, "failed")
+        return Ended(tasks, is_ended, is_busy=ended.is_busy or (ended.is_ended and not is_ended))
+
+
+def every_instance(task_id: str) -> Instances:
+    """Return all instances of a mapped task, also those that are still to be made."""
+    return Instances(task_id, 0, INSTANCES_MAX)
 
 
 # --- one task ------------------------------------------------------------------------------------
@@ -126,7 +177,7 @@ class UserActionVerbs(Verbs):
 
 def _clear(tx: Tx, task: LockedTask, streams: StreamClear | None) -> TaskState | None:
     try:
-        state = task_rows.apply(tx, task, "cleared", tries_max=task.try_number + 1 + task.retries)
+        state = task_rows.apply(tx, task, "cleared")
     except IllegalTransition:
         return None
     _end_trigger(tx, task)
@@ -156,23 +207,176 @@ def _end_trigger(tx: Tx, task: LockedTask) -> None:
 
 
 def _chosen(
-    tx: Tx, run: DagRunId, task_ids: Sequence[str], *, upstream: bool, downstream: bool, only_failed: bool
-) -> set[str]:
-    row = tx.connection.execute(select(dag.c.name, dag.c.spec).join(dag_run).where(dag_run.c.id == run)).first()
+    tx: Tx, seen: RunStates, names: Sequence[str], *, upstream: bool, downstream: bool
+) -> tuple[tuple[str, ...], tuple[Instances, ...]]:
+    """Return the tasks to be cleared, with all of their instances, and besides instances of others, which stay."""
+    row = tx.connection.execute(select(dag.c.name, dag.c.spec).join(dag_run).where(dag_run.c.id == seen.run)).first()
     if row is None:
-        raise NoSuchRow("run", str(run))
-    states = dags.task_states(tx, run)
-    for task_id in task_ids:
-        if task_id not in states:
-            raise NoSuchRow("task", task_id)
+        raise NoSuchRow("run", str(seen.run))
+    whole, parts = set[str](), list[Instances]()
+    for name in names:
+        part = None if name in seen.own else instances_named(name)
+        if part is not None:
+            parts.append(part)
+        else:
+            whole.add(name if name in seen.own else name.removesuffix("[]"))
+        if (whole if part is None else {part.task_id}) - seen.own.keys():
+            raise NoSuchRow("task", name)
     edges = {task.task_id: task.upstream for task in read_spec(row.name, row.spec).tasks}
-    chosen = related(edges, task_ids or states, upstream=upstream, downstream=downstream)
-    return {name for name in chosen if name in states and (not only_failed or states[name] in _FAILED)}
+    in_part = {part.task_id for part in parts}
+    roots = whole | in_part if names else seen.own.keys()
+    chosen = related(edges, roots, upstream=upstream, downstream=downstream) & seen.own.keys()
+    tasks = sorted(chosen - (in_part - whole), key=seen.ids.__getitem__)
+    every = [every_instance(name) for name in tasks if name in seen.mapped]
+    return tuple(tasks), (*(part for part in parts if part.task_id not in whole), *every)
 
 
-def _ids(tx: Tx, run: DagRunId) -> dict[str, TaskInstanceId]:
-    rows = tx.connection.execute(select(_C.task_id, _C.id).where(task_rows.unmapped_of(run)).order_by(_C.id))
-    return {name: id_ for name, id_ in rows}
+def _clear_some(tx: Tx, seen: RunStates, todo: ToClear) -> Cleared:
+    """Clear as much as may be in one transaction; see the docstring of this module."""
+    tx.notify()
+    wanted = _FAILED if todo.only_failed else frozenset(TaskState)
+    left = list(todo.instances)
+    if todo.held or _is_too_much(tx, seen, left, wanted):
+        names = {*todo.held, *(part.task_id for part in left)}
+        if not all([_hold(tx, seen.ids[name]) for name in sorted(names, key=seen.ids.__getitem__)]):
+            return Cleared({}, left=todo, is_busy=True)
+        dags.reopen(tx, todo.run)
+        todo = msgspec.structs.replace(todo, held=tuple(sorted(names)))
+    cleared: dict[str, TaskState] = {}
+    instances: dict[str, int] = {}
+    as_before: list[str] = []
+    room, is_busy = ROWS_MAX, False
+    while left and room and not is_busy:
+        part = left.pop(0)
+        rows = _instances(tx, seen, part, wanted, limit=room)
+        locked = _unless_busy(tx, rows)
+        done = rows[: len(locked)]
+        as_before += [instance_name(part.task_id, rows[at].map_index) for at in _clear_each(tx, locked, todo.streams)]
+        instances[part.task_id] = instances.get(part.task_id, 0) + len(done)
+        is_busy = len(done) < len(rows)
+        if is_busy or len(rows) == room:
+            left.insert(0, part._replace(first=done[-1].map_index + 1) if done else part)
+        room -= len(done)
+    tasks: tuple[str, ...] = todo.tasks
+    if not left:
+        tasks = _clear_tasks(tx, seen, todo, cleared, as_before)
+        is_busy = bool(tasks)
+    if cleared or any(instances.values()):
+        dags.reopen(tx, todo.run)
+    instances = {name: count for name, count in instances.items() if count}
+    if left or tasks:
+        rest = msgspec.structs.replace(todo, tasks=tasks, instances=tuple(left))
+        return Cleared(cleared, tuple(as_before), instances, rest, is_busy)
+    if todo.held:
+        _release(tx, todo.run, todo.held)
+        dags.reopen(tx, todo.run)
+    return Cleared(cleared, tuple(as_before), instances)
+
+
+def _clear_tasks(
+    tx: Tx, seen: RunStates, todo: ToClear, cleared: dict[str, TaskState], as_before: list[str]
+) -> tuple[str, ...]:
+    """Clear the rows of tasks themselves; return the ids of those that are busy."""
+    busy: list[str] = []
+    for name in todo.tasks:
+        task = task_rows.locked_unless_busy(tx, seen.ids[name])
+        if task is None:
+            busy.append(name)
+        elif not todo.only_failed or task.state in _FAILED or _has_stopped(tx, seen, name, task):
+            state = _clear(tx, task, todo.streams)
+            if state is None:
+                as_before.append(name)
+            else:
+                cleared[name] = state
+    return tuple(busy)
+
+
+def _has_stopped(tx: Tx, seen: RunStates, name: str, own: LockedTask) -> bool:
+    """Whether a mapped task has made no more instances because some had failed: then it has succeeded with a reason."""
+    if own.state is not TaskState.SUCCESS or name not in seen.mapped:
+        return False
+    return tx.connection.execute(select(_C.last_error).where(_C.id == own.id)).scalar_one() is not None
+
+
+def _clear_each(tx: Tx, tasks: Sequence[LockedTask], streams: StreamClear | None) -> list[int]:
+    """Clear locked tasks, most of them by few statements; return the places of those that are being cleared already."""
+    ids = [task.id for task in tasks]
+    apart = task_streams.among(tx, ids) | elements.among(tx, ids)
+    simple = [task for task in tasks if task.state not in _WITH_OTHERS and task.id not in apart]
+    (row,) = (row for row in states.of("cleared") if TaskState.NONE in row.from_)
+    task_rows.change_all(tx, row, [task.id for task in simple])
+    values.delete_xcoms_of(tx, [task.id for task in simple])
+    others = [(at, task) for at, task in enumerate(tasks) if task.state in _WITH_OTHERS or task.id in apart]
+    return [at for at, task in others if _clear(tx, task, streams) is None]
+
+
+def _end_instances(
+    tx: Tx, seen: RunStates, of: Iterable[Instances], mark: Mark, reason: str | None, *, hold: bool
+) -> Ended:
+    """End unfinished instances, as many as may be in one transaction; ``hold``: no more are made until then."""
+    parts = sorted(of)
+    if _is_too_much(tx, seen, parts, UNFINISHED) and hold:
+        growing = [part.task_id for part in parts if seen.own.get(part.task_id) is TaskState.NONE]
+        if not all([_hold(tx, seen.ids[name]) for name in growing]):
+            return Ended(0, is_ended=False, is_busy=True)
+    ended = 0
+    for part in parts:
+        rows = _instances(tx, seen, part, UNFINISHED, limit=ROWS_MAX - ended)
+        locked = _unless_busy(tx, rows)
+        ended += sum(_mark(tx, task, mark, reason) for task in locked)
+        if len(locked) < len(rows):
+            return Ended(ended, is_ended=False, is_busy=True)
+        if ended >= ROWS_MAX:
+            return Ended(ended, is_ended=False)
+    return Ended(ended, is_ended=True)
+
+
+# --- instances -----------------------------------------------------------------------------------
+
+
+def _instances(
+    tx: Tx, seen: RunStates, part: Instances, wanted: Collection[TaskState], *, limit: int
+) -> list[Instance]:
+    """Return the first instances that are in a wanted state, in the order of their indexes."""
+    if seen.mapped.get(part.task_id, frozenset()).isdisjoint(wanted):
+        return []
+    return run_states.instances_between(tx, seen.run, part, wanted, limit=limit)
+
+
+def _is_too_much(tx: Tx, seen: RunStates, parts: Iterable[Instances], wanted: Collection[TaskState]) -> bool:
+    room = ROWS_MAX + 1
+    for part in parts:
+        room -= len(_instances(tx, seen, part, wanted, limit=room)) if room else 0
+    return not room
+
+
+def _unless_busy(tx: Tx, rows: Sequence[Instance]) -> list[LockedTask]:
+    """Lock instances, and return them up to the first one that another transaction has locked."""
+    found: list[LockedTask] = []
+    for row in rows:
+        task = task_rows.locked_unless_busy(tx, row.id)
+        if task is None:
+            break
+        found.append(task)
+    return found
+
+
+def _hold(tx: Tx, instance: TaskInstanceId) -> bool:
+    """Hold a mapped task until `_release`; return False if its row is busy."""
+    own = task_rows.locked_unless_busy(tx, instance)
+    if own is not None and own.state is not TaskState.NONE:
+        task_rows.apply(tx, own, "cleared")
+    if own is not None:
+        tx.connection.execute(update(task_instance).where(_C.id == own.id).values(map_length=HELD))
+    return own is not None
+
+
+def _release(tx: Tx, run: DagRunId, names: Iterable[str]) -> None:
+    held = (task_rows.unmapped_of(run), _C.task_id.in_(list(names)), _C.map_length == HELD)
+    tx.connection.execute(update(task_instance).where(*held).values(map_length=null()))
+
+
+# --- runs ----------------------------------------------------------------------------------------
 
 
 def _mark_runs(tx: Tx, run: DagRunId) -> None:
