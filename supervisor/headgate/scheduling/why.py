@@ -140,8 +140,29 @@ class TaskStreamFacts(msgspec.Struct, frozen=True):
     ended_as: str | None = None
 
 
+class MapFacts(msgspec.Struct, frozen=True):
+    """A mapped task: how many instances are ``made``, of how many, and how many are in which state.
+
+    ``sources`` are the tasks over whose output it is expanded, ``stopped_by`` the word of its author by which no more
+    instances are made, ``first_open`` the index of the first instance that has begun and not ended.
+    """
+
+    window: int
+    made: int = 0
+    length: int | None = None
+    counts: dict[str, int] = {}
+    sources: tuple[str, ...] = ()
+    stopped_by: str | None = None
+    is_held: bool = False
+    first_open: int | None = None
+
+
 class TaskFacts(msgspec.Struct, frozen=True):
     """One task of one run. ``*_in_s`` are seconds until a moment, negative if it is past, None if there is none.
+
+    ``map`` is set for a mapped task itself, whose ``state`` is that of its own row, and for an instance of it, which
+    has a ``map_index``; ``map_state`` is then the state of the task's own row. ``seen`` has all states of the rows of
+    upstream tasks.
 
     ``since_s``: for how long it has been in its state, None if that is not recorded. ``ahead``: the number of scheduled
     tasks of its pool that are more urgent. ``other_runs``: the other active runs of its DAG.
@@ -176,6 +197,15 @@ class TaskFacts(msgspec.Struct, frozen=True):
     deadline_in_s: float | None = None
     last_error: str | None = None
     stream: TaskStreamFacts | None = None
+    map_index: int = -1
+    map: MapFacts | None = None
+    map_state: TaskState | None = None
+    seen: dict[str, frozenset[TaskState]] = {}
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it is a mapped task itself."""
+        return self.map is not None and self.map_index < 0
 
 
 class Finding(msgspec.Struct, frozen=True):

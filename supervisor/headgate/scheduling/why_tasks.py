@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling import why_triggers
+from headgate.scheduling import why_maps, why_triggers
+from headgate.scheduling.map_states import state_with
 from headgate.scheduling.states import FAIL_METHOD, TERMINAL
 from headgate.scheduling.trigger_rules import ready
 from headgate.scheduling.why import (
@@ -26,6 +27,7 @@ from headgate.scheduling.why import (
 )
 
 _S = TaskState
+_BROKEN = frozenset({_S.FAILED, _S.UPSTREAM_FAILED})
 AGAIN = "`headgate tasks clear` runs it again"
 
 
@@ -46,6 +48,10 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
             return _deferred(facts, supervisors)
         case _S.UP_FOR_RETRY:
             return _up_for_retry(facts, supervisors)
+        case _S.SUCCESS if facts.is_map and facts.map is not None and facts.map.made:
+            return [*_paused(facts), *_nobody(facts, supervisors), why_maps.made(facts)]
+        case _S.FAILED if facts.is_map and (found := why_maps.unexpandable(facts)) is not None:
+            return [found]
         case _S.SUCCESS | _S.FAILED | _S.SKIPPED | _S.UPSTREAM_FAILED | _S.REMOVED:
             return [_ended(facts)]
         case _:
@@ -73,6 +79,11 @@ def _file(facts: TaskFacts) -> list[Finding]:
     return [Finding("import_error", text, "mend the file; `headgate dags list` shows the traceback")]
 
 
+def _nobody(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
+    return [] if nobody is None else [nobody]
+
+
 def _now(facts: TaskFacts) -> str:
     return "" if facts.since_s is None else f" for {span(facts.since_s)}"
 
@@ -97,16 +108,28 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
         found.append(nobody)  # neither its run begins, nor does an upstream task go on
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
-    decision = ready(facts.trigger_rule, [state for _, state in facts.upstream])
-    if decision == "wait":
+    if (held := why_maps.held(facts)) is not None:
+        found.append(held)
+    decision = ready(facts.trigger_rule, frozenset[TaskState]().union(*(_seen(facts, *one) for one in facts.upstream)))
+    of_source = why_maps.source(facts) if decision in ("wait", "run") else None
+    if of_source is not None:
+        found.append(of_source)
+    elif decision == "wait":
         found.append(_upstream(facts))
     if nobody is not None and not nothing_moves:
         found.append(nobody)
+    if not found and decision == "run" and facts.map is not None and facts.map_state is _S.NONE:
+        found.append(why_maps.expanding(facts))
     if not found:
         becomes = {"run": "scheduled", "skipped": "skipped", "upstream_failed": "upstream_failed"}[decision]
         text = f"nothing holds it up: it is about to be {becomes}"
         found.append(Finding("about_to", text, "the scheduler comes to it within a second"))
     return found + ([] if facts.is_dag_removed else _file(facts))
+
+
+def _seen(facts: TaskFacts, name: str, state: TaskState) -> frozenset[TaskState]:
+    """Return the states of all rows of an upstream task."""
+    return facts.seen.get(name, frozenset({state}))
 
 
 def _run_queued(facts: TaskFacts) -> Finding:
@@ -240,7 +263,7 @@ def _ended(facts: TaskFacts) -> Finding:
             text = f"it was removed from its run{ago}: the DAG {facts.dag} no longer has it"
             return Finding("ended", text, "nothing")
         case _:
-            broken = [name for name, state in facts.upstream if state in (_S.FAILED, _S.UPSTREAM_FAILED)]
+            broken = [one[0] for one in facts.upstream if not _BROKEN.isdisjoint(_seen(facts, *one))]
             because = f": {some(broken)} failed" if broken else ""
             text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
             what = f"`headgate tasks clear {facts.dag} {facts.run_id} {some(broken[:1])} --downstream`"
@@ -257,9 +280,10 @@ def _errors(facts: TaskFacts) -> list[tuple[str, str | None]]:
 
 def _known(facts: TaskFacts) -> list[tuple[str, str]]:
     since = "" if facts.since_s is None else f", for {span(facts.since_s)}"
+    state = facts.state if facts.map is None or not facts.is_map else state_with(facts.state, map(_S, facts.map.counts))
     told = [
-        ("state", f"{facts.state.value}{since}"),
-        ("try", f"{facts.try_number} of {facts.tries_max}"),
+        ("state", f"{state.value}{since if state is facts.state else ''}"),
+        *([] if facts.is_map else [("try", f"{facts.try_number} of {facts.tries_max}")]),
         ("run", f"{facts.run_id}, {facts.run_state}"),
         ("DAG", f"{facts.dag}{', paused' if facts.is_paused else ''}"),
     ]
@@ -271,6 +295,8 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
         if facts.next_method is not None:
             how = "to fail, with its error" if facts.next_method == FAIL_METHOD else f"in {facts.next_method}()"
             told.append(("resumes", how))
+    if facts.map is not None and facts.is_map:
+        told += why_maps.known(facts.map)
     if facts.stream is not None:
         told.append(("stream", _stream(facts.stream)))
     if facts.owner is not None:

@@ -44,7 +44,7 @@ _STRIKES_SHOWN: tuple[Column, ...] = (
 
 
 def _user_of(trigger: TriggerLine) -> str:
-    return f"{trigger.dag} {trigger.run_id} {trigger.task_id}" if trigger.dag else trigger.name
+    return f"{trigger.dag} {trigger.run_id} {trigger.task}" if trigger.dag else trigger.name
 
 
 @app.command("list")

@@ -26,7 +26,8 @@ def why(
         list[str],
         typer.Argument(
             metavar="TRIGGER | DAG RUN [TASK]",
-            help="A trigger's id or its watcher's name; or a task; or a run, for all of its tasks that wait.",
+            help="A trigger's id or its watcher's name; or a task, or an instance of one, TASK[17]; "
+            "or a run, for all of its tasks that wait.",
         ),
     ],
     as_json: JsonOption = False,
@@ -47,8 +48,10 @@ def why(
             case [dag, run]:
                 _explain_run(store, dag, run, liveness, as_json, traceback)
             case [dag, run, task]:
-                found = store.inspect.find_task(dag, run, task)
-                _print(store.inspect.why_task(found, liveness=liveness), as_json, traceback)
+                for number, found in enumerate(store.inspect.find_tasks(dag, run, task)):
+                    if number and not as_json:
+                        print()
+                    _print(store.inspect.why_task(found, liveness=liveness), as_json, traceback)
             case _:
                 raise CommandError("name a trigger, or a DAG and a run, or a DAG, a run and a task", exit_code=2)
 

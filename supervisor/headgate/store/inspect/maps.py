@@ -12,10 +12,15 @@ from collections.abc import Collection, Iterable
 from sqlalchemy import ColumnElement, and_, exists, func, literal_column, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.maps import INSTANCES_MAX, MapSpec, outputs
+from headgate.scheduling.states import UNFINISHED
+from headgate.scheduling.why import MapFacts
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
+from headgate.store.ids import Instances
 from headgate.store.tables import task_instance
-from headgate.store.tasks import task_rows
+from headgate.store.tasks import run_states, task_rows
+from headgate.store.tasks.run_states import HELD, RunStates
 
 _C = task_instance.c
 _EACH = task_instance.alias("each_instance")
@@ -75,3 +80,25 @@ def counts_by_run(tx: Tx, runs: Iterable[int]) -> dict[int, Counts]:
                 counts[state] = counts.get(state, 0) + count
     order = [state.value for state in TaskState]
     return {run: {state: counts[state] for state in order if state in counts} for run, counts in found.items()}
+
+
+def map_facts(tx: Tx, task_id: str, spec: MapSpec | None, seen: RunStates) -> MapFacts | None:
+    """Return the facts about a mapped task of a run; None if it is not mapped."""
+    if spec is None:
+        return None
+    counts = counts_of(tx, [seen.run], task_id).get((seen.run, task_id), {})
+    of_task = (task_rows.unmapped_of(seen.run), _C.task_id == task_id)
+    length, error = tx.connection.execute(select(_C.map_length, _C.last_error).where(*of_task)).one()
+    begun = UNFINISHED - {TaskState.NONE}
+    first = run_states.instances_between(tx, seen.run, Instances(task_id, 0, INSTANCES_MAX), begun, limit=1)
+    stopped_by = "fail_fast" if spec.fail_fast else f"failures_max={spec.failures_max}"
+    return MapFacts(
+        window=spec.window,
+        made=sum(counts.values()),
+        length=None if length == HELD else length,
+        counts=counts,
+        sources=tuple(dict.fromkeys(output.task_id for output in outputs(spec.source))),
+        stopped_by=stopped_by if error is not None and seen.own[task_id] is TaskState.SUCCESS else None,
+        is_held=length == HELD,
+        first_open=first[0].map_index if first else None,
+    )

@@ -24,6 +24,7 @@ from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX, RUN_STATE, dag_id_of,
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, task_instance, xcom
 from headgate.store.tasks import run_states, task_rows
 from headgate.store.tasks.graphs import read_spec
+from headgate.store.tasks.run_states import HELD
 
 RUN_EVENTS_MAX = 1000  # of one run that are shown
 LATEST = "latest"  # in place of a run_id: the newest run of the DAG
@@ -176,8 +177,9 @@ def _with_instances(line: TaskLine, counts: maps.Counts | None) -> TaskLine:
         return line
     instances = dict(sorted((counts or {}).items()))
     state = map_states.state_with(line.state, map(TaskState, instances))
+    length = None if line.map_length == HELD else line.map_length
     # Its row has ended when all are made, which is not the end of the task.
-    return msgspec.structs.replace(line, state=state, instances=instances, ended_at=None)
+    return msgspec.structs.replace(line, state=state, instances=instances, map_length=length, ended_at=None)
 
 
 def task_spec(name: str, data: bytes, task_id: str) -> TaskSpec | None:

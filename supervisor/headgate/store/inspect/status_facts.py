@@ -23,6 +23,7 @@ from headgate.scheduling.status import (
 )
 from headgate.scheduling.why import shortened
 from headgate.store.db.transaction import Tx
+from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.tables import (
     asset_watcher,
@@ -51,6 +52,7 @@ _C = task_instance.c
 _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 _WATCHED = trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
 _RUNS = task_instance.join(dag_run).join(dag)
+_NAMES = (dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index)
 
 
 def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
@@ -174,14 +176,14 @@ def _overdue(tx: Tx) -> tuple[Overdue, ...]:
         *_late(tx, "scheduled", _C.scheduled_at, SCHEDULED_LATE_S, is_scheduled, goes_on),
     ]
     ended = (
-        select(dag.c.name, dag_run.c.run_id, _C.task_id, func.coalesce(triggerer.c.fenced_at, triggerer.c.stopped_at))
+        select(*_NAMES, func.coalesce(triggerer.c.fenced_at, triggerer.c.stopped_at))
         .select_from(_RUNS.join(triggerer, triggerer.c.id == _C.triggerer_id))
         .where(_C.triggerer_id.in_(gone))
     )
-    for name, run_id, task_id, since in tx.connection.execute(ended.order_by(_C.id).limit(COUNTED_MAX)):
+    for name, run_id, task_id, index, since in tx.connection.execute(ended.order_by(_C.id).limit(COUNTED_MAX)):
         late_s = (tx.now - since).total_seconds()
         if late_s > LATE_S:
-            found.append(Overdue("owner_gone", name, run_id, task_id, late_s))
+            found.append(Overdue("owner_gone", name, run_id, instance_name(task_id, index), late_s))
     return tuple(found)
 
 
@@ -194,15 +196,15 @@ def _late(
 ) -> list[Overdue]:
     """Return tasks for which a moment is further past than ``late_s`` seconds."""
     rows = (
-        select(dag.c.name, dag_run.c.run_id, _C.task_id, due)
+        select(*_NAMES, due)
         .select_from(_RUNS)
         .where(due < tx.now - timedelta(seconds=late_s), *where)
         .order_by(due)
         .limit(COUNTED_MAX)
     )
     return [
-        Overdue(what, name, run_id, task_id, (tx.now - then).total_seconds())
-        for name, run_id, task_id, then in tx.connection.execute(rows)
+        Overdue(what, name, run_id, instance_name(task_id, index), (tx.now - then).total_seconds())
+        for name, run_id, task_id, index, then in tx.connection.execute(rows)
     ]
 
 

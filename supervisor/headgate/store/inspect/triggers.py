@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
+from headgate.store.ids import instance_name
 from headgate.store.inspect.dags import NEWEST_SHOWN, ROWS_PER_PAGE_MAX
 from headgate.store.inspect.strikes import StrikeLine, count_passed_over, strikes_of
 from headgate.store.tables import (
@@ -84,6 +85,16 @@ class TriggerLine(msgspec.Struct, frozen=True):
     hold: str | None
     hold_reason: str | None
     held_at: datetime | None
+    map_index: int | None = None
+
+    @property
+    def task(self) -> str | None:
+        """The name of the task, or of the instance of a mapped one, that waits for it."""
+        return (
+            None
+            if self.task_id is None
+            else instance_name(self.task_id, -1 if self.map_index is None else self.map_index)
+        )
 
 
 class TriggerDetail(msgspec.Struct, frozen=True):
@@ -111,6 +122,7 @@ _COLUMNS = (
     *(trigger.c.triggerer_id, trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at),
     *(trigger.c.finished_at, dag.c.name.label("dag"), dag_run.c.run_id, task_instance.c.task_id),
     *(task_instance.c.trigger_timeout, trigger.c.removed_at, trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at),
+    task_instance.c.map_index,
 )
 _waiting = task_instance.alias()
 _ITS_TASK = func.coalesce(  # the stream of a task is its trigger whether the task waits or not

@@ -30,8 +30,8 @@ from headgate.scheduling.why import (
 )
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
-from headgate.store.ids import TaskInstanceId
-from headgate.store.inspect import runs
+from headgate.store.ids import TaskInstanceId, instance_name
+from headgate.store.inspect import maps, runs
 from headgate.store.inspect.dags import RUN_STATE
 from headgate.store.inspect.runs import TaskRef
 from headgate.store.inspect.strikes import count_passed_over, strikes_of
@@ -133,7 +133,7 @@ def trigger_facts(tx: Tx, trigger_id: int, *, liveness: Liveness) -> TriggerFact
     if row is None:
         raise NoSuchRow("trigger", str(trigger_id))
     task = tx.connection.execute(
-        select(dag.c.name, dag_run.c.run_id, _C.task_id)
+        select(dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index)
         .select_from(task_instance.join(dag_run).join(dag))
         .where(_C.trigger_id == trigger_id)
     ).first()
@@ -144,7 +144,7 @@ def trigger_facts(tx: Tx, trigger_id: int, *, liveness: Liveness) -> TriggerFact
         age_s=_ago(tx.now, row.created_date) or 0.0,
         owner=supervisor(tx, row.triggerer_id, liveness=liveness),
         watcher=row.watcher,
-        task=None if task is None else (task.name, task.run_id, task.task_id),
+        task=None if task is None else (task.name, task.run_id, instance_name(task.task_id, task.map_index)),
         failure_count=row.failure_count,
         last_error=row.last_error,
         last_failed_age_s=_ago(tx.now, row.last_failed_at),
@@ -270,7 +270,8 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
     except SpecUnreadable as error:
         unreadable = str(error)
     upstream = () if spec is None else spec.upstream
-    states = run_states.read(tx, task.dag_run_id).of_tasks()
+    of_run = run_states.read(tx, task.dag_run_id)
+    states, seen = of_run.of_tasks(), of_run.for_rules()
     waits_for = None
     if row.trigger_id is not None:
         waits_for = trigger_facts(tx, row.trigger_id, liveness=liveness)
@@ -304,6 +305,10 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         deadline_in_s=_until(tx.now, row.deadline),
         last_error=row.last_error,
         stream=_task_stream(tx, task.id),
+        map_index=task.map_index,
+        map=maps.map_facts(tx, task.task_id, None if spec is None else spec.map, of_run),
+        map_state=of_run.own.get(task.task_id),
+        seen={name: seen[name] for name in upstream if name in seen},
     )
 
 
@@ -350,13 +355,16 @@ def _pool(tx: Tx, name: str) -> Pool:
     holds = and_(_C.pool == name, _C.triggerer_id.is_not(None))
     used = tx.connection.execute(select(func.coalesce(func.sum(_C.pool_slots), 0)).where(holds)).scalar_one()
     holders: Sequence[Any] = tx.connection.execute(
-        select(dag.c.name, dag_run.c.run_id, _C.task_id, _C.pool_slots)
+        select(dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.pool_slots)
         .select_from(task_instance.join(dag_run).join(dag))
         .where(holds)
         .order_by(_C.pool_slots.desc(), _C.id)
         .limit(HOLDERS_MAX)
     ).all()
-    return Pool(name, slots, int(used), tuple((row.name, row.run_id, row.task_id, row.pool_slots) for row in holders))
+    held_by = tuple(
+        (one.name, one.run_id, instance_name(one.task_id, one.map_index), one.pool_slots) for one in holders
+    )
+    return Pool(name, slots, int(used), held_by)
 
 
 def _ahead(tx: Tx, row: Any) -> int:
