@@ -19,7 +19,7 @@ from headgate.scheduling import states, trigger_rules
 _NO_STATES: frozenset[TaskState] = frozenset()
 _NONE = frozenset({TaskState.NONE})
 # Rules that a success never keeps from holding: what they ask of a task, its success gives.
-_RULES_OF_SUCCESS = frozenset(
+RULES_OF_SUCCESS = frozenset(
     {"all_success", "all_done", "none_failed", "none_failed_min_one_success", "none_skipped", "always"}
 )
 _BROKEN = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
@@ -97,7 +97,7 @@ def _ruling(graph: Graph, task: TaskSpec, now: Mapping[str, frozenset[TaskState]
     A task that is expanded over elements begins with the first of them: until the one that emits them has ended,
     nothing is asked of that one, unless its end could have the rule say that no instance is to run.
     """
-    if task.trigger_rule not in _RULES_OF_SUCCESS:
+    if task.trigger_rule not in RULES_OF_SUCCESS:
         return task.upstream
     emitters = graph.emitters.get(task.task_id, ())
     return [name for name in task.upstream if name not in emitters or states.UNFINISHED.isdisjoint(now[name])]

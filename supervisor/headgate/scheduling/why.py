@@ -143,7 +143,8 @@ class TaskStreamFacts(msgspec.Struct, frozen=True):
 class MapFacts(msgspec.Struct, frozen=True):
     """A mapped task: how many instances are ``made``, of how many, and how many are in which state.
 
-    ``sources`` are the tasks over whose output it is expanded, ``stopped_by`` the word of its author by which no more
+    ``sources`` are the tasks over whose output it is expanded, ``emitters`` those over whose elements it is, which need
+    not have ended; ``emitted`` counts these elements. ``stopped_by`` is the word of its author by which no more
     instances are made, ``first_open`` the index of the first instance that has begun and not ended.
     """
 
@@ -152,6 +153,8 @@ class MapFacts(msgspec.Struct, frozen=True):
     length: int | None = None
     counts: dict[str, int] = {}
     sources: tuple[str, ...] = ()
+    emitters: tuple[str, ...] = ()
+    emitted: int = 0
     stopped_by: str | None = None
     is_held: bool = False
     first_open: int | None = None

@@ -38,9 +38,15 @@ def expanding(facts: TaskFacts) -> Finding:
     assert facts.map is not None
     begun = sum(count for state, count in facts.map.counts.items() if state in UNFINISHED and state != _S.NONE)
     text = _expanded(facts.map)
-    if begun < facts.map.window:
-        return Finding("expanding", f"{text}: {facts.map.window - begun:,} more may begin now", _ABOUT)
-    full = f"{text}; window {facts.map.window:,} full: {_open_text(facts.map)}"
+    emitting = [name for name, state in facts.upstream if name in facts.map.emitters and state in UNFINISHED]
+    if emitting and facts.map.length is None and facts.map.made >= facts.map.emitted:
+        more = f"{text}, all that {some(emitting)} has emitted so far"
+        next_ = f"it goes on with the next one; `headgate why {facts.dag} {facts.run_id} {emitting[0]}` says when"
+        return Finding("elements", more, next_)
+    if not begun:
+        return Finding("expanding", f"{text}: {facts.map.window:,} may begin now", _ABOUT)
+    has = "full" if begun >= facts.map.window else f"has {begun:,}"  # another is made within a moment
+    full = f"{text}; window {facts.map.window:,} {has}: {_open_text(facts.map)}"
     return Finding("window_full", full, f"the next instance begins when one of these ends; {_look(facts)}")
 
 
@@ -86,7 +92,9 @@ def _sources(facts: TaskFacts) -> frozenset[str]:
 
 
 def _expanded(of: MapFacts) -> str:
-    return f"expanded {of.made:,}" + (" so far" if of.length is None else f" of {of.length:,}")
+    if of.length is not None:
+        return f"expanded {of.made:,} of {of.length:,}"
+    return f"expanded {of.made:,}" + (f" of {of.emitted:,} that are emitted so far" if of.made < of.emitted else "")
 
 
 def _open_text(of: MapFacts) -> str:

@@ -8,6 +8,7 @@ from typing import assert_never
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import why_maps, why_triggers
 from headgate.scheduling.map_states import state_with
+from headgate.scheduling.planning import RULES_OF_SUCCESS
 from headgate.scheduling.states import FAIL_METHOD, TERMINAL
 from headgate.scheduling.trigger_rules import ready
 from headgate.scheduling.why import (
@@ -110,7 +111,7 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
         found.append(_run_queued(facts))
     if (held := why_maps.held(facts)) is not None:
         found.append(held)
-    decision = ready(facts.trigger_rule, frozenset[TaskState]().union(*(_seen(facts, *one) for one in facts.upstream)))
+    decision = ready(facts.trigger_rule, _above(facts))
     of_source = why_maps.source(facts) if decision in ("wait", "run") else None
     if of_source is not None:
         found.append(of_source)
@@ -125,6 +126,13 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
         text = f"nothing holds it up: it is about to be {becomes}"
         found.append(Finding("about_to", text, "the scheduler comes to it within a second"))
     return found + ([] if facts.is_dag_removed else _file(facts))
+
+
+def _above(facts: TaskFacts) -> frozenset[TaskState]:
+    """Return the states that the trigger rule is about now, as `headgate.scheduling.planning.decide` takes them."""
+    emitters = facts.map.emitters if facts.map is not None and facts.trigger_rule in RULES_OF_SUCCESS else ()
+    above = [_seen(facts, *one) for one in facts.upstream if one[0] not in emitters or one[1] in TERMINAL]
+    return frozenset[TaskState]().union(*above)
 
 
 def _seen(facts: TaskFacts, name: str, state: TaskState) -> frozenset[TaskState]:
@@ -142,7 +150,9 @@ def _run_queued(facts: TaskFacts) -> Finding:
 
 
 def _upstream(facts: TaskFacts) -> Finding:
-    open_ = [(name, state) for name, state in facts.upstream if state not in TERMINAL]
+    emitters = () if facts.map is None else facts.map.emitters
+    unfinished = [(name, state) for name, state in facts.upstream if state not in TERMINAL]
+    open_ = [one for one in unfinished if one[0] not in emitters] or unfinished
     waits = some([f"{name} ({state.value})" for name, state in open_])
     first = open_[0][0]
     return Finding(

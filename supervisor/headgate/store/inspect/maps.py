@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable
 from sqlalchemy import ColumnElement, and_, exists, func, literal_column, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.maps import INSTANCES_MAX, MapSpec, outputs
+from headgate.protocol.messages.maps import INSTANCES_MAX, Elements, MapSpec, Output, of_tasks
 from headgate.scheduling.states import UNFINISHED
 from headgate.scheduling.why import MapFacts
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import Instances
 from headgate.store.tables import task_instance
-from headgate.store.tasks import run_states, task_rows
+from headgate.store.tasks import elements, run_states, task_rows
 from headgate.store.tasks.run_states import HELD, RunStates
 
 _C = task_instance.c
@@ -88,16 +88,20 @@ def map_facts(tx: Tx, task_id: str, spec: MapSpec | None, seen: RunStates) -> Ma
         return None
     counts = counts_of(tx, [seen.run], task_id).get((seen.run, task_id), {})
     of_task = (task_rows.unmapped_of(seen.run), _C.task_id == task_id)
-    length, error = tx.connection.execute(select(_C.map_length, _C.last_error).where(*of_task)).one()
+    columns = (_C.map_length, _C.map_made, _C.last_error)
+    length, made, error = tx.connection.execute(select(*columns).where(*of_task)).one()
     begun = UNFINISHED - {TaskState.NONE}
     first = run_states.instances_between(tx, seen.run, Instances(task_id, 0, INSTANCES_MAX), begun, limit=1)
     stopped_by = "fail_fast" if spec.fail_fast else f"failures_max={spec.failures_max}"
+    emitters = dict.fromkeys(one.task_id for one in of_tasks(spec.source) if isinstance(one, Elements))
     return MapFacts(
         window=spec.window,
-        made=sum(counts.values()),
+        made=made,
         length=None if length == HELD else length,
         counts=counts,
-        sources=tuple(dict.fromkeys(output.task_id for output in outputs(spec.source))),
+        sources=tuple(dict.fromkeys(one.task_id for one in of_tasks(spec.source) if isinstance(one, Output))),
+        emitters=tuple(emitters),
+        emitted=sum(elements.count(tx, seen.run, name) for name in emitters),
         stopped_by=stopped_by if error is not None and seen.own[task_id] is TaskState.SUCCESS else None,
         is_held=length == HELD,
         first_open=first[0].map_index if first else None,

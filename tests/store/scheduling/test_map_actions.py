@@ -42,7 +42,8 @@ class Many(Maps):
     def __init__(self, store: Store, query: Query, engine: Engine, **spec: Any) -> None:
         super().__init__(store, query, Values(MANY), spec=spec)
         self.query("UPDATE task_instance SET state = 'success' WHERE task_id <> 'total'")
-        self.query("UPDATE task_instance SET map_length = :n WHERE task_id = 'each' AND map_index = -1", n=MANY)
+        own = "task_id = 'each' AND map_index = -1"
+        self.query(f"UPDATE task_instance SET map_length = :n, map_made = :n WHERE {own}", n=MANY)
         for first, rows, state in ((0, ROWS_MAX, "success"), (ROWS_MAX, MANY - ROWS_MAX, "failed")):
             values = "dag_run_id, 'each', :first + i - 1, :state, NULL, 1"
             insert_rows(engine, rows, values, state=state, first=first)
