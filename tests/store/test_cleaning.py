@@ -16,6 +16,7 @@ from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, inst
 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, StateChanges, StateSync
+from headgate.protocol.messages.steps import Emitted, StepSucceeded
 from headgate.protocol.values import encode_value
 from headgate.store import cleaning
 from headgate.store.cleaning import KINDS, Kind
@@ -24,6 +25,7 @@ from headgate.store.errors import LeaseLost
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import triggerer
+from headgate.store.tasks.outcomes import StepEnd
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import Intake
 
@@ -95,6 +97,22 @@ def test_an_ended_run_goes_with_all_that_only_it_refers_to(old: Store, clock: Cl
     assert [row["id"] for row in query("SELECT id FROM dag_run")] == [young]
     assert clean(old, 30) == {}
     assert token
+
+
+def test_the_elements_of_a_run_go_with_it(old: Store, query: Query, clock: Clock) -> None:
+    tasks = Tasks(old, query, emits=True)
+    token = tasks.run_it()
+    emitted = Emitted(0, (b"1", b"2"))
+    assert old.tasks.emit(tasks.epoch, tasks.a, token, emitted) is not None
+    old.tasks.store_ends(tasks.epoch, [StepEnd(tasks.a, token, StepSucceeded(emitted=Emitted(2, (b"3",))))])
+    tasks.plan()
+    clock.advance(100 * DAY_S)
+    deleted = clean(old, 30)
+    assert {name: deleted[name] for name in ("element", "emitter", "task_instance")} == {
+        "element": 3,
+        "emitter": 1,
+        "task_instance": 1,
+    }
 
 
 def test_a_run_that_has_not_ended_stays_however_old_it_is(old: Store, clock: Clock, query: Query) -> None:
