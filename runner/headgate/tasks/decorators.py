@@ -61,7 +61,7 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
         dag = open_dag()
         if dag is None:
             raise RuntimeError(f"{self.__name__} is a task: map it in the with block of a DAG, or call its .function")
-        if options := sorted(NAMES.intersection(shared)):
+        if options := sorted({*NAMES, "task_id", "dag"}.intersection(shared)):
             raise DagMalformed(dag.dag_id, self.__name__, f"{options[0]} is an option: give it to @task or override()")
         given: Any = {"task_id": self._free_id(dag.tasks.keys()), "dag": dag, "shared": {**shared, **self._options}}
         return Partial(functools.partial(MappedFunction, self._kind, self.function, **given))

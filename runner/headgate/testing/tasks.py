@@ -20,6 +20,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from headgate.child import queries
+from headgate.protocol.messages import maps
+from headgate.protocol.messages.maps import Available, Elements, OfTask
 from headgate.protocol.messages.runner import FiredEvent, TriggerSpec
 from headgate.protocol.messages.steps import (
     EXECUTION_TIMEOUT_OVER,
@@ -31,10 +33,11 @@ from headgate.protocol.messages.steps import (
     StepSucceeded,
 )
 from headgate.protocol.messages.task_streams import StreamPart
-from headgate.protocol.values import decode_value, encode_value
+from headgate.protocol.values import count_items, decode_value, encode_value
 from headgate.tasks.context import RETURN_VALUE, Context, TaskStream, make_context
 from headgate.tasks.errors import FAIL_METHOD, REASON_EXECUTION_TIMEOUT, REASON_FAILURE, REASON_TIMEOUT
 from headgate.tasks.execution import Resumption, run_step
+from headgate.tasks.maps.operators import MappedOperator
 from headgate.tasks.operator import Arrows, BaseOperator
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import TaskNeverEnds, TaskNotSuccessful
@@ -83,7 +86,7 @@ class TaskResult:
     for a failure without another try. ``skips`` are downstream tasks that are not to run. ``waited`` is the skipped
     time. ``handled`` are the payloads of the events of its stream that the task has handled, in this try and those
     before it, ``elements`` are what it has emitted, and ``stream_state`` is the state that it has left; ``stream`` is
-    for ``run_task(after=)``.
+    for ``run_task(after=)``. ``map_name`` is the name of the instance of a mapped task, None if it has none.
     """
 
     state: State
@@ -99,6 +102,7 @@ class TaskResult:
     stream_state: dict[str, Any] | None = None
     elements: list[Any] = field(default_factory=list[Any])
     stream: TrialStream | None = field(default=None, repr=False, compare=False)
+    map_name: str | None = None
 
     @property
     def value(self) -> Any:
@@ -109,7 +113,7 @@ class TaskResult:
 
 
 def run_task(
-    task: Arrows | Callable[[], BaseOperator],
+    task: Arrows | Callable[[], Arrows],
     *,
     variables: Mapping[str, str] | None = None,
     connections: Mapping[str, str] | None = None,
@@ -150,7 +154,9 @@ def run_task(
     are those of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the
     states of tasks, or a list of these, one for each look.
 
-    ``map_index`` says which instance of a mapped task is run.
+    Of a mapped task one instance is run, the one with ``map_index``; ``xcoms`` has to have what the task is expanded
+    over, of a mapped source the list of the values of its instances. Raises ValueError if it has not, or if there is no
+    such instance.
 
     A task that defers with ``stream=`` takes the events of its trigger as they are fired, and so does the next try of
     one that has failed, if the result of the failed try is given as ``after``: what was handled is not handled again.
@@ -165,6 +171,7 @@ def run_task(
     with queries.secrets.apart(), queries.queries_handled_by(stubs.answer):
         trial_run = _Trial(_maker(task), stubs, within.total_seconds(), blocked_after.total_seconds(), events, after)
         return trial_run.run(
+            map_index,
             functools.partial(
                 make_context,
                 run_id=run_id,
@@ -175,7 +182,7 @@ def run_task(
                 map_index=-1 if map_index is None else map_index,
                 read_xcom=stubs.read_xcom,
                 read_xcoms=stubs.read_xcoms,
-            )
+            ),
         )
 
 
@@ -208,16 +215,18 @@ class _Trial:
         self._given_events = events
         self._stream: TrialStream | None = None
         self._is_stream_over = False
+        self._map_name: str | None = None
         if after is not None and after.stream is not None:
             self._stream = after.stream
             if after.stream.handled:
                 self._xcoms = dict(after.xcoms)
                 stubs.elements += after.elements
 
-    def run(self, context_of: Callable[..., Context]) -> TaskResult:
-        """Run steps and waits until the task ends."""
+    def run(self, map_index: int | None, context_of: Callable[..., Context]) -> TaskResult:
+        """Run steps and waits until the task ends. Raises ValueError for an instance that it does not have."""
         self._context_of = context_of
         first = self._make()
+        _check_instance(first, map_index, self._stubs)
         if first.execution_timeout is not None:
             self._ends_at_s = self._clock.now_s + first.execution_timeout.total_seconds()
         resumption: Resumption | None = None
@@ -243,10 +252,11 @@ class _Trial:
         if self._left_s <= 0 and not is_failing:
             return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
         operator = self._make()
-        modules = _modules_of(operator)
-        with skipped_wall_clock(type(operator), self._clock, *modules, skips_sleep=True):
+        kind = operator.kind if isinstance(operator, MappedOperator) else type(operator)
+        with skipped_wall_clock(kind, self._clock, *_modules_of(operator), skips_sleep=True):
             context = self._context_of(operator, stream=TaskStream.of(part))
             outcome = run_step(operator, context, resumption, part, emitted=len(self._stubs.elements))
+        self._map_name = context["ti"].map_name or self._map_name
         if self._left_s < 0 and not is_failing:
             return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
         self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in outcome.xcoms)
@@ -285,6 +295,7 @@ class _Trial:
             created_runs=self._stubs.created,
             elements=list(self._stubs.elements),
             waited=timedelta(seconds=self._clock.now_s),
+            map_name=self._map_name,
             **fields,
         )
 
@@ -396,10 +407,10 @@ class _Trial:
         self._deferrals.append(Deferral(deferred.classpath, kwargs, deferred.next_method, next_kwargs, timeout, **came))
 
 
-def _maker(task: Arrows | Callable[[], BaseOperator]) -> Callable[[], BaseOperator]:
+def _maker(task: Arrows | Callable[[], Arrows]) -> Callable[[], BaseOperator]:
     """Return a function that creates the operator of a step."""
     if not isinstance(task, Arrows):
-        return task
+        return lambda: task()._operator()
     pristine = _copied(task._operator())
     return lambda: _copied(pristine)
 
@@ -423,6 +434,35 @@ def _start_of(operator: BaseOperator) -> StepDeferred | None:
     return StepDeferred(
         start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s, stream=start.stream
     )
+
+
+def _check_instance(operator: BaseOperator, map_index: int | None, stubs: Stubs) -> None:
+    """Raise ValueError if this instance cannot be run: the test has to say which one, and over what it is expanded."""
+    name = f"the task {operator.task_id!r}"
+    spec = operator.to_spec().map
+    if spec is None:
+        if map_index is not None:
+            raise ValueError(f"{name} is not mapped: it has no instance {map_index}")
+        return
+    if map_index is None:
+        raise ValueError(f"{name} is mapped: say which instance is run, with map_index=")
+
+    def count(output: OfTask) -> Available:
+        key = RETURN_VALUE if isinstance(output, Elements) else output.key
+        source = output.task_id if key == RETURN_VALUE else (output.task_id, key)
+        data = stubs.read_xcom(output.task_id, key)
+        if data is None:
+            raise ValueError(f"{name} is expanded over an XCom that is not given: xcoms={{{source!r}: [...]}}")
+        is_mapped = operator.dag is not None and operator.dag.tasks[output.task_id].is_mapped
+        if is_mapped or isinstance(output, Elements):
+            return Available(stubs.read_xcoms(output.task_id, key).count, is_complete=True)
+        if (items := count_items(data)) is None:
+            raise ValueError(f"{name} is expanded over xcoms[{source!r}], which must be a list or a dict")
+        return Available(items, is_complete=True)
+
+    length = maps.available(spec.source, count).length
+    if not 0 <= map_index < length:
+        raise ValueError(f"{name} has {length} instances, from 0 on, with these xcoms; there is none {map_index}")
 
 
 def _modules_of(operator: BaseOperator) -> tuple[str, ...]:

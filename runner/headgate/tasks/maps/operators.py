@@ -126,6 +126,11 @@ class MappedOperator(BaseOperator):
         self._made = context["task"] = made
         return made
 
+    @property
+    def python_callable(self) -> Any:
+        """The function that all instances call; None if they call none, or each its own."""
+        return self._shared.get("python_callable")
+
     def mapped_over(self) -> Iterator[XComArg]:
         return (leaf for leaf in self._over.leaves() if isinstance(leaf, XComArg))
 
@@ -222,7 +227,7 @@ class MappedOperator(BaseOperator):
             self._check_call((), is_whole=False)
 
     def _check_function(self) -> None:
-        function = self._shared.get("python_callable")
+        function = self.python_callable
         if function is not None and (problem := callable_problem(function)) is not None:
             raise self._malformed(problem)
 
@@ -264,6 +269,10 @@ class MappedFunction(MappedOperator):
     def _is_generator(self) -> bool:
         return inspect.isgeneratorfunction(self._function)
 
+    @property
+    def python_callable(self) -> Any:
+        return self._function
+
     def _templated(self) -> Iterator[tuple[str, Any]]:
         yield from self._shared.items()
 
@@ -272,15 +281,13 @@ class MappedFunction(MappedOperator):
         with detached():
             return self.kind(task_id=self.task_id, **self._options, **arguments)
 
-    def _check_function(self) -> None:
-        if (problem := callable_problem(self._function)) is not None:
-            raise self._malformed(problem)
-
     def _check_call(self, own: tuple[str, ...], *, is_whole: bool) -> None:
         given = dict.fromkeys((*self._shared, *own))
+        wanted = given
         with contextlib.suppress(ValueError):  # written in C, it may have no signature
-            for name in given.keys() & OPTIONS.keys() - _wanted(self._function, given).keys():
-                raise self._malformed(unknown_option(name, NAMES))
+            wanted = _wanted(self._function, given)
+        if unknown := sorted(OPTIONS.keys() & given.keys() - wanted.keys()):
+            raise self._malformed(unknown_option(unknown[0], NAMES))
         if not is_whole:
             return  # the other arguments are known when an instance has its value
         try:
