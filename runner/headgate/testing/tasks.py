@@ -154,9 +154,8 @@ def run_task(
     are those of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the
     states of tasks, or a list of these, one for each look.
 
-    Of a mapped task one instance is run, the one with ``map_index``; ``xcoms`` has to have what the task is expanded
-    over, of a mapped source the list of the values of its instances. Raises ValueError if it has not, or if there is no
-    such instance.
+    Of a mapped task the instance with ``map_index`` is run; ``xcoms`` has to have what the task is expanded over, as a
+    list if that is mapped or emitted. Raises ValueError if it has not, or if there is no such instance.
 
     A task that defers with ``stream=`` takes the events of its trigger as they are fired, and so does the next try of
     one that has failed, if the result of the failed try is given as ``after``: what was handled is not handled again.
@@ -179,7 +178,6 @@ def run_task(
                 logical_date=logical_date,
                 data_interval=data_interval,
                 params=params,
-                map_index=-1 if map_index is None else map_index,
                 read_xcom=stubs.read_xcom,
                 read_xcoms=stubs.read_xcoms,
             ),
@@ -224,7 +222,7 @@ class _Trial:
 
     def run(self, map_index: int | None, context_of: Callable[..., Context]) -> TaskResult:
         """Run steps and waits until the task ends. Raises ValueError for an instance that it does not have."""
-        self._context_of = context_of
+        self._context_of = functools.partial(context_of, map_index=-1 if map_index is None else map_index)
         first = self._make()
         _check_instance(first, map_index, self._stubs)
         if first.execution_timeout is not None:
