@@ -13,7 +13,8 @@ from tests.documents import DEFERRAL, ROOT
 from headgate.cli.main import app
 
 TESTS = ROOT / "tests"
-STREAMING = ROOT / "docs" / "streaming.md"
+STREAMING, DAGS = ROOT / "docs" / "streaming.md", ROOT / "docs" / "dags.md"
+CHECKED = (DEFERRAL, STREAMING, DAGS)
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 
@@ -35,7 +36,7 @@ def test_the_tables_are_what_the_code_says() -> None:
 
 
 def test_every_test_that_the_checklist_names_is_there() -> None:
-    named = [(name, TESTS / path) for page in (DEFERRAL, STREAMING) for path, name in NAMED.findall(page.read_text())]
+    named = [(name, TESTS / path) for page in CHECKED for path, name in NAMED.findall(page.read_text())]
     assert len(named) > 80
     assert [f"{path}::{name}" for name, path in named if not path.is_file() or name not in names_in(path)] == []
 
@@ -45,7 +46,9 @@ def test_every_row_of_the_checklist_names_a_test_or_says_why_not() -> None:
     assert {len(cells) for cells in rows} == {4}
     proposed = checklist(STREAMING, "Beside Airflow's proposal", "the proposal says")
     assert {len(cells) for cells in proposed} == {3}
-    tests = [cells[-1] for cells in rows + proposed]
+    mapped = checklist(DAGS, "Mapped tasks beside Airflow's", "Airflow")
+    assert {len(cells) for cells in mapped} == {3}
+    tests = [cells[-1] for cells in rows + proposed + mapped]
     assert [cell for cell in tests if not NAMED.search(cell) and not re.match(r" - \(.+\) $", cell)] == []
 
 

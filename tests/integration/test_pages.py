@@ -50,6 +50,7 @@ def test_every_dag_file_is_parsed(files: Path) -> None:
     assert len(tasks_of(parsed["orders.py"])) == 6
     assert len(tasks_of(parsed["shapes.py"])) == 6
     assert tasks_of(parsed["values.py"]) == ["show"]
+    assert len(tasks_of(parsed["mapped.py"])) == 5
 
 
 def tasks_of(file: ParsedFile) -> list[str]:
@@ -58,7 +59,8 @@ def tasks_of(file: ParsedFile) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("ours.py",), ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_orders.py")]
+    "arguments",
+    [("ours.py",), ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_orders.py", "test_mapped.py")],
 )
 def test_every_other_file_runs(files: Path, arguments: tuple[str, ...]) -> None:
     ran = subprocess.run(
@@ -77,6 +79,17 @@ def test_the_whole_dag_does_what_the_page_says(start_station: StartStation, file
     assert run.wait_end() == states
     assert run.row("read")["try_number"] == 2
     assert run.logged("close", "closed with a total of 7050")
+
+
+def test_the_mapped_dag_does_what_the_page_says(start_station: StartStation, files: Path) -> None:
+    station = start_station(import_paths=".")
+    run = station.run("mapped")
+    assert run.wait_end() == dict.fromkeys(("list_shops", "add_up", "copy", "compare", "report"), "success")
+    assert run.logged("report", "2 shops, 2090 in all; copied: ['to berlin', 'to bonn', 'to kiel']")
+    rows = station.query("SELECT task_id, map_index, map_name, state FROM task_instance WHERE map_index >= 0")
+    of_shops = sorted((row["map_index"], row["map_name"], row["state"]) for row in rows if row["task_id"] == "add_up")
+    assert of_shops == [(0, "berlin", "success"), (1, None, "skipped"), (2, "kiel", "success")]
+    assert len([row for row in rows if row["task_id"] == "compare"]) == 6
 
 
 def test_the_first_run_of_the_schedule_is_there_at_once(start_station: StartStation, files: Path) -> None:

@@ -156,6 +156,14 @@ def test_a_source_that_did_not_succeed_has_no_values_whatever_the_rule_is(
     assert (maps.own()["state"], maps.instances()) == (becomes, [])
 
 
+def test_a_rule_that_waits_for_nothing_waits_for_the_values(store: Store, query: Query) -> None:
+    maps = Maps(store, query, trigger_rule="always")
+    maps.plan()
+    assert (maps.own()["state"], maps.instances()) == ("none", [])
+    maps.source_leaves([1, 2])
+    assert (maps.own()["state"], maps.instances()) == ("success", ["scheduled"] * 2)
+
+
 def test_no_more_than_the_window_are_unfinished(store: Store, query: Query) -> None:
     maps = Maps(store, query, Values(10), spec={"window": 3})
     maps.source_leaves(None)
