@@ -10,7 +10,7 @@ from tests.store import ends
 from tests.store.harness import QUEUES, Query
 from tests.supervisor.tasks_harness import Tasks, clear, task_states
 
-from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.dags import TaskSpec, TaskState, TriggerRule
 from headgate.protocol.messages.maps import Batch, Concat, MapSpec, Output, Product, Source, Values, Zip
 from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.values import encode_value
@@ -262,6 +262,21 @@ def clear_map(maps: Maps) -> None:
 
 
 # --- one after the other, and at once ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["all_done", "none_failed", "all_success"])
+def test_what_is_expanded_over_a_mapped_task_without_values_has_none_either(
+    store: Store, query: Query, rule: TriggerRule
+) -> None:
+    over = MapSpec(Output("each", "return_value"))
+    tasks = (
+        TaskSpec("each", "Op", map=MapSpec(Values(0))),
+        TaskSpec("again", "Op", upstream=("each",), trigger_rule=rule, map=over),
+    )
+    maps = Maps.__new__(Maps)
+    Tasks.__init__(maps, store, query, tasks=tasks)
+    maps.plan()
+    assert (maps.own("each")["state"], maps.own("again")["state"], maps.ended()) == ("skipped", "skipped", "success")
 
 
 def test_what_is_expanded_over_a_mapped_task_has_an_instance_for_each_that_succeeded(

@@ -100,7 +100,7 @@ def test_instances_that_go_to_workers_during_a_look_are_counted_and_none_is_take
     with race.one.database.leased(race.epoch) as tx:
         seen = run_states.read(tx, race.run)
         assert len(race.two.tasks.dispatch(race.epoch, limit=given, queues=QUEUES).tasks) == given
-        expanded = expansion.expand(tx, seen, TASKS[0], limit=10)
+        expanded = expansion.expand(tx, seen, TASKS[0], ("each", "again"), limit=10)
         assert expanded.begin == []
     assert len(race.instances()) == 4
 

@@ -12,6 +12,7 @@ for any more are removed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from sqlalchemy import bindparam, select, update
@@ -50,10 +51,11 @@ class Expanded(NamedTuple):
     made: frozenset[TaskInstanceId] = frozenset()
 
 
-def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
+def expand(tx: Tx, seen: RunStates, task: TaskSpec, mapped: Collection[str], *, limit: int) -> Expanded:
     """Make instances of a mapped task whose trigger rule holds: as many as its window takes, and up to ``limit``.
 
-    ``seen`` are the states of its run. Its own row is in ``none``, and ends when the last instance is made.
+    ``seen`` are the states of its run, and ``mapped`` all mapped tasks of its DAG. Its own row is in ``none``, and ends
+    when the last instance is made.
     """
     assert task.map is not None
     own = task_rows.locked_unless_busy(tx, seen.ids[task.task_id])
@@ -64,7 +66,7 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, *, limit: int) -> Expanded:
     if TaskState.RESTARTING in seen.mapped.get(task.task_id, ()):
         return Expanded([], is_done=True)  # until its old worker is gone: there may be no value for it any more
     try:
-        there = _available(tx, seen, own, task.task_id, task.map)
+        there = _available(tx, seen, own, task, mapped)
     except Unexpandable as error:
         task_rows.apply(tx, own, "unexpandable", last_error=str(error))
         return Expanded([], is_done=False)
@@ -105,8 +107,9 @@ def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def _available(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: MapSpec) -> Available:
+def _available(tx: Tx, seen: RunStates, own: LockedTask, task: TaskSpec, mapped: Collection[str]) -> Available:
     """Return how many values there are; once they are complete, they are not counted again. Raises `Unexpandable`."""
+    assert task.map is not None
     (known,) = _LENGTH.run(tx.connection, of_id=own.id).fetchone()
     if known is not None:
         return Available(known, is_complete=True)
@@ -115,7 +118,7 @@ def _available(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: Map
         if isinstance(output, Elements):
             has_ended = seen.own.get(output.task_id) in TERMINAL
             return Available(elements.count(tx, seen.run, output.task_id), has_ended)
-        if output.task_id in seen.mapped:
+        if output.task_id in mapped:  # it may have no instance
             some = seen.count_of_map(tx, output.task_id, [TaskState.SUCCESS], limit=INSTANCES_MAX + 1)
             return Available(some, is_complete=True)
         value = values.xcom_of(tx, seen.run, output.task_id, output.key)
@@ -123,15 +126,15 @@ def _available(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: Map
         if items is None:
             found = "nothing" if value is None else f"{value[:60].decode(errors='replace')}, which is no list or dict,"
             raise Unexpandable(
-                f"the task {task_id!r} is expanded over what {output.task_id!r} has left under {output.key!r}, and "
-                f"it has left {found} there"
+                f"the task {task.task_id!r} is expanded over what {output.task_id!r} has left under {output.key!r}, "
+                f"and it has left {found} there"
             )
         return Available(items, is_complete=True)
 
-    there = maps.available(spec.source, count)
+    there = maps.available(task.map.source, count)
     if there.length > INSTANCES_MAX:
         over = f"{there.length:,} values; the limit is {INSTANCES_MAX:,}"
-        raise Unexpandable(f"the task {task_id!r} is expanded over {over}")
+        raise Unexpandable(f"the task {task.task_id!r} is expanded over {over}")
     if there.is_complete:
         _SET_LENGTH.run(tx.connection, of_id=own.id, length=there.length)
     return there

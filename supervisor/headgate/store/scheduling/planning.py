@@ -225,7 +225,7 @@ class _Evaluation:
                 continue
             if (limit := TASKS_PER_RUN_MAX - len(begin)) == 0:
                 return False, begin, made
-            expanded = expansion.expand(self._tx, seen, graph.tasks[name], limit=limit)
+            expanded = expansion.expand(self._tx, seen, graph.tasks[name], graph.maps, limit=limit)
             begin |= dict.fromkeys(expanded.begin, name)
             made |= expanded.made
             is_done = is_done and expanded.is_done

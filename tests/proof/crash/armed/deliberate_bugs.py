@@ -89,8 +89,8 @@ def map_ended_with_its_first_window() -> None:
     """What was made by the first look is taken for all there are to be."""
     original = expansion._available
 
-    def there(tx: Any, seen: Any, own: Any, task_id: str, spec: Any) -> Available:
-        return Available(min(original(tx, seen, own, task_id, spec).length, spec.window), is_complete=True)
+    def there(tx: Any, seen: Any, own: Any, task: Any, mapped: Any) -> Available:
+        return Available(min(original(tx, seen, own, task, mapped).length, task.map.window), is_complete=True)
 
     expansion._available = there
 
