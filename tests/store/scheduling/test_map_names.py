@@ -76,7 +76,7 @@ def test_a_name_is_cut_and_holds_nothing_that_no_database_stores(maps: Maps) -> 
 def test_lists_of_tasks_have_the_names(maps: Maps) -> None:
     (task,) = maps.dispatch(limit=1)
     maps.store.tasks.store_ends(maps.epoch, [StepEnd(task.id, task.token, StepSucceeded(), map_name="a")])
-    found = maps.store.inspect.tasks(dag="etl", run_id="r1")
+    found = maps.store.inspect.tasks(dag="etl", run_id="r1", each=True)
     assert {line.id: line.map_name for line in found if line.map_name} == {task.id: "a"}
 
 
