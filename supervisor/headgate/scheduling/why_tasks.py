@@ -50,7 +50,8 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
         case _S.UP_FOR_RETRY:
             return _up_for_retry(facts, supervisors)
         case _S.SUCCESS if facts.is_map and facts.map is not None and facts.map.made:
-            return [*_paused(facts), *_nobody(facts, supervisors), why_maps.made(facts)]
+            made = why_maps.made(facts)
+            return [made] if made.reason == "ended" else [*_paused(facts), *_nobody(facts, supervisors), made]
         case _S.FAILED if facts.is_map and (found := why_maps.unexpandable(facts)) is not None:
             return [found]
         case _S.SUCCESS | _S.FAILED | _S.SKIPPED | _S.UPSTREAM_FAILED | _S.REMOVED:

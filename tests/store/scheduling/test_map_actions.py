@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from tests.store import ends
 from tests.store.harness import OpenStore, Query
 from tests.store.scheduling.test_expansion import Maps
 from tests.store.tasks.plans import insert_rows
@@ -128,6 +129,17 @@ def test_a_map_that_stopped_early_goes_on_when_what_failed_is_cleared(store: Sto
     maps.plan()
     maps.run_all()
     assert maps.instances() == ["success"] * 9
+
+
+def test_a_map_that_a_branch_passes_over_after_the_clear_is_skipped_with_its_instances(maps: Maps) -> None:
+    store = maps.store
+    store.tasks.clear_many(maps.run)
+    maps.plan()
+    (source,) = maps.dispatch(limit=1)
+    assert ends.succeed(store.tasks, maps.epoch, source.id, source.token, skips=("each",))
+    maps.plan()
+    assert (maps.own()["state"], maps.instances()) == ("skipped", ["skipped"] * 5)
+    assert (task_states(store, maps.run)["total"], maps.ended()) == (S.SKIPPED, "success")
 
 
 @pytest.mark.parametrize("name", ["z", "z[1]", "z[]"])

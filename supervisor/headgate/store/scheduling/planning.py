@@ -232,11 +232,15 @@ class _Evaluation:
         return is_done, begin, made
 
     def _stop_maps(self, seen: RunStates, graph: Graph) -> int:
-        """Skip the instances that are not to begin, because another of their task has failed; return how many."""
+        """Skip the instances that are not to begin, and return how many: another has failed, or their task is skipped.
+
+        Those of a task that was cleared have not begun, and a branch may pass over it this time.
+        """
         return sum(
             expansion.stop(self._tx, seen, name, limit=TASKS_PER_RUN_MAX)
             for name, spec in graph.maps.items()
-            if spec.fail_fast and TaskState.FAILED in seen.mapped.get(name, ())
+            if seen.own.get(name) is TaskState.SKIPPED
+            or (spec.fail_fast and TaskState.FAILED in seen.mapped.get(name, ()))
         )
 
     def _end(self, run: _Run, end: RunEnd) -> bool:
