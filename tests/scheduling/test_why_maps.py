@@ -118,3 +118,4 @@ def test_without_a_supervisor_that_is_said_first() -> None:
         answer = explain_task(enrich(state, counted(counts=FULL, length=300)), [])
         assert answer.reason == "no_supervisor"
     assert explain_task(enrich(S.SUCCESS, counted(counts={"success": 3}, length=3)), []).reason == "ended"
+    assert explain_task(enrich(S.NONE, counted(is_held=True)), []).reason == "held"

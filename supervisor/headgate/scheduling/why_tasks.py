@@ -103,6 +103,8 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     found = _file(facts)[:1] if facts.is_dag_removed else []
     if not facts.is_in_dag and not facts.is_dag_removed:
         found.append(Finding("not_in_dag", f"the DAG {facts.dag} no longer has it", "the scheduler removes it"))
+    if (held := why_maps.held(facts)) is not None:
+        found.append(held)  # no supervisor ends it
     found += _paused(facts)
     nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
     nothing_moves = nobody is not None and nobody.reason != "no_supervisor_for_queue"
@@ -110,8 +112,6 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
         found.append(nobody)  # neither its run begins, nor does an upstream task go on
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
-    if (held := why_maps.held(facts)) is not None:
-        found.append(held)
     decision = ready(facts.trigger_rule, _above(facts))
     of_source = why_maps.source(facts) if decision in ("wait", "run") else None
     if of_source is not None:

@@ -112,9 +112,11 @@ def cancel(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
                 ended = store.tasks.cancel_run(line.id)
                 tasks += ended.tasks
                 progress.update(tasks)
-                if ended.is_ended or store.inspect.run(dag, line.run_id).line.ended_at is not None:
+                if ended.is_ended:
                     return "done"
-                return "busy" if ended.is_busy else "more"
+                if ended.tasks and not ended.is_busy:
+                    return "more"
+                return "busy" if store.inspect.run(dag, line.run_id).line.ended_at is None else "done"
 
             repeat_until_done(cancel_some, f"the run {line.run_id}")
         state = store.inspect.run(dag, run).line.state

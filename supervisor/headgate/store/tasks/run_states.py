@@ -131,11 +131,11 @@ def instances_between(
 ) -> list[Instance]:
     """Return up to ``limit`` of these instances of a mapped task that are in a wanted state, in their order."""
     of_task = select(_C.id, _C.map_index).where(_is_mapped(_C), _C.task_id == part.task_id)
-    between = of_task.where(_C.map_index.between(part.first, part.last))
-    if len(wanted) < len(TaskState):
-        between = between.where(task_rows.is_in(*sorted(wanted)))
-    rows = tx.connection.execute(between.order_by(_C.map_index).limit(limit), {"of_run": run})
-    return [Instance(TaskInstanceId(id_), index) for id_, index in rows]
+    between = of_task.where(_C.map_index.between(part.first, part.last)).order_by(_C.map_index).limit(limit)
+    # Of each state from a range of the index: instances in others, which may be very many, are not looked at.
+    each = [between] if len(wanted) == len(TaskState) else [between.where(task_rows.is_in(one)) for one in wanted]
+    rows = [Instance(*row) for statement in each for row in tx.connection.execute(statement, {"of_run": run})]
+    return sorted(rows, key=lambda one: one.map_index)[:limit]
 
 
 def is_held(tx: Tx, instance: TaskInstanceId) -> bool:

@@ -139,6 +139,17 @@ def locked_unless_busy(tx: Tx, instance: TaskInstanceId) -> LockedTask | None:
     return None if row is None else locked_task(tx, row)
 
 
+def locked_of(tx: Tx, instances: Sequence[TaskInstanceId]) -> dict[TaskInstanceId, LockedTask]:
+    """Lock tasks and return them by id, without those that another transaction has locked."""
+    found: dict[TaskInstanceId, LockedTask] = {}
+    for some in chunks(instances):
+        rows = tx.connection.execute(skip_locked(select(*LOCKED).where(_C.id.in_(some)).order_by(_C.id)))
+        for row in rows.mappings():
+            fields: dict[str, Any] = {**row, "state": TaskState(row["state"])}
+            found[fields["id"]] = LockedTask(**fields)
+    return found
+
+
 def locked_by_trigger(tx: Tx, trigger_id: int) -> LockedTask | None:
     """Lock the task that waits for this trigger and return it; None if no task does."""
     row = _LOCK_OF_TRIGGER.run(tx.connection, of_trigger=trigger_id).fetchone()
@@ -229,15 +240,21 @@ def changed_each(tx: Tx, row: Transition, by: Sequence[dict[str, Any]], values: 
 
 
 @cache
-def _change_all(row: Transition) -> Update:
+def _change_all(row: Transition, columns: tuple[str, ...]) -> Update:
     ids: BindParameter[Sequence[int]] = bindparam("ids", expanding=True)
-    return update(task_instance).where(_C.id.in_(ids), is_in(*sorted(row.from_))).values(effects(row))
+    values = effects(row) | {name: bindparam(f"to_{name}", type_=_C[name].type) for name in columns}
+    return update(task_instance).where(_C.id.in_(ids), is_in(*sorted(row.from_))).values(values)
 
 
-def change_all(tx: Tx, row: Transition, ids: Sequence[TaskInstanceId]) -> None:
-    """Move locked tasks that are in an old state of ``row``. It marks no run: the caller sees to that."""
+def change_all(tx: Tx, row: Transition, ids: Sequence[TaskInstanceId], **values: Any) -> None:
+    """Move locked tasks that are in an old state of ``row``. It marks no run: the caller sees to that.
+
+    ``values`` are further columns to set.
+    """
+    statement = _change_all(row, tuple(values))
+    parameters = {"now": tx.now} | {f"to_{name}": value for name, value in values.items()}
     for some in chunks(ids):
-        won = tx.connection.execute(_change_all(row), {"ids": some, "now": tx.now}).rowcount
+        won = tx.connection.execute(statement, {"ids": some, **parameters}).rowcount
         assert won == len(some), "the rows are locked"
 
 

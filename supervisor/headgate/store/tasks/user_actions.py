@@ -15,6 +15,7 @@ stay held, `headgate why` says so, and the same action, repeated, ends it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
 from typing import Final, Literal
 
 import msgspec
@@ -300,14 +301,29 @@ def _has_stopped(tx: Tx, seen: RunStates, name: str, own: LockedTask) -> bool:
 
 def _clear_each(tx: Tx, tasks: Sequence[LockedTask], streams: StreamClear | None) -> list[int]:
     """Clear locked tasks, most of them by few statements; return the places of those that are being cleared already."""
-    ids = [task.id for task in tasks]
-    apart = task_streams.among(tx, ids) | elements.among(tx, ids)
-    simple = [task for task in tasks if task.state not in _WITH_OTHERS and task.id not in apart]
+    apart = _apart(tx, tasks, _WITH_OTHERS)
+    simple = [task.id for task in tasks if task.id not in apart]
     (row,) = (row for row in states.of("cleared") if TaskState.NONE in row.from_)
-    task_rows.change_all(tx, row, [task.id for task in simple])
-    values.delete_xcoms_of(tx, [task.id for task in simple])
-    others = [(at, task) for at, task in enumerate(tasks) if task.state in _WITH_OTHERS or task.id in apart]
+    task_rows.change_all(tx, row, simple)
+    values.delete_xcoms_of(tx, simple)
+    others = [(at, task) for at, task in enumerate(tasks) if task.id in apart]
     return [at for at, task in others if _clear(tx, task, streams) is None]
+
+
+def _mark_each(tx: Tx, tasks: Sequence[LockedTask], mark: Mark, error: str | None) -> None:
+    """Mark locked tasks that are unfinished, most of them by few statements."""
+    apart = _apart(tx, tasks, frozenset({TaskState.DEFERRED}))
+    (row,) = (row for row in states.of(f"marked_{mark}") if TaskState.NONE in row.from_)
+    task_rows.change_all(tx, row, [task.id for task in tasks if task.id not in apart], last_error=error)
+    for task in tasks:
+        if task.id in apart:
+            _mark(tx, task, mark, error)
+
+
+def _apart(tx: Tx, tasks: Sequence[LockedTask], some: Collection[TaskState]) -> Collection[TaskInstanceId]:
+    """Return the tasks of which more than the row changes: those in some states, with a stream, or with elements."""
+    ids = [task.id for task in tasks]
+    return {task.id for task in tasks if task.state in some} | task_streams.among(tx, ids) | elements.among(tx, ids)
 
 
 def _end_instances(
@@ -315,20 +331,22 @@ def _end_instances(
 ) -> Ended:
     """End unfinished instances, as many as may be in one transaction; ``hold``: no more are made until then."""
     parts = sorted(of)
-    if _is_too_much(tx, seen, parts, UNFINISHED) and hold:
+    if hold and _is_too_much(tx, seen, parts, UNFINISHED):
         growing = [part.task_id for part in parts if seen.own.get(part.task_id) is TaskState.NONE]
         if not all([_hold(tx, seen.ids[name]) for name in growing]):
             return Ended(0, is_ended=False, is_busy=True)
-    ended = 0
+    ended, is_busy = 0, False
     for part in parts:
         rows = _instances(tx, seen, part, UNFINISHED, limit=ROWS_MAX - ended)
-        locked = _unless_busy(tx, rows)
-        ended += sum(_mark(tx, task, mark, reason) for task in locked)
-        if len(locked) < len(rows):
-            return Ended(ended, is_ended=False, is_busy=True)
-        if ended >= ROWS_MAX:
-            return Ended(ended, is_ended=False)
-    return Ended(ended, is_ended=True)
+        unfinished = [task for task in _unless_busy(tx, rows) if task.state in UNFINISHED]
+        _mark_each(tx, unfinished, mark, reason)
+        ended += len(unfinished)
+        is_busy = len(unfinished) < len(rows)
+        if is_busy or ended >= ROWS_MAX:
+            break
+    if ended:
+        tx.mark_run_dirty(seen.run)
+    return Ended(ended, is_ended=not is_busy and ended < ROWS_MAX, is_busy=is_busy)
 
 
 # --- instances -----------------------------------------------------------------------------------
@@ -352,13 +370,8 @@ def _is_too_much(tx: Tx, seen: RunStates, parts: Iterable[Instances], wanted: Co
 
 def _unless_busy(tx: Tx, rows: Sequence[Instance]) -> list[LockedTask]:
     """Lock instances, and return them up to the first one that another transaction has locked."""
-    found: list[LockedTask] = []
-    for row in rows:
-        task = task_rows.locked_unless_busy(tx, row.id)
-        if task is None:
-            break
-        found.append(task)
-    return found
+    locked = task_rows.locked_of(tx, [row.id for row in rows])
+    return [locked[row.id] for row in takewhile(lambda row: row.id in locked, rows)]
 
 
 def _hold(tx: Tx, instance: TaskInstanceId) -> bool:
