@@ -317,6 +317,8 @@ class BaseOperator(Arrows):
 
     def for_step(self, context: Context) -> BaseOperator:
         """Return the operator that a step is to run: this one, or that of an instance if it is mapped."""
+        if context["ti"].map_index >= 0:
+            raise RuntimeError(f"the task {self.task_id!r} is not mapped any more; it was when this run began")
         return self
 
     def mapped_over(self) -> Iterator[XComArg]:

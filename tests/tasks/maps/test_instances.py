@@ -231,6 +231,14 @@ def test_a_mapped_task_itself_is_never_run_and_an_instance_that_is_no_more_says_
         mapped.execute(make_context(mapped, run_id="r"))
 
 
+def test_an_instance_of_a_task_that_is_not_mapped_any_more_does_not_run_the_task() -> None:
+    with DAG("d"):
+        plain = source().operator
+    assert error_of(run_step(plain, make_context(plain, run_id="r", map_index=2))) == (
+        "RuntimeError: the task 'source' is not mapped any more; it was when this run began"
+    )
+
+
 def test_a_function_of_map_skips_its_instance_and_fails_it() -> None:
     def chosen(value: int) -> int:
         if value == 1:
