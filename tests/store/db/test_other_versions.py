@@ -11,8 +11,11 @@ from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks_harness import Tasks, event_of
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec, encode_dag
+from headgate.protocol.messages.queries import ElementRoom
+from headgate.protocol.messages.steps import Emitted
 from headgate.store.errors import SpecUnreadable
 from headgate.store.store import Store
+from headgate.store.tasks.elements import AHEAD_MAX
 
 DAY_S = 86_400.0
 # A schedule of a kind that is not known yet.
@@ -178,3 +181,10 @@ def test_its_tasks_are_shown_as_far_as_they_can_be(run: Newer) -> None:
     answer = run.store.inspect.why_task(task)
     assert answer.reason == "dag_unreadable"
     assert "cannot be read by this version" in answer.headline
+
+
+def test_a_task_that_emits_goes_on_and_waits_for_nobody(store: Store, query: Query) -> None:
+    run = Newer(store, query, emits=True)
+    token = run.run_it()
+    run.store_by_newer_version()
+    assert store.tasks.emit(run.epoch, run.a, token, Emitted(0, (b"1",))) == ElementRoom(AHEAD_MAX)

@@ -51,6 +51,8 @@ class ElementVerbs(GraphVerbs):
             return None
         length = store(tx, task, emitted)
         task_id, dag_row, spec_hash = _TASK.run(tx.connection, of_id=task.id).fetchone()
+        if not self.graphs.is_readable(tx, dag_row, spec_hash):
+            return ElementRoom(AHEAD_MAX)  # a supervisor that can read it makes the instances
         graph = self.graphs.get(tx, dag_row, spec_hash)
         made = [_made(tx, task.dag_run_id, name) for name in graph.expanded_as_emitted.get(task_id, ())]
         return ElementRoom(AHEAD_MAX - max((length - count for count in made if count is not None), default=0))
