@@ -18,6 +18,7 @@ from headgate.scheduling import states, trigger_rules
 
 _NO_STATES: frozenset[TaskState] = frozenset()
 _NONE = frozenset({TaskState.NONE})
+_SUCCESS = frozenset({TaskState.SUCCESS})
 # Rules that a success never keeps from holding: what they ask of a task, its success gives.
 RULES_OF_SUCCESS = frozenset(
     {"all_success", "all_done", "none_failed", "none_failed_min_one_success", "none_skipped", "always"}
@@ -76,7 +77,7 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
         before = after.get(task.task_id, _NO_STATES)
         if TaskState.NONE not in before:
             continue
-        above = _NO_STATES.union(*(after[upstream] for upstream in _ruling(graph, task, after)))
+        above = _NO_STATES.union(*_ruling(graph, task, after))
         readiness = trigger_rules.ready(task.trigger_rule, above)
         if readiness == "run" and task.map is not None:
             readiness = _expandable(graph, task.map, after)
@@ -91,16 +92,16 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
 
 
-def _ruling(graph: Graph, task: TaskSpec, now: Mapping[str, frozenset[TaskState]]) -> Iterable[str]:
-    """Return the upstream tasks that the trigger rule of a task is about now.
+def _ruling(graph: Graph, task: TaskSpec, now: Mapping[str, frozenset[TaskState]]) -> Iterable[frozenset[TaskState]]:
+    """Return the states of the upstream tasks as the trigger rule of a task sees them now.
 
-    A task that is expanded over elements begins with the first of them: until the one that emits them has ended,
-    nothing is asked of that one, unless its end could have the rule say that no instance is to run.
+    A task that is expanded over elements begins with the first of them: until the one that emits them has ended, it is
+    taken to succeed, unless its success could have the rule say that no instance is to run.
     """
-    if task.trigger_rule not in RULES_OF_SUCCESS:
-        return task.upstream
-    emitters = graph.emitters.get(task.task_id, ())
-    return [name for name in task.upstream if name not in emitters or states.UNFINISHED.isdisjoint(now[name])]
+    emitters = graph.emitters.get(task.task_id, ()) if task.trigger_rule in RULES_OF_SUCCESS else ()
+    for name in task.upstream:
+        is_emitting = name in emitters and not states.UNFINISHED.isdisjoint(now[name])
+        yield _SUCCESS if is_emitting else now[name]
 
 
 def _expandable(graph: Graph, spec: MapSpec, now: Mapping[str, frozenset[TaskState]]) -> trigger_rules.Readiness:
