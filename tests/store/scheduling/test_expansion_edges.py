@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from tests.store import ends
-from tests.store.harness import Query
-from tests.store.scheduling.test_elements import Emitting
+from collections import Counter
 
+from tests.store import ends
+from tests.store.harness import QUEUES, Query
+from tests.store.scheduling.test_elements import Emitting
+from tests.store.scheduling.test_expansion import Maps
+from tests.supervisor.tasks_harness import WAIT, clear, event_of, instance_of, task_states
+
+from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.maps import Values
 from headgate.protocol.messages.steps import Emitted, StepSucceeded
 from headgate.store.store import Store
 
@@ -23,3 +29,64 @@ def test_a_skipped_task_beside_the_one_that_emits_does_not_skip_what_a_success_w
     assert maps.instances() == ["scheduled"]
     maps.end(source, StepSucceeded(emitted=Emitted(1, ())))
     assert (maps.own()["state"], maps.instances()) == ("success", ["scheduled"])
+
+
+def test_instances_that_are_cleared_do_not_begin_if_their_values_cannot_be_counted_any_more(
+    store: Store, query: Query
+) -> None:
+    maps = Maps(store, query)
+    maps.source_leaves([1, 2, 3])
+    maps.run_all()
+    clear(store, maps.run, "source", "each", "total")
+    store.tasks.mark(instance_of(store, maps.run, "source"), "success")
+    maps.plan()
+    assert (maps.own()["state"], maps.instances()) == ("failed", ["upstream_failed"] * 3)
+    assert (task_states(store, maps.run)["total"], maps.ended()) == (TaskState.UPSTREAM_FAILED, "failed")
+
+
+# --- stopped -------------------------------------------------------------------------------------
+
+
+def test_after_as_many_failures_as_may_be_no_more_begin_again(store: Store, query: Query) -> None:
+    maps = Maps(store, query, Values(10), spec={"window": 2, "failures_max": 1})
+    maps.source_leaves(None)
+    maps.run_all()
+    clear(store, maps.run, "each", "total")
+    maps.plan()
+    assert Counter(maps.instances()) == {"scheduled": 2, "none": 8}
+    maps.run_some(1, fails=(0,))
+    assert Counter(maps.instances()) == {"failed": 1, "scheduled": 1, "upstream_failed": 8}
+    assert "no instance is made" in maps.own()["last_error"]
+    maps.run_all()
+    assert maps.ended() == "failed"
+    store.tasks.clear_many(maps.run, ["each"], downstream=True, only_failed=True)
+    maps.plan()
+    maps.run_all()
+    assert (maps.instances(), maps.ended()) == (["success"] * 10, "success")
+
+
+def test_with_fail_fast_an_instance_that_has_waited_for_its_trigger_goes_on(store: Store, query: Query) -> None:
+    maps = Maps(store, query, Values(3), spec={"fail_fast": True})
+    maps.source_leaves(None)
+    waits, fails = maps.dispatch(limit=2)
+    assert ends.defer(store.tasks, maps.epoch, waits.id, waits.token, WAIT)
+    store.claim_triggers(maps.epoch, limit=10, queues=QUEUES)
+    store.store_slice(maps.epoch, events=[event_of(maps.row(waits.id)["trigger_id"])])
+    ends.fail(store.tasks, maps.epoch, fails.id, fails.token, "boom")
+    maps.plan()
+    assert maps.instances() == ["scheduled", "failed", "skipped"]
+    assert maps.run_some(9) == [0]
+    assert (maps.instances(), maps.ended()) == (["success", "failed", "skipped"], "failed")
+
+
+def test_with_fail_fast_the_retry_of_one_that_has_begun_does_not_depend_on_when_the_run_is_looked_at(
+    store: Store, query: Query
+) -> None:
+    maps = Maps(store, query, Values(3), spec={"fail_fast": True}, retries=1, retry_delay_s=0.0)
+    maps.source_leaves(None)
+    first, second, _ = maps.dispatch(limit=3)
+    ends.fail(store.tasks, maps.epoch, first.id, first.token, "boom")
+    assert len(store.tasks.retry_due(maps.epoch)) == 1
+    ends.fail(store.tasks, maps.epoch, second.id, second.token, "boom", may_retry=False)
+    maps.plan()
+    assert maps.instances() == ["scheduled", "failed", "running"]

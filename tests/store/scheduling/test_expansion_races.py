@@ -17,7 +17,7 @@ from tests.store.scheduling.test_planning_races import together
 from tests.store.tasks.test_task_races import Race
 from tests.supervisor.tasks_harness import Tasks, body
 
-from headgate.protocol.messages.dags import TaskSpec
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.maps import MapSpec, Output, Values
 from headgate.protocol.messages.steps import StepSucceeded, XCom
 from headgate.protocol.values import encode_value
@@ -113,6 +113,19 @@ def test_a_task_that_another_is_clearing_is_expanded_afterwards(race: Expanding)
         looked = race.two.scheduling.plan(race.epoch)
         assert (looked.instances, looked.left) == (0, 1)
     assert race.two.scheduling.plan(race.epoch).instances == 1
+
+
+def test_an_instance_that_is_not_to_begin_is_not_waited_for_while_a_user_acts_on_it(race: Expanding) -> None:
+    each = TaskSpec("each", "Op", map=MapSpec(Values(VALUES), window=3, fail_fast=True))
+    race.one.tasks.save_file(race.epoch, "etl.py", [DagSpec("etl", tasks=(each, *TASKS[1:]))])
+    (first, *_) = race.dispatch(limit=1)
+    ends.fail(race.one.tasks, race.epoch, first.id, first.token, "boom")
+    with race.one.database.writing() as tx:
+        tx.connection.exec_driver_sql("SELECT 1 FROM task_instance WHERE map_index = 1 FOR UPDATE")
+        assert race.two.scheduling.plan(race.epoch).left == 1
+        assert race.instances() == ["failed", "scheduled", "skipped"]
+    race.plan()
+    assert race.instances() == ["failed", "skipped", "skipped"]
 
 
 def test_schedulers_and_workers_bring_every_value_to_its_one_instance(

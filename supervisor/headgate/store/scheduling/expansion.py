@@ -12,7 +12,7 @@ for any more are removed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from sqlalchemy import bindparam, select, update
@@ -23,12 +23,13 @@ from headgate.protocol.messages.maps import INSTANCES_MAX, Available, Elements, 
 from headgate.protocol.values import count_items
 from headgate.scheduling import states
 from headgate.scheduling.states import TERMINAL, UNFINISHED
+from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import task_instance
 from headgate.store.tasks import dags, elements, run_states, task_rows, values
-from headgate.store.tasks.run_states import RunStates
+from headgate.store.tasks.run_states import Instance, RunStates, is_unbegun
 from headgate.store.tasks.task_rows import LockedTask
 
 _C = task_instance.c
@@ -68,10 +69,10 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, mapped: Collection[str], *, 
     try:
         there = _available(tx, seen, own, task, mapped)
     except Unexpandable as error:
-        task_rows.apply(tx, own, "unexpandable", last_error=str(error))
+        _end_early(tx, seen, own, task.task_id, "unexpandable", str(error), limit=limit)
         return Expanded([], is_done=False)
     if (stopped := _stopped(tx, seen, own, task.task_id, task.map)) is not None:
-        task_rows.apply(tx, own, "expanded", last_error=stopped)
+        _end_early(tx, seen, own, task.task_id, "expanded", stopped, limit=limit)
         return Expanded([], is_done=False)
     room = task.map.window - seen.count_of_map(tx, task.task_id, _BEGUN, limit=task.map.window)
     left = seen.of_map(tx, task.task_id, TaskState.NONE, limit=limit)
@@ -96,12 +97,15 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, mapped: Collection[str], *, 
 
 
 def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
-    """Skip up to ``limit`` instances of a mapped task that have not begun, because one has failed; return how many."""
+    """Skip up to ``limit`` instances of a mapped task that have not begun, and are not to.
+
+    Return how many there are, though others may have some of them locked.
+    """
     if run_states.is_held(tx, seen.ids[task_id]):
         return 0  # the failed one is being cleared, too, and comes later
-    (row,) = states.of("map_stopped")
-    left = [one.id for state in sorted(row.from_) for one in seen.of_map(tx, task_id, state, limit=limit)]
-    return sum(task_rows.changed(tx, row, {"id": id_}) for id_ in sorted(left)[:limit])
+    left = seen.unbegun(tx, task_id, limit=limit)
+    _end_all(tx, "map_stopped", left)
+    return len(left)
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -138,6 +142,26 @@ def _available(tx: Tx, seen: RunStates, own: LockedTask, task: TaskSpec, mapped:
     if there.is_complete:
         _SET_LENGTH.run(tx.connection, of_id=own.id, length=there.length)
     return there
+
+
+def _end_early(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, event: str, reason: str, *, limit: int) -> None:
+    """End a task that makes no more instances; those that were cleared, and have not begun again, fail before it does.
+
+    They are not skipped: who clears what has failed means them as well.
+    """
+    left = seen.of_map(tx, task_id, TaskState.NONE, limit=limit)
+    _end_all(tx, "upstream_failed", left)
+    if not left:
+        task_rows.apply(tx, own, event, last_error=reason)
+
+
+def _end_all(tx: Tx, event: str, instances: Iterable[Instance]) -> None:
+    """End instances that have not begun, but for those that another transaction has locked: it may wait for the run."""
+    (row,) = states.of(event)
+    for some in chunks(sorted(one.id for one in instances)):
+        statement = select(_C.id).where(_C.id.in_(some), is_unbegun(*row.from_)).order_by(_C.id)
+        locked = tx.connection.execute(task_rows.skip_locked(statement)).scalars().all()
+        task_rows.change_all(tx, row, locked)
 
 
 def _made(tx: Tx, own: LockedTask) -> int:

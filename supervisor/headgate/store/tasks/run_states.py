@@ -103,6 +103,14 @@ class RunStates(NamedTuple):
         rows = _INSTANCES.run(tx.connection, of_run=self.run, of_task=task_id, of_state=state.value, limit=limit)
         return list(map(Instance._make, rows.fetchall()))
 
+    def unbegun(self, tx: Tx, task_id: str, *, limit: int) -> list[Instance]:
+        """Return up to ``limit`` instances of a mapped task that no worker has had since they were made, or cleared."""
+        found = self.of_map(tx, task_id, TaskState.NONE, limit=limit)
+        if TaskState.SCHEDULED in self.mapped.get(task_id, _NO_STATES) and len(found) < limit:
+            rows = _UNBEGUN.run(tx.connection, of_run=self.run, of_task=task_id, limit=limit - len(found))
+            found += map(Instance._make, rows.fetchall())
+        return found
+
     def count_of_map(self, tx: Tx, task_id: str, some: Collection[TaskState], *, limit: int) -> int:
         """Return how many instances of a mapped task are in these states; ``limit`` if there are that many.
 
@@ -199,7 +207,19 @@ def _in_state(state: ColumnElement[str]) -> ColumnElement[bool]:
     return and_(_is_mapped(_C), _C.task_id == bindparam("of_task", type_=Text()), _C.state == state)
 
 
+def is_unbegun(*some: TaskState) -> ColumnElement[bool]:
+    """Return the condition that a task in one of these states has not begun: it was not resumed, nor tried before."""
+    is_first_try = and_(_C.next_method.is_(None), _C.try_number == _C.tries_max - _C.retries)
+    return and_(task_rows.is_in(*sorted(some)), or_(task_rows.is_in(TaskState.NONE), is_first_try))
+
+
 _IN_STATE = _in_state(bindparam("of_state", type_=Text()))
+_UNBEGUN = Prepared(
+    select(_C.id, _C.map_index)
+    .where(_in_state(literal_column("'scheduled'")), is_unbegun(TaskState.SCHEDULED))
+    .order_by(_C.map_index)
+    .limit(_LIMIT)
+)
 _INSTANCES = Prepared(select(_C.id, _C.map_index).where(_IN_STATE).order_by(_C.map_index).limit(_LIMIT))
 
 
