@@ -90,3 +90,25 @@ def test_with_fail_fast_the_retry_of_one_that_has_begun_does_not_depend_on_when_
     ends.fail(store.tasks, maps.epoch, second.id, second.token, "boom", may_retry=False)
     maps.plan()
     assert maps.instances() == ["scheduled", "failed", "running"]
+
+
+# --- cleared above -------------------------------------------------------------------------------
+
+
+def test_instances_that_have_not_begun_wait_for_the_elements_of_a_source_that_is_cleared_alone(
+    store: Store, query: Query
+) -> None:
+    maps = Emitting(store, query, spec={"window": 2})
+    source = maps.begin()
+    maps.end(source, StepSucceeded(emitted=Emitted(0, (b"1", b"2", b"3", b"4"))))
+    assert maps.instances() == ["scheduled"] * 2
+    clear(store, maps.run, "source")
+    again = maps.begin()
+    assert maps.run_some(2) == [0, 1]
+    assert maps.instances() == ["success"] * 2, "the third has no value yet"
+    maps.emit(again, 0, 1, 2, 3)
+    assert maps.instances() == ["success", "success", "scheduled"]
+    maps.end(again, StepSucceeded(emitted=Emitted(3, ())))
+    assert (maps.own()["state"], maps.own()["map_length"]) == ("success", 3)
+    maps.run_all()
+    assert (maps.instances(), maps.ended()) == (["success"] * 3, "success")

@@ -112,10 +112,14 @@ def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
 
 
 def _available(tx: Tx, seen: RunStates, own: LockedTask, task: TaskSpec, mapped: Collection[str]) -> Available:
-    """Return how many values there are; once they are complete, they are not counted again. Raises `Unexpandable`."""
+    """Return how many values there are; once they are complete, they are not counted again. Raises `Unexpandable`.
+
+    Unless a task whose elements were counted was cleared: it has forgotten them, and emits them again.
+    """
     assert task.map is not None
+    emitters = {one.task_id for one in maps.of_tasks(task.map.source) if isinstance(one, Elements)}
     (known,) = _LENGTH.run(tx.connection, of_id=own.id).fetchone()
-    if known is not None:
+    if known is not None and all(seen.own.get(name) in TERMINAL for name in emitters):
         return Available(known, is_complete=True)
 
     def count(output: OfTask) -> Available:
@@ -139,8 +143,8 @@ def _available(tx: Tx, seen: RunStates, own: LockedTask, task: TaskSpec, mapped:
     if there.length > INSTANCES_MAX:
         over = f"{there.length:,} values; the limit is {INSTANCES_MAX:,}"
         raise Unexpandable(f"the task {task.task_id!r} is expanded over {over}")
-    if there.is_complete:
-        _SET_LENGTH.run(tx.connection, of_id=own.id, length=there.length)
+    if there.is_complete or known is not None:
+        _SET_LENGTH.run(tx.connection, of_id=own.id, length=there.length if there.is_complete else None)
     return there
 
 
