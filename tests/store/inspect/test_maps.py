@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.store import ends
 from tests.store.harness import Query
 from tests.store.scheduling.test_expansion import Maps
+from tests.supervisor.tasks_harness import WAIT
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Values
@@ -145,3 +147,13 @@ def test_a_map_without_instances_has_none_yet(store: Store, query: Query) -> Non
 def test_a_command_for_one_task_does_not_take_several(maps: Maps) -> None:
     with pytest.raises(NoSuchInstance, match=r"are 3 instances: name one of them, such as each\[0\]"):
         maps.store.inspect.find_task("etl", "r1", "each[0-2]")
+
+
+def test_an_instance_that_holds_a_pool_or_waits_for_a_trigger_is_named_as_one(maps: Maps) -> None:
+    (first, second) = maps.dispatch(limit=2)
+    assert ends.defer(maps.store.tasks, maps.epoch, first.id, first.token, WAIT)
+    (line,) = maps.store.inspect.triggers()
+    assert (line.task_id, line.map_index, line.task) == ("each", 0, "each[0]")
+    assert ("task", "etl r1 each[0]") in maps.store.inspect.why_trigger(line.id).facts
+    waiting = maps.store.inspect.why_task(maps.store.inspect.find_task("etl", "r1", "each[3]"))
+    assert ("holders", f"etl r1 each[{second.map_index}] (1)") in waiting.facts
