@@ -34,10 +34,11 @@ def family(name: FamilyName) -> Family:
     from tests.proof.simulation.tasks import directed as tasks_directed
     from tests.proof.simulation.tasks import scenario as tasks_scenario
     from tests.proof.simulation.tasks import world as tasks_world
+    from tests.proof.simulation.tasks.maps import directed as maps_directed
     from tests.proof.simulation.tasks.streams import checker as of_tasks
     from tests.proof.simulation.tasks.streams import directed as streams_directed
 
-    scenarios = tasks_directed.DIRECTED | streams_directed.DIRECTED
+    scenarios = tasks_directed.DIRECTED | streams_directed.DIRECTED | maps_directed.DIRECTED
     return Family(name, "--tasks ", tasks_scenario.draw, tasks_world.run, of_tasks.check, scenarios)
 
 

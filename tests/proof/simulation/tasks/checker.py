@@ -186,16 +186,7 @@ class Checker(HistoryChecker):
             task.since = self._at
 
     def _check_transition(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
-        step = (now.old, now.state)
-        if now.by in OF_USER:
-            is_known = step in OF_USER[now.by]
-        elif now.by in _OF_STEP and now.task == now.about:
-            is_known = step in _OF_STEP[now.by]
-        elif now.by == "succeed":
-            is_known = step == ("none", "skipped")
-        else:
-            is_known = step in _OF_ALL.get(now.by, ())
-        if not is_known:
+        if not self._is_known(now):
             self._find("no such transition", f"{now.task} from {now.old or 'nothing'} to {now.state} by {now.by}")
         if now.by in _OF_STEP:
             self._check_outcome(task, before, now)
@@ -209,6 +200,15 @@ class Checker(HistoryChecker):
             self._check_try(task, before, now)
         if now.by == "clear":
             task.left, task.deferral = self._kept(task), 0
+
+    def _is_known(self, now: records.Moved) -> bool:
+        """Whether the verb may move a row so."""
+        step = (now.old, now.state)
+        if now.by in OF_USER:
+            return step in OF_USER[now.by]
+        if now.by in _OF_STEP and now.task == now.about:
+            return step in _OF_STEP[now.by]
+        return step == ("none", "skipped") if now.by == "succeed" else step in _OF_ALL.get(now.by, ())
 
     def _check_try(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         """A try begins."""
@@ -438,13 +438,17 @@ class Checker(HistoryChecker):
             return
         dag, run, own = name.split("/")
         plan = self._plan.task(name)
-        above = tuple(self._tasks[f"{dag}/{run}/{one}"].row.state for one in self._upstream[dag].get(own, ()))
+        above = self._above(dag, run, own)
         due = rules.decision(plan.rule, above)
         state = "scheduled" if task.row.state == "deferred" else task.row.state
         if state != due:
             self._find("wrong by its rule", f"{name} ({plan.rule}) is {state}, not {due}, with {above} upstream")
         if state == "scheduled" and self._paused.get(dag):
             self._find("began while paused", name)
+
+    def _above(self, dag: str, run: str, own: str) -> tuple[str, ...]:
+        """Return the states of what is upstream of a task, as its rule sees them."""
+        return tuple(self._tasks[f"{dag}/{run}/{one}"].row.state for one in self._upstream[dag].get(own, ()))
 
     def _see_run(self, record: records.RunMoved) -> None:
         before = self._runs.get(record.run)

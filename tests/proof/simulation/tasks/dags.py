@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 from tests.proof.simulation.tasks import records
+from tests.proof.simulation.tasks.maps.plans import LIST_KEY, Mapped, list_length
 from tests.proof.simulation.tasks.scenario import Dag, Task
 from tests.proof.simulation.tasks.streams.handling import BEGIN, TAKES_ONE, StreamOperator
 from tests.proof.simulation.tasks.streams.source import CLASSPATH as OF_SOURCE
 from tests.proof.simulation.triggers import in_runner
 
-from headgate.protocol.messages.dags import DagSpec
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.task_streams import HANDLER_METHOD
 from headgate.tasks import DAG, Context, StartTriggerArgs, TaskFailed, TaskSkipped
 from headgate.triggers.base import BaseTrigger, TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
@@ -72,6 +74,8 @@ class SimulatedOperator(StreamOperator):
         leg = self.plan.legs(try_number)[number]
         for task in leg.asks:
             context["ti"].xcom_pull(task, KEY)
+        if self.plan.leaves is not None and leg.end == "return":
+            context["ti"].xcom_push(LIST_KEY, list(range(list_length(self.plan.leaves, try_number))))
         if leg.pushes:
             context["ti"].xcom_push(KEY, pushed(self.name, try_number, number))
         match leg.end:
@@ -180,4 +184,12 @@ def spec_of(plan: Dag, without: str = "") -> DagSpec:
         for above in task.upstream:
             if task.name in operators and above in operators:
                 operators[above] >> operators[task.name]
-    return dag.to_spec()
+    spec = dag.to_spec()
+    maps = {task.name: task.mapped for task in plan.tasks}
+    return msgspec.structs.replace(spec, tasks=tuple(_mapped(task, maps[task.task_id]) for task in spec.tasks))
+
+
+def _mapped(task: TaskSpec, mapped: Mapped | None) -> TaskSpec:
+    if mapped is None:
+        return task
+    return msgspec.structs.replace(task, map=mapped.spec, active_max=mapped.active_max)

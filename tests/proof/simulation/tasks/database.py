@@ -153,7 +153,8 @@ class TaskReader(database.Reader):
             end.id: (OF_STEPS[type(end.outcome)], self.names[end.id], end.token) for end in ends
         }
         rows = self._connection.execute(
-            "SELECT t.id, dag.name || '/' || r.run_id || '/' || t.task_id, t.state, try_number, tries_max, "
+            "SELECT t.id, dag.name || '/' || r.run_id || '/' || t.task_id || "
+            "CASE WHEN map_index < 0 THEN '' ELSE '[' || map_index || ']' END, t.state, try_number, tries_max, "
             "coalesce(token, ''), coalesce(trigger_id, 0), coalesce(next_method, ''), coalesce(event_id, 0), "
             "coalesce(triggerer_id, 0) FROM task_instance AS t JOIN dag_run AS r ON r.id = dag_run_id "
             "JOIN dag ON dag.id = r.dag_id ORDER BY t.id"

@@ -30,6 +30,7 @@ from headgate.protocol.messages.steps import (
 )
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
+from headgate.store.ids import instance_name
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
 from headgate.tasks.context import TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption, run_step
@@ -190,7 +191,8 @@ class SimulatedExecutor:
         self._all.remove(worker)
 
     async def _work(self, worker: _Worker) -> None:
-        step, name = worker.step, f"{worker.step.dag_id}/{worker.step.run_id}/{worker.step.task_id}"
+        step = worker.step
+        name = f"{step.dag_id}/{step.run_id}/{instance_name(step.task_id, step.map_index)}"
         plan = self._world.scenario.task(name)
         number = leg_number(step, plan)
         operator = SimulatedOperator(plan, name)

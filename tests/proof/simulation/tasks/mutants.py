@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import bindparam, func, select, update
 from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.directed import DIRECTED
+from tests.proof.simulation.tasks.maps import mutants as of_maps
 from tests.proof.simulation.tasks.streams import mutants as of_streams
 
 from headgate.protocol.messages.dags import TaskState
@@ -433,4 +434,4 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 assert all(mutant.seeds or mutant.directed in DIRECTED for mutant in MUTANTS.values())
-MUTANTS |= of_streams.MUTANTS
+MUTANTS |= of_streams.MUTANTS | of_maps.MUTANTS

@@ -57,4 +57,6 @@ def end_of_run(states: Mapping[str, str], upstream: Mapping[str, tuple[str, ...]
     """Return how a run ends whose tasks have ended so: by those that nothing is downstream of."""
     above = {name for names in upstream.values() for name in names}
     leaves = upstream.keys() - above
-    return "failed" if any(states.get(leaf) in BROKEN for leaf in leaves) else "success"
+    # An instance of a mapped task counts as the task.
+    broken = {name.partition("[")[0] for name, state in states.items() if state in BROKEN}
+    return "success" if leaves.isdisjoint(broken) else "failed"

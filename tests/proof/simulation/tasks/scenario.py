@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 from tests.proof.simulation import drawing, scenario
 from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Fault, Part, Scenario, Timed, Topology
+from tests.proof.simulation.tasks.maps import plans as map_plans
+from tests.proof.simulation.tasks.maps.plans import Mapped, task_of
 from tests.proof.simulation.tasks.streams import plans
 from tests.proof.simulation.tasks.streams.plans import Stream, Trouble
 
@@ -22,15 +24,8 @@ RULES = (
     *("none_failed", "none_failed_min_one_success", "none_skipped", "all_failed", "all_skipped", "always"),
 )
 STATES_ACTED_ON = (
-    "running",
-    "running",
-    "deferred",
-    "deferred",
-    "scheduled",
-    "up_for_retry",
-    "success",
-    "failed",
-    "none",
+    *("running", "running", "deferred", "deferred", "scheduled", "up_for_retry"),
+    *("success", "failed", "none"),
 )
 ENDS_ACTED_ON = ("success", "failed")
 DUTIES_OF_STREAMS = ("begin_due_batches", "reopen_streams")
@@ -75,7 +70,10 @@ class Leg(Part, frozen=True):
 
 
 class Task(Part, frozen=True):
-    """One task. ``attempts`` are the legs of its tries; the last of them is that of all further tries."""
+    """One task. ``attempts`` are the legs of its tries; the last of them is that of all further tries.
+
+    If it ``leaves`` a list for a mapped task, its length is that of `map_plans.list_length`.
+    """
 
     name: str
     upstream: tuple[str, ...] = ()
@@ -89,6 +87,8 @@ class Task(Part, frozen=True):
     starts_in_trigger: bool = False
     attempts: tuple[tuple[Leg, ...], ...] = ((Leg(),),)
     stream: Stream | None = None
+    mapped: Mapped | None = None
+    leaves: int | None = None
 
     def legs(self, try_number: int) -> tuple[Leg, ...]:
         """Return what a try does."""
@@ -180,8 +180,8 @@ class TaskScenario(Scenario, frozen=True, kw_only=True):
     pool_slots: int = 4
 
     def task(self, name: str) -> Task:
-        """Return a task by the name ``dag/run/task``."""
-        dag, _, task = name.split("/")
+        """Return a task by the name ``dag/run/task``, or by that of an instance."""
+        dag, _, task = task_of(name).split("/")
         return next(one for one in self.dags if one.name == dag).task(task)
 
 
@@ -211,6 +211,10 @@ def draw(seed: int) -> TaskScenario:
     # From generators of their own: a seed without streams means what it meant before there were any.
     dags = _with_streams(random.Random(f"{seed}/streams of tasks"), dags)
     faults += _draw_stream_faults(random.Random(f"{seed}/faults of streams"), dags) if faults else ()
+    dags = _with_maps(random.Random(f"{seed}/maps of tasks"), dags)
+    faults += _draw_map_faults(random.Random(f"{seed}/faults of maps"), dags) if faults else ()
+    mapped = {dag.name for dag in dags for task in dag.tasks if task.mapped is not None}
+    faults = tuple(fault for fault in faults if not (isinstance(fault, Edit) and fault.dag in mapped))
     return TaskScenario(seed, topology, faults=faults, dags=dags, workers=workers, peers=peers, pool_slots=pool_slots)
 
 
@@ -386,6 +390,45 @@ def _draw_stream_fault(rng: random.Random) -> Fault:
             return KillWorker(at)
 
 
+# --- its maps --------------------------------------------------------------------------------------
+
+
+def _with_maps(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Dag, ...]:
+    """Return the DAGs, of which some tasks are mapped: in two thirds of all seeds none is."""
+    return dags if rng.random() < 0.66 else tuple(_mapped(rng, dag) for dag in dags)
+
+
+def _mapped(rng: random.Random, dag: Dag) -> Dag:
+    tasks: dict[str, Task] = {}
+    for task in dag.tasks:
+        plain = task.stream is None and not task.starts_in_trigger and not any(leg.skips for leg in task.attempts[0])
+        if plain and rng.random() < 0.6:
+            above = [name for name in task.upstream if tasks[name].stream is None]
+            of = rng.choice((*above, above[0])) if above and rng.random() < 0.7 else ""
+            task = msgspec.structs.replace(task, mapped=map_plans.draw(rng, of))
+            if of and tasks[of].mapped is None:
+                tasks[of] = msgspec.structs.replace(tasks[of], leaves=rng.randrange(map_plans.LENGTHS))
+        tasks[task.name] = task
+    return msgspec.structs.replace(dag, tasks=tuple(tasks.values()))
+
+
+def _draw_map_faults(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Fault, ...]:
+    tasks = [(dag, task) for dag in dags for task in dag.tasks if task.mapped is not None]
+    if not tasks:
+        return ()
+    faults: list[Fault] = []
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        faults.append(scenario.KillAtMark(rng.choice(MARKS_OF_MAPS), rng.choice((1, 1, 2, 3))))
+    for _ in range(rng.choice((0, 1, 1, 2, 3))):
+        dag, task = rng.choice(tasks)
+        names = [task.name, task.name, *task.upstream, f"{task.name}[{rng.randrange(3)}]"]
+        name = f"{run_name(dag.name, rng.randint(1, len(dag.runs_at)))}/{rng.choice(names)}"
+        what: What = rng.choice(("clear", "clear", "clear", "clear", "success", "failed"))
+        at_s, delay_s = round(drawing.draw_time(rng) / 2, 2), rng.choice((0.0, 0.05, 0.3, 1.0))
+        faults.append(Act(at_s, name, what, rng.choice(("", "", "success", "none", "running")), delay_s))
+    return tuple(faults)
+
+
 # --- its faults ------------------------------------------------------------------------------------
 
 
@@ -448,6 +491,7 @@ MARKS_OF_TASKS = (
 )
 # A moment of a stream at which somebody dies: all of its marks, and the ends of its steps among the verbs.
 MARKS_OF_STREAMS = tuple(marks.TASK_STREAM_MARKS)
+MARKS_OF_MAPS = ("maps.expanded", "maps.committed", "outcomes.grouped", "tasks.outcome_stored", "tasks.dispatched")
 VERBS_OF_STREAMS = ("handle", "handle", "defer", "fail", "lose_worker", "store_slice", *DUTIES_OF_STREAMS)
 MARKS_SIMULATED = (
     *(name for name in drawing.MARKS_SIMULATED if not name.startswith("group.")),

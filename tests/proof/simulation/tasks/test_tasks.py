@@ -33,6 +33,9 @@ def test_seeds_draw_every_kind_of_leg_wait_trouble_and_fault() -> None:
     assert {stream.ending for stream in streams} == set(get_args(SourceEnd))
     assert {call.end for stream in streams for call in stream.calls} == set(get_args(CallEnd))
     assert {leg.trouble for leg in legs} == set(get_args(Trouble))
+    maps = [task.mapped for task in tasks if task.mapped is not None]
+    assert {bool(one.of) for one in maps} == {one.fail_fast for one in maps} == {True, False}
+    assert {one.failures_max for one in maps} == {None, 1, 2} == {one.active_max for one in maps}
     kinds = {type(fault).__name__ for plan in plans for fault in plan.faults}
     assert kinds >= {kind.__name__ for kind in scenario.OF_TASKS}
     assert any(not plan.faults for plan in plans)

@@ -19,6 +19,7 @@ from tests.proof.simulation.tasks import database, records
 from tests.proof.simulation.tasks.dags import spec_of
 from tests.proof.simulation.tasks.database import FILE, QUEUES, TaskFailingStore, TaskReader
 from tests.proof.simulation.tasks.executor import SimulatedExecutor
+from tests.proof.simulation.tasks.maps.plans import task_of
 from tests.proof.simulation.tasks.scenario import (
     Act,
     Edit,
@@ -35,8 +36,8 @@ from tests.proof.simulation.world import World, run_world
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import DagSpec
 from headgate.store.errors import DatabaseAway, StoreError
-from headgate.store.ids import TaskInstanceId
-from headgate.store.tasks import task_rows
+from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.tasks import dags, task_rows, user_actions
 from headgate.store.tasks.outcomes import StepEnd
 from headgate.store.tasks.user_actions import StreamClear
 from headgate.supervisor.backoff import DatabaseRetry
@@ -180,7 +181,7 @@ class TaskWorld(World):
 
     def has_task(self, name: str) -> bool:
         """Whether the DAG's file has this task now."""
-        dag, _, task = name.split("/")
+        dag, _, task = task_of(name).split("/")
         return any(one.task_id == task for one in self.specs[dag].tasks)
 
     def count_call(self, task: str) -> int:
@@ -269,10 +270,15 @@ class TaskWorld(World):
 
     def _do_to(self, task_id: TaskInstanceId, name: str, what: Any, streams: StreamClear | None) -> None:
         try:
-            if what == "clear":
-                run, _, task = name.rpartition("/")
+            rows, plan = self._rows_of(name), self.scenario.task(name)
+            run, _, task = name.rpartition("/")
+            if what == "clear" and plan.mapped is None and plan.leaves is None:
                 of_run = self.reader.run_of(run)
                 result: object = self._store.tasks.clear_many(of_run, [task], streams=streams).cleared.get(task)
+            elif what == "clear":
+                result = self._clear_mapped(self.reader.run_of(run), rows)
+            elif plan.mapped is not None:
+                result = [self._store.tasks.mark(id_, what) for id_ in rows]
             else:
                 result = self._store.tasks.mark(task_id, what)
         except StoreError as error:
@@ -280,6 +286,28 @@ class TaskWorld(World):
             return
         self.note(records.Acted(trio.current_time(), name, what, str(result)))
         self.see("clear" if what == "clear" else f"mark_{what}")
+
+    def _rows_of(self, name: str) -> list[TaskInstanceId]:
+        """Return the rows of a task with its instances; of one that leaves values for others, of those as well."""
+        run = name.rpartition("/")[0]
+        dag = next(dag for dag in self.scenario.dags if dag.name == run.split("/")[0])
+        names = {name}
+        if self.scenario.task(name).leaves is not None:
+            for below in dag.tasks:  # in the order of the DAG
+                if names.intersection(f"{run}/{above}" for above in below.upstream):
+                    names.add(f"{run}/{below.name}")
+        found = [id_ for id_, one in self.reader.names.items() if one in names or task_of(one) in names]
+        return [TaskInstanceId(id_) for id_ in sorted(found)]
+
+    def _clear_mapped(self, run: DagRunId, rows: Sequence[TaskInstanceId]) -> list[str]:
+        """Clear tasks with their instances in one transaction."""
+        with self._store.database.writing() as tx:
+            tx.notify()
+            tasks = [task for id_ in rows if (task := task_rows.locked(tx, id_)) is not None]
+            cleared = [str(state) for task in tasks if (state := user_actions._clear(tx, task, None)) is not None]
+            if cleared:
+                dags.reopen(tx, run)
+        return cleared
 
     async def _pause(self, pause: Pause) -> None:
         self._acting += 1

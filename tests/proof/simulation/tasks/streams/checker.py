@@ -23,6 +23,7 @@ from tests.proof.simulation.checker import Finding
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import checker, records
 from tests.proof.simulation.tasks.checker import LATE_S, KnownTask
+from tests.proof.simulation.tasks.maps.checker import MapChecker
 from tests.proof.simulation.tasks.scenario import TaskScenario
 from tests.proof.simulation.tasks.streams.books import EARLY_S, Book, Given, Next, Place
 from tests.proof.simulation.tasks.streams.handling import BEGIN_TEXT, METHODS
@@ -31,7 +32,7 @@ from tests.proof.simulation.tasks.streams.source import OF_STREAM
 _BEGINS = frozenset(("defer", "plan", "retry_due"))
 
 
-class Checker(checker.Checker):
+class Checker(MapChecker):
     """Judges a history of tasks."""
 
     def __init__(self, plan: TaskScenario) -> None:

@@ -1,0 +1,1 @@
+"""Mapped tasks in the simulation: what a seed means for one, what is promised of it, and deliberate bugs."""
