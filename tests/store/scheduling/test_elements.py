@@ -157,6 +157,8 @@ def test_another_value_than_in_an_earlier_try_is_refused(store: Store, query: Qu
         maps.end(again, StepSucceeded(emitted=Emitted(0, values(1))))
     with pytest.raises(ValueRefused, match=r"elements from 5 on, and the next one is 0"):
         maps.emit(again, 5, 1)
+    with pytest.raises(ValueRefused, match=r"elements from -1 on, and the next one is 0"):
+        maps.emit(again, -1, 7)
     with pytest.raises(ValueRefused, match=r"element 2 needs 49,153 bytes; the limit is 49,152"):
         store.tasks.emit(maps.epoch, again.id, again.token, Emitted(0, (*values(1, 2), b"x" * 49_153)))
     assert maps.elements() == list(values(1, 2)), "nothing of them is stored"

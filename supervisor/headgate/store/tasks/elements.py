@@ -89,7 +89,7 @@ def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -
     `ValueRefused` for an element that differs from the one stored at its position, is missing, or is too long.
     """
     length, place = _of(tx, task.id)
-    if emitted.first > place:
+    if not 0 <= emitted.first <= place:
         raise ValueRefused(f"its worker has emitted elements from {emitted.first:,} on, and the next one is {place:,}")
     if emitted.first + len(emitted.values) > INSTANCES_MAX:
         raise ValueRefused(f"it emits more than {INSTANCES_MAX:,} elements")
