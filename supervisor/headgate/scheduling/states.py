@@ -85,7 +85,8 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("expanded", _S.NONE, _S.SUCCESS, "-", "-", "scheduler", "A mapped task: all instances are made"),
     _row("expanded_to_nothing", _S.NONE, _S.SKIPPED, "-", "-", "scheduler", "A mapped task: there are no values"),
     _row("unexpandable", _S.NONE, _S.FAILED, "-", "-", "scheduler", "A mapped task: its values cannot be counted"),
-    _row("map_stopped", _NOT_BEGUN, _S.SKIPPED, "-", "-", "scheduler", "An instance: others have failed"),
+    _row("map_skipped", _NOT_BEGUN, _S.SKIPPED, "-", "-", "scheduler", "An instance: its task was skipped"),
+    _row("map_stopped", _NOT_BEGUN, _S.UPSTREAM_FAILED, "-", "-", "scheduler", "An instance: others have failed"),
     _row("picked_up", _S.SCHEDULED, _S.RUNNING, "-", "-", "worker", "Execute, or the callback method; new token"),
     _row("started_in_trigger", _S.SCHEDULED, _S.DEFERRED, "set", "set", "scheduler", "Create trigger; no worker"),
     # --- on a worker -----------------------------------------------------------------------------

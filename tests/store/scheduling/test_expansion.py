@@ -200,17 +200,17 @@ def test_with_fail_fast_none_begins_after_one_has_failed(store: Store, query: Qu
     maps = Maps(store, query, Values(10), spec={"window": 4, "fail_fast": True})
     maps.source_leaves(None)
     assert maps.run_some(2, fails=(1,)) == [0, 1]
-    assert maps.instances() == ["success", "failed", "skipped", "skipped"]
+    assert maps.instances() == ["success", "failed", *["upstream_failed"] * 2]
     assert maps.own()["state"] == "success"
     assert "no instance is made after the first 4, because of fail_fast" in maps.own()["last_error"]
     assert (task_states(store, maps.run)["total"], maps.ended()) == (TaskState.UPSTREAM_FAILED, "failed")
 
 
-def test_with_fail_fast_those_that_are_scheduled_are_skipped_when_all_are_made(store: Store, query: Query) -> None:
+def test_with_fail_fast_those_that_are_scheduled_do_not_begin_when_all_are_made(store: Store, query: Query) -> None:
     maps = Maps(store, query, Values(3), spec={"fail_fast": True})
     maps.source_leaves(None)
     maps.run_some(1, fails=(0,))
-    assert maps.instances() == ["failed", "skipped", "skipped"]
+    assert maps.instances() == ["failed", *["upstream_failed"] * 2]
 
 
 def test_after_as_many_failures_as_may_be_no_more_are_made(store: Store, query: Query) -> None:

@@ -74,9 +74,9 @@ def test_with_fail_fast_an_instance_that_has_waited_for_its_trigger_goes_on(stor
     store.store_slice(maps.epoch, events=[event_of(maps.row(waits.id)["trigger_id"])])
     ends.fail(store.tasks, maps.epoch, fails.id, fails.token, "boom")
     maps.plan()
-    assert maps.instances() == ["scheduled", "failed", "skipped"]
+    assert maps.instances() == ["scheduled", "failed", "upstream_failed"]
     assert maps.run_some(9) == [0]
-    assert (maps.instances(), maps.ended()) == (["success", "failed", "skipped"], "failed")
+    assert (maps.instances(), maps.ended()) == (["success", "failed", "upstream_failed"], "failed")
 
 
 def test_with_fail_fast_the_retry_of_one_that_has_begun_does_not_depend_on_when_the_run_is_looked_at(
@@ -112,3 +112,15 @@ def test_instances_that_have_not_begun_wait_for_the_elements_of_a_source_that_is
     assert (maps.own()["state"], maps.own()["map_length"]) == ("success", 3)
     maps.run_all()
     assert (maps.instances(), maps.ended()) == (["success"] * 3, "success")
+
+
+def test_what_fail_fast_has_kept_from_beginning_is_cleared_with_what_has_failed(store: Store, query: Query) -> None:
+    maps = Maps(store, query, Values(4), spec={"window": 3, "fail_fast": True})
+    maps.source_leaves(None)
+    maps.run_some(2, fails=(1,))
+    maps.run_all()
+    assert (maps.instances(), maps.ended()) == (["success", "failed", "upstream_failed"], "failed")
+    store.tasks.clear_many(maps.run, only_failed=True)
+    maps.plan()
+    maps.run_all()
+    assert (maps.instances(), maps.ended()) == (["success"] * 4, "success")

@@ -123,9 +123,9 @@ def test_an_instance_that_is_not_to_begin_is_not_waited_for_while_a_user_acts_on
     with race.one.database.writing() as tx:
         tx.connection.exec_driver_sql("SELECT 1 FROM task_instance WHERE map_index = 1 FOR UPDATE")
         assert race.two.scheduling.plan(race.epoch).left == 1
-        assert race.instances() == ["failed", "scheduled", "skipped"]
+        assert race.instances() == ["failed", "scheduled", "upstream_failed"]
     race.plan()
-    assert race.instances() == ["failed", "skipped", "skipped"]
+    assert race.instances() == ["failed", *["upstream_failed"] * 2]
 
 
 def test_schedulers_and_workers_bring_every_value_to_its_one_instance(

@@ -97,14 +97,15 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, mapped: Collection[str], *, 
 
 
 def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
-    """Skip up to ``limit`` instances of a mapped task that have not begun, and are not to.
+    """End up to ``limit`` instances of a mapped task that have not begun, and are not to.
 
-    Return how many there are, though others may have some of them locked.
+    If the task was skipped, so are they. If another instance has failed they are ``upstream_failed``: a user who clears
+    what has failed clears them as well. Return how many there are, though others may have some of them locked.
     """
     if run_states.is_held(tx, seen.ids[task_id]):
         return 0  # the failed one is being cleared, too, and comes later
     left = seen.unbegun(tx, task_id, limit=limit)
-    _end_all(tx, "map_stopped", left)
+    _end_all(tx, "map_skipped" if seen.own[task_id] is TaskState.SKIPPED else "map_stopped", left)
     return len(left)
 
 

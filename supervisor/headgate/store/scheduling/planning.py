@@ -232,7 +232,7 @@ class _Evaluation:
         return is_done, begin, made
 
     def _stop_maps(self, seen: RunStates, graph: Graph) -> int:
-        """Skip the instances that are not to begin, and return how many: another has failed, or their task is skipped.
+        """End the instances that are not to begin, and return how many: another has failed, or their task is skipped.
 
         Those of a task that was cleared have not begun, and a branch may pass over it this time.
         """

@@ -23,7 +23,7 @@ from tests.proof.simulation.tasks.scenario import TaskScenario
 
 _BEGUN = frozenset(("scheduled", "running", "deferred", "up_for_retry", "restarting"))
 _OF_OWN = {("none", "success"), ("none", "skipped"), ("none", "failed")}
-_OF_INSTANCE = {*((state, "skipped") for state in ("none", "scheduled", "up_for_retry")), ("", "none")}
+_OF_INSTANCE = {*((state, "upstream_failed") for state in ("none", "scheduled", "up_for_retry")), ("", "none")}
 
 
 class Book(msgspec.Struct):
@@ -163,7 +163,10 @@ class MapChecker(checker.Checker):
         length = book.length or 0
         match row.state:
             case "skipped":
-                if not (book.plan.fail_fast and book.was_stopped):
+                if due != "skipped":
+                    self._find("skipped for nothing", what)
+            case "upstream_failed":
+                if due != "upstream_failed" and not (book.plan.fail_fast and book.was_stopped):
                     self._find("skipped for nothing", what)
             case "removed":
                 if index < length:

@@ -34,11 +34,11 @@ def a_task_that_is_cleared_with_its_source_has_as_many_instances_as_there_are_va
     return found
 
 
-def with_fail_fast_what_is_scheduled_is_skipped() -> list[str]:
+def with_fail_fast_what_is_scheduled_does_not_begin() -> list[str]:
     """There is one worker for three instances, of which the first fails."""
     task = Task("a", attempts=((Leg("fail", 1.5),),), mapped=Mapped(count=3, fail_fast=True))
     found, history = _run((task,), workers=1)
-    if (ends := _ends(history, TASK)) != ["failed", "skipped", "skipped"]:
+    if (ends := _ends(history, TASK)) != ["failed", "upstream_failed", "upstream_failed"]:
         found.append(f"began after too many failures: the instances are {ends}")
     return found
 
@@ -54,6 +54,6 @@ def no_instance_begins_anew_while_another_restarts() -> list[str]:
 
 DIRECTED: dict[str, Callable[[], list[str]]] = {
     "cleared with its source": a_task_that_is_cleared_with_its_source_has_as_many_instances_as_there_are_values_now,
-    "fail fast": with_fail_fast_what_is_scheduled_is_skipped,
+    "fail fast": with_fail_fast_what_is_scheduled_does_not_begin,
     "restarting": no_instance_begins_anew_while_another_restarts,
 }
