@@ -31,8 +31,9 @@ class TaskInstance:
     """This task in this run: its ids, and its XComs.
 
     ``try_number`` counts from 1 and stays the same over deferrals. ``map_index`` is that of the instance of a mapped
-    task, from 0, and ``map_name`` its name, None if it has none; of any other task they are -1 and None. ``read_xcom``
-    reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
+    task, from 0, and ``map_name`` its name, None if it has none; of any other task they are -1 and None.
+    ``map_length`` is the number of its instances, None as long as there may be more. ``read_xcom`` reads the XComs of
+    other tasks, and ``read_xcoms`` those of ``mapped`` ones.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class TaskInstance:
         run_id: str,
         try_number: int = 1,
         map_index: int = -1,
+        map_length: int | None = None,
         read_xcom: XComReader | None = None,
         read_xcoms: XComPageReader | None = None,
         mapped: Collection[str] = (),
@@ -52,6 +54,7 @@ class TaskInstance:
         self.run_id = run_id
         self.try_number = try_number
         self.map_index = map_index
+        self.map_length = map_length
         self.map_name: str | None = None
         self._read_xcom = read_xcom
         self._read_xcoms = read_xcoms
@@ -167,6 +170,7 @@ def make_context(
     data_interval: tuple[datetime, datetime] | None = None,
     params: Mapping[str, Any] | None = None,
     map_index: int = -1,
+    map_length: int | None = None,
     read_xcom: XComReader | None = None,
     read_xcoms: XComPageReader | None = None,
     assets: tuple[RunAsset, ...] = (),
@@ -180,6 +184,7 @@ def make_context(
         run_id=run_id,
         try_number=try_number,
         map_index=map_index,
+        map_length=map_length,
         read_xcom=read_xcom,
         read_xcoms=read_xcoms,
         mapped={task_id for task_id, one in tasks.items() if one.is_mapped},

@@ -85,6 +85,7 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
         data_interval=None if interval is None else (_moment(interval[0]), _moment(interval[1])),
         params=params,
         map_index=step.map_index,
+        map_length=step.map_length,
         read_xcom=_xcom_reader(ask),
         read_xcoms=_xcom_page_reader(ask),
         assets=tuple(

@@ -203,6 +203,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             ),
             map_index=8,
             emitted=9,
+            map_length=10,
         )
     ),
     "ParseFile": ParseFile(file="/dag.py"),

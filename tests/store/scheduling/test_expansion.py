@@ -318,3 +318,13 @@ def test_no_more_instances_run_at_once_than_may_and_others_pass_them(store: Stor
     first = given.tasks[0]
     assert ends.succeed(store.tasks, maps.epoch, TaskInstanceId(first.id), first.token)
     assert [task.map_index for task in maps.dispatch()] == [2]
+
+
+def test_a_step_is_told_over_how_many_values_its_task_was_expanded(store: Store, query: Query) -> None:
+    maps = Maps(store, query, Values(3), spec={"window": 1})
+    maps.source_leaves(None)
+    (first,) = maps.dispatch(limit=1)
+    assert (first.map_index, first.map_length) == (0, 3)
+    assert ends.succeed(store.tasks, maps.epoch, first.id, first.token)
+    maps.plan()
+    assert [(task.map_index, task.map_length) for task in maps.dispatch()] == [(1, 3)]

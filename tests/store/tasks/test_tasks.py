@@ -13,6 +13,7 @@ from tests.supervisor.tasks_harness import WAIT, Tasks, clear, event_of, task_st
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.runner import FinishedTrigger
+from headgate.protocol.messages.steps import Emitted
 from headgate.protocol.values import decode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.db.prepared import driver_of
@@ -293,6 +294,7 @@ def calls(tasks: Tasks, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "begin_due_batches": lambda: verbs.begin_due_batches(epoch),
         "reopen_streams": lambda: verbs.reopen_streams(epoch),
         "store_ends": lambda: verbs.store_ends(epoch, [StepEnd(a, token, WorkerLost("error"))]),
+        "emit": lambda: verbs.emit(epoch, a, token, Emitted(0, (b"1",))),
         "adopt": lambda: verbs.adopt(epoch),
     }
 

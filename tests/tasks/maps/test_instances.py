@@ -225,8 +225,27 @@ def test_a_mapped_task_itself_is_never_run_and_an_instance_that_is_no_more_says_
         "RuntimeError: the task 'f' is mapped now; it was not when this run began"
     )
     assert error_of(run_step(mapped, make_context(mapped, run_id="r", map_index=2))) == (
-        "RuntimeError: the task 'f' has 2 values now, and none for instance 2"
+        "RuntimeError: there are 2 values for the task 'f' now, and this is instance 2: clear it together with what it "
+        "is expanded over"
     )
+
+
+@pytest.mark.parametrize("counted", [1, 3])
+def test_an_instance_runs_only_over_as_many_values_as_were_counted(counted: int) -> None:
+    with DAG("d"):
+        mapped = f.expand(a=[1, 2]).operator
+
+    def step(map_length: int | None) -> StepOutcome:
+        return run_step(mapped, make_context(mapped, run_id="r", map_index=0, map_length=map_length))
+
+    assert "and this is instance 0; it was expanded over" in error_of(step(counted))
+    assert isinstance(step(2), StepSucceeded)
+    assert isinstance(step(None), StepSucceeded)
+
+
+def test_a_mapped_task_is_not_executed() -> None:
+    with DAG("d"):
+        mapped = f.expand(a=[1, 2]).operator
     with pytest.raises(RuntimeError, match="the task 'f' is mapped: only its instances run"):
         mapped.execute(make_context(mapped, run_id="r"))
 

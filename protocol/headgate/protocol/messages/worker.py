@@ -59,7 +59,8 @@ class Step(WireStruct, frozen=True):
     monotonic clock, which its processes share: the author's code does not begin after it, unless to fail. ``stream`` is
     set if the task has a stream: the step handles its events, or begins with ``execute`` if ``next_method`` is None.
     ``map_index`` says which instance of a mapped task it is, from 0; -1 if the task is not mapped.
-    ``emitted`` is the number of elements that the earlier steps of its try have emitted.
+    ``emitted`` is the number of elements that the earlier steps of its try have emitted. ``map_length`` is the number
+    of values that the mapped task was expanded over, None as long as more may come.
     """
 
     token: str
@@ -80,6 +81,7 @@ class Step(WireStruct, frozen=True):
     stream: StreamPart | None = None
     map_index: int = -1
     emitted: int = 0
+    map_length: int | None = None
 
 
 # --- supervisor to worker ------------------------------------------------------------------------

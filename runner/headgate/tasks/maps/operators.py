@@ -110,8 +110,14 @@ class MappedOperator(BaseOperator):
         if index < 0:
             raise RuntimeError(f"the task {self.task_id!r} is mapped now; it was not when this run began")
         values = self._over.values(context)
-        if index >= len(values):
-            raise RuntimeError(f"the task {self.task_id!r} has {len(values)} values now, and none for instance {index}")
+        counted, length = context["ti"].map_length, len(values)
+        if index >= length or (counted is not None and length != counted):
+            # A value is found by its place: among others than were counted it may be that of another instance.
+            was = "" if counted is None else f"; it was expanded over {counted:,}"
+            raise RuntimeError(
+                f"there are {length:,} values for the task {self.task_id!r} now, and this is instance {index}{was}: "
+                f"clear it together with what it is expanded over"
+            )
         value = values[index]
         own = dict(zip(self._names, value, strict=True)) if self._names is not None else self._arguments(index, value)
         context["ti"].map_name = self._name_of(own)

@@ -61,7 +61,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
     the order they were stored, without those that newer ones superseded. ``stream`` is the part of its stream that the
     step gets, if it has one, and ``stream_trigger`` the trigger of that. ``map_index`` is -1 unless the task is mapped.
-    ``emitted`` elements were emitted by earlier steps of the try.
+    ``emitted`` elements were emitted by earlier steps of the try. ``map_length`` is how many values the mapped task was
+    expanded over, None if it is not mapped, or more may come.
     """
 
     id: TaskInstanceId
@@ -88,6 +89,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     stream_trigger: TriggerId | None = None
     map_index: int = -1
     emitted: int = 0
+    map_length: int | None = None
 
     @property
     def name(self) -> TryName:
@@ -334,8 +336,16 @@ class _ToRun(NamedTuple):
     event_id: int | None
     stream_trigger: TriggerId | None
     emitted: int | None
+    map_length: int | None
 
 
+_own = task_instance.alias("own")
+_MAP_LENGTH = (
+    select(_own.c.map_length)
+    .where(task_rows.own_of(_own, _C.dag_run_id), _own.c.task_id == _C.task_id)
+    .correlate(task_instance)
+    .scalar_subquery()
+)
 _TO_RUN = Prepared(
     select(
         *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number),
@@ -343,7 +353,7 @@ _TO_RUN = Prepared(
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
-        emitter.c.place,
+        *(emitter.c.place, _MAP_LENGTH),
     )
     .select_from(
         task_instance.join(dag_run)
@@ -428,6 +438,7 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         stream_trigger=row.stream_trigger,
         map_index=row.map_index,
         emitted=row.emitted or 0,
+        map_length=None if row.map_length is None or row.map_length < 0 else row.map_length,  # not while it is cleared
     )
 
 

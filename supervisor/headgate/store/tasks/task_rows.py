@@ -22,6 +22,7 @@ import msgspec
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
+    FromClause,
     GenerativeSelect,
     Update,
     and_,
@@ -172,7 +173,12 @@ def unmapped_of(run: Any) -> ColumnElement[bool]:
 
     ``run`` is the id of the run, or an expression for it.
     """
-    return and_(_C.dag_run_id == run, _C.map_index == literal_column("-1"))
+    return own_of(task_instance, run)
+
+
+def own_of(table: FromClause, run: Any) -> ColumnElement[bool]:
+    """Return the same condition for an alias of the table."""
+    return and_(table.c.dag_run_id == run, table.c.map_index == literal_column("-1"))
 
 
 def effects(row: Transition) -> dict[str, Any]:

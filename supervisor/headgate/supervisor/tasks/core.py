@@ -427,6 +427,7 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
         stream=task.stream,
         map_index=task.map_index,
         emitted=task.emitted,
+        map_length=task.map_length,
     )
 
 
