@@ -22,7 +22,7 @@ BEFORE = str(ScriptDirectory(str(Path(schema.__file__).with_name("migrations")))
 RUNS = 40
 TASKS = 50  # a run
 DEFERRED = 7  # each seventh task is deferred, and waits for a trigger of its own
-NEW_COLUMNS = {"map_index", "map_name", "map_length", "active_max"}
+NEW_COLUMNS = {"map_index", "map_name", "map_length", "map_made", "active_max"}
 DELETED = 3  # of the rows with the highest ids
 
 # ``n`` counts to ``:rows`` on both databases.
