@@ -36,6 +36,7 @@ class Book(msgspec.Struct):
     length: int | None = None  # the number of its values, from the first look at them on
     is_counted: bool = False
     failed_at: float | None = None  # when as many had failed as may
+    apart: set[int] = set()  # instances that a user has cleared by themselves since all were made
 
     def count(self, states: frozenset[str], of: dict[int, str]) -> int:
         """Return how many instances are in these states."""
@@ -63,12 +64,15 @@ class MapChecker(checker.Checker):
             if index not in book.states and index != len(book.states):
                 self._find("a value left out", f"{record.task} is made, and {len(book.states)} were there")
             book.states[index] = record.state
+            if record.by == "clear" and self._tasks[book.name].row.state != "none":
+                book.apart.add(index)
             if record.state == "failed" and book.failed_at is None:
                 at = book.plan.stops_at
                 failed = book.count(frozenset({"failed"}), book.states)
                 book.failed_at = self._at if at is not None and failed >= at else None
         elif book is not None and record.by == "clear":
             book.is_counted, book.failed_at = False, None
+            book.apart.clear()
         super()._see_row(record)
         if book is not None and record.by == "clear":
             book.failed_at = None
@@ -200,7 +204,9 @@ class MapChecker(checker.Checker):
     def _judge_look(self, record: records.LookDone) -> None:
         super()._judge_look(record)
         for book in self._maps.values():
-            if (begun := book.count(_BEGUN, book.states)) > book.plan.window:
+            # Those that a user clears by themselves, when all are made, begin beside the window.
+            begun = book.count(_BEGUN, {at: state for at, state in book.states.items() if at not in book.apart})
+            if begun > book.plan.window:
                 self._find("more than its window", f"{book.name}: {begun} of {book.plan.window}")
             active = book.count(OCCUPYING, book.states)
             if book.plan.active_max is not None and active > book.plan.active_max:
