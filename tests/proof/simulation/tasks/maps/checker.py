@@ -170,7 +170,8 @@ class MapChecker(checker.Checker):
                 if due != "skipped":
                     self._find("skipped for nothing", what)
             case "upstream_failed":
-                if due != "upstream_failed" and not (book.plan.fail_fast and book.was_stopped):
+                is_over = book.length is None or (book.was_stopped and (book.plan.fail_fast or row.old == "none"))
+                if due != "upstream_failed" and not is_over:
                     self._find("skipped for nothing", what)
             case "removed":
                 if index < length:
