@@ -213,7 +213,7 @@ class Checker(MapChecker):
             self._find("tries not given back", f"{now.task} has {now.tries_max} in try {now.try_number}, not {tries}")
         if ran is not None and ran.has_ended:
             book.ended_in = now.try_number
-            if given is not None and given.is_over and book.waiting:
+            if given is not None and given.is_over and book.waiting and not ran.takes_no_more:
                 self._find("ended before its last event", f"{now.task}: {len(book.waiting)} wait")
 
     def _retries_of(self, task: str) -> int:
