@@ -41,6 +41,7 @@ NAMES = (
     "defer",
     "chain",
     "wake",
+    "signals",
     "wide",
     "maps",
     "deferrals",

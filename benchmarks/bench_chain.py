@@ -12,8 +12,7 @@ from benchmarks.harness import Bench, Case, Figure, Figures, Options, Target, ma
 TASKS = 10
 DAG = f"""
 from benchmarks.users.tasks import Empty
-from headgate.tasks.graph import DAG
-from headgate.tasks.operator import chain
+from headgate.tasks.graph import DAG, chain
 
 with DAG("chain"):
     chain(*[Empty(task_id=f"t{{number}}") for number in range({TASKS})])

@@ -48,7 +48,9 @@ def test_every_row_of_the_checklist_names_a_test_or_says_why_not() -> None:
     assert {len(cells) for cells in proposed} == {3}
     mapped = checklist(DAGS, "Mapped tasks beside Airflow's", "Airflow")
     assert {len(cells) for cells in mapped} == {3}
-    tests = [cells[-1] for cells in rows + proposed + mapped]
+    loops = checklist(DAGS, "Loops beside Airflow's", "Airflow")
+    assert {len(cells) for cells in loops} == {3}
+    tests = [cells[-1] for cells in rows + proposed + mapped + loops]
     assert [cell for cell in tests if not NAMED.search(cell) and not re.match(r" - \(.+\) $", cell)] == []
 
 

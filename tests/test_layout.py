@@ -20,9 +20,10 @@ FUNCTION_LINES_MAX = 70
 FOLDER_MODULES_MAX = 15  # beside __init__ and conftest
 # Folders that may hold more, how many, and why.
 LARGE_FOLDERS = {
-    "supervisor/headgate/cli/commands": (20, "one module for each command or group of commands"),
-    "tests/cli": (18, "one module for each command or group of commands, as there"),
-    "tests/integration": (20, "real processes, one module for each subject"),
+    "supervisor/headgate/cli/commands": (21, "one module for each command or group of commands"),
+    "supervisor/headgate/store/db/migrations/versions": (30, "one module for each change of the tables"),
+    "tests/cli": (19, "one module for each command or group of commands, as there"),
+    "tests/integration": (21, "real processes, one module for each subject"),
     "tests/proof/crash": (
         16,
         "the campaigns, their faults and their proof; what they kill and feed are folders already",

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from benchmarks.board import Board, open_board
+from headgate.signals import SignalService
 from headgate.tasks.context import Context
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.schedule import Batch, Each
@@ -34,6 +35,15 @@ class Taking(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Do nothing."""
+
+
+class Listening(BaseOperator):
+    """Listens to as many signals as the params of its run say; leaves the times at which it had them, in seconds."""
+
+    def execute(self, context: Context) -> list[float]:
+        """Listen from the first signal on."""
+        signals = SignalService().listen_signal("the bench", "bench", after=0)
+        return [time.time() for _ in zip(range(context["params"]["sends"]), signals, strict=False)]
 
 
 class AtOnce(BaseTrigger):

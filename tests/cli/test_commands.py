@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -141,6 +142,19 @@ def test_kwargs_may_hold_values_that_json_lacks(call_database: Any, database_url
         (claimed,) = store.claim_triggers(epoch, limit=1, queues=("q",))
     expected = {"delta": timedelta(seconds=5), "raw": b"hi", "n": 1}
     assert claimed.kwargs == encode_value(expected, where="kwargs")
+
+
+def test_a_watcher_can_send_its_events_as_signals(call_database: Any, database_url: str, home: Path) -> None:
+    add = ("watchers", "add", "--no-check", "w", "a.B")
+    alone = call_database(*add, "--namespace", "models")
+    assert (alone.code, "--namespace is that of --signal, which is not given" in alone.err) == (2, True)
+    assert call_database(*add, "--signal", "").code == 1
+    assert call_database(*add, "--signal", "model", "--namespace", "models").code == 0
+    row = json.loads(call_database("watchers", "list", "--json").out)
+    assert (row["signal"], row["signal_namespace"]) == ("model", "models")
+    assert call_database("events", "put", "w", '{"auc": 0.9}').code == 0
+    sent = json.loads(call_database("signals", "list", "model", "--namespace", "models", "--json").out)
+    assert (sent["version"], sent["value"], sent["sender"]) == (1, {"auc": 0.9}, "watcher w")
 
 
 @pytest.mark.parametrize(

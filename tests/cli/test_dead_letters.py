@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.harness import Query
+from tests.supervisor.tasks_harness import Tasks, event_of
 
 from headgate.cli.commands.dead_letters import FAILURES_IN_A_ROW_MAX, MESSAGES_ON_THEIR_WAY_MAX
 from headgate.protocol.messages.runner import (
@@ -213,6 +215,20 @@ def test_letters_are_redriven_with_one_command_after_a_dry_run(call_database: An
         (row["id"], "the limit is raised") for row in reversed(rows)
     ]
     assert call_database("dlq", "redrive", "--all").out == "there is no such dead letter\n"
+
+
+def test_a_redrive_says_if_no_task_gets_the_event(call_database: Any, users_store: Store, query: Query) -> None:
+    tasks = Tasks(users_store, query)
+    trigger = tasks.defer_it()[1]
+    users_store.store_slice(tasks.epoch, events=[event_of(trigger, 1, index=1)])
+    users_store.dead_letter_event(tasks.epoch, event_of(trigger), "too big")
+
+    done = call_database("dlq", "redrive", "--all", "--json")
+
+    reason = "the task that its trigger was for does not wait for it any more"
+    (row,) = done.rows()
+    assert (row["state"], row["unhandled"]) == ("redriven", reason)
+    assert done.err == f"headgate: dead letter {row['id']}: its event is stored, but {reason}\n"
 
 
 def test_a_filter_chooses_the_letters(call_database: Any, failing: Failing) -> None:

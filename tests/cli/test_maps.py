@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from tests.store.harness import Query
 from tests.store.scheduling.test_expansion import Maps
+from tests.store.scheduling.test_groups import Grouped
+from tests.store.scheduling.test_worklists import Crawl
 
 from headgate.protocol.messages.maps import Values
+from headgate.protocol.messages.steps import StepSucceeded
 from headgate.store.ids import TryName
 from headgate.store.store import Store
 from headgate.supervisor.logs.task_logs import TaskLogs
@@ -105,6 +108,29 @@ def test_a_map_and_its_instances_are_cleared_and_marked(call_database: Any, maps
 def test_a_run_of_maps_is_cancelled(call_database: Any, maps: Maps) -> None:
     cancelled = call_database("runs", "cancel", "etl", "r1").out
     assert cancelled == "cancelled run r1 of etl: 2 unfinished tasks have ended as failed\n"
+
+
+def test_a_worklist_counts_its_instances_so_far(call_database: Any, users_store: Store, query: Query) -> None:
+    crawl = Crawl(users_store, query)
+    crawl.end(crawl.take(), StepSucceeded(appended=crawl.append("b", "c")))
+    (line,) = (line for line in call_database("tasks", "list", "etl", "r1").out.splitlines() if "each" in line)
+    assert "1 success, 2 open so far" in line
+    for _ in range(2):
+        crawl.end(crawl.take(), StepSucceeded())
+    (line,) = (line for line in call_database("tasks", "list", "etl", "r1").out.splitlines() if "each" in line)
+    assert "3 success of 3" in line
+
+
+def test_a_dag_shows_the_group_of_a_task_and_over_what_it_is_expanded(
+    call_database: Any, users_store: Store, query: Query
+) -> None:
+    Grouped(users_store, query)
+    rows = call_database("dags", "show", "etl", "--json").rows()[0]["task_list"]
+    assert [(row["task_id"], row["group"], row["expanded_over"]) for row in rows] == [
+        *(("source", None, None), ("a", "g", "source"), ("b", "g", "source"), ("total", None, None))
+    ]
+    shown = call_database("dags", "show", "etl").out
+    assert "expanded over" in shown
 
 
 # --- why -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The examples of docs/consuming.md, run as they are."""
+"""The examples of docs/consuming.md and docs/signals.md, run as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "consuming.md"
+DOCS = Path(__file__).parents[2] / "docs"
+FILES = {
+    "consuming.md": {"read.py", "follow.py", "bill.py"},
+    "signals.md": {"notify.py", "dags/train.py", "dags/evaluate.py", "dags/labels.py"},
+}
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 WITHIN_S = 60.0
 
@@ -28,8 +32,10 @@ def folder(tmp_path: Path, migrated_sqlite_file: Path, secrets: Secrets) -> Path
     with Store(open_engine(f"sqlite:///{tmp_path}/home/headgate.db"), secrets=secrets) as store:
         watched = Watched(store, "big-orders")
         watched.store_events({"order": 2, "amount": 1800}, {"order": 3, "amount": 5000})
-    for name, source in BLOCK.findall(DOCUMENT.read_text()):
-        (tmp_path / name).write_text(source)
+    for document in FILES:
+        for name, source in BLOCK.findall((DOCS / document).read_text()):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(source)
     return tmp_path
 
 
@@ -39,9 +45,10 @@ def run(folder: Path, name: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
-def test_every_python_block_of_the_document_is_a_file_and_run_here() -> None:
-    text = DOCUMENT.read_text()
-    assert {name for name, _ in BLOCK.findall(text)} == {"read.py", "follow.py", "bill.py"}
+@pytest.mark.parametrize("document", FILES)
+def test_every_python_block_of_the_document_is_a_file_and_run_here(document: str) -> None:
+    text = (DOCS / document).read_text()
+    assert {name for name, _ in BLOCK.findall(text)} == FILES[document]
     assert len(BLOCK.findall(text)) == text.count("```python\n")
 
 
@@ -56,3 +63,8 @@ def test_a_follower_ends_when_nothing_comes_and_a_consumer_waits(folder: Path) -
 def test_each_event_is_billed_once(folder: Path) -> None:
     assert run(folder, "bill.py") == ["billed 2 orders, and is at 1:2"]
     assert run(folder, "bill.py") == ["billed 0 orders, and is at 1:2"]
+
+
+def test_signals_are_sent_once_and_listened_to(folder: Path) -> None:
+    for _ in range(2):  # the second one has the same dedup
+        assert run(folder, "notify.py") == ["sent version 1", "1 {'auc': 0.93}"]

@@ -42,15 +42,15 @@ class Waits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, instead: Any = None) -> None:
         self.timeouts: list[float] = []
-        real = Database.wait_for_events
+        real = Database.wait_for
 
-        def wait(database: Database, timeout_s: float, concerns: Any) -> bool:
+        def wait(database: Database, news: Any, timeout_s: float, concerns: Any) -> bool:
             self.timeouts.append(timeout_s)
             if instead is not None:
                 return bool(instead(len(self.timeouts)))
-            return real(database, timeout_s, concerns)
+            return real(database, news, timeout_s, concerns)
 
-        monkeypatch.setattr(Database, "wait_for_events", wait)
+        monkeypatch.setattr(Database, "wait_for", wait)
 
 
 @pytest.mark.usefixtures("told_only")
@@ -58,14 +58,14 @@ def test_events_stored_while_a_reader_waits_wake_it(
     open_store: OpenStore, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched.store_events("a")
-    real = Database.wait_for_events
+    real = Database.wait_for
     to_come = iter(["b", "c", "d"])
 
-    def store_then_wait(database: Database, timeout_s: float, concerns: Any) -> bool:
+    def store_then_wait(database: Database, news: Any, timeout_s: float, concerns: Any) -> bool:
         watched.store_events(next(to_come))  # after the reader has looked, and found nothing
-        return real(database, timeout_s, concerns)
+        return real(database, news, timeout_s, concerns)
 
-    monkeypatch.setattr(Database, "wait_for_events", store_then_wait)
+    monkeypatch.setattr(Database, "wait_for", store_then_wait)
     with client_of(watched.store) as reader:
         events = reader.follow("orders")
         assert [next(events).payload for _ in range(4)] == ["a", "b", "c", "d"]
@@ -149,13 +149,13 @@ def test_supervisors_notify_readers_only_while_there_are_any(
 ) -> None:
     monkeypatch.setattr(changes, "FOLLOWERS_LOOK_S", 0.0)
     told: list[list[int]] = []
-    real = changes.notify_events
+    real = changes.notify_readers
 
-    def note(connection: Any, trigger_ids: Any) -> None:
-        told.append(sorted(trigger_ids))
-        real(connection, trigger_ids)
+    def note(connection: Any, news: Any, ids: Any) -> None:
+        told.append(sorted(ids))
+        real(connection, news, ids)
 
-    monkeypatch.setattr(changes, "notify_events", note)
+    monkeypatch.setattr(changes, "notify_readers", note)
     on_server.store_events("nobody waits")
     with client_of(on_server.store) as reader:
         assert payloads(reader.follow("orders", idle_s=0.0)) == ["nobody waits"]
@@ -213,11 +213,11 @@ def test_events_of_other_watchers_do_not_wake_a_reader(on_server: Watched, monke
 def test_many_triggers_of_one_slice_wake_every_reader(on_server: Watched) -> None:
     with client_of(on_server.store) as reader:
         database = reader._database
-        assert database.listen_for_events()
-        assert not database.listen_for_events()
+        assert database.listen_for("events")
+        assert not database.listen_for("events")
         with on_server.store.database.writing() as tx:
-            changes.notify_events(tx.connection, range(10**12, 10**12 + changes.TRIGGERS_NAMED_MAX + 1))
-        assert database.wait_for_events(WAITED_MAX_S, lambda trigger_id: False)
+            changes.notify_readers(tx.connection, "events", range(10**12, 10**12 + changes.IDS_NAMED_MAX + 1))
+        assert database.wait_for("events", WAITED_MAX_S, lambda trigger_id: False)
         with on_server.store.database.writing() as tx:
-            changes.notify_events(tx.connection, range(10**12, 10**12 + changes.TRIGGERS_NAMED_MAX))
-        assert not database.wait_for_events(0.05, lambda trigger_id: False)
+            changes.notify_readers(tx.connection, "events", range(10**12, 10**12 + changes.IDS_NAMED_MAX))
+        assert not database.wait_for("events", 0.05, lambda trigger_id: False)

@@ -24,11 +24,11 @@ class Hours:
         self.passed_s = 0.0
         monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: self.passed_s))
 
-        def wait(_: Database, timeout_s: float, concerns: Any) -> bool:
+        def wait(_: Database, news: Any, timeout_s: float, concerns: Any) -> bool:
             self.passed_s += timeout_s
             return False
 
-        monkeypatch.setattr(Database, "wait_for_events", wait)
+        monkeypatch.setattr(Database, "wait_for", wait)
 
 
 def test_a_full_batch_takes_five_statements_beside_those_of_the_user(store: Store, tmp_path: Path) -> None:

@@ -112,7 +112,14 @@ def test_expand_pages(copied: Path, start_station: StartStation, tmp_path: Path)
         station = start_station()
         run = station.run("expand_pages")
         run.wait_end()
-    assert (run.xcom("users"), run.xcom("report")) == (len(users), len(users))
+    assert (run.xcom("users"), run.xcom("report"), run.xcom("add_up")) == (len(users), len(users), len(users))
+    assert run.xcom("settle.look") is None, "its iterations have results"
+    counted = station.query("SELECT task_id, count(*) AS rows FROM task_instance WHERE map_index >= 0 GROUP BY task_id")
+    assert {row["task_id"]: row["rows"] for row in counted}.items() >= {
+        ("follow", PAGES),
+        ("settle.look", 2),
+        ("settle.is_settled", 2),
+    }
     rows = station.query(
         "SELECT t.map_index, x.value FROM task_instance t JOIN xcom x ON x.task_instance_id = t.id "
         "WHERE t.task_id = 'enrich' ORDER BY t.map_index"

@@ -51,6 +51,7 @@ def test_every_dag_file_is_parsed(files: Path) -> None:
     assert len(tasks_of(parsed["shapes.py"])) == 6
     assert tasks_of(parsed["values.py"]) == ["show"]
     assert len(tasks_of(parsed["mapped.py"])) == 5
+    assert len(tasks_of(parsed["grouped.py"])) == 10
 
 
 def tasks_of(file: ParsedFile) -> list[str]:
@@ -60,7 +61,10 @@ def tasks_of(file: ParsedFile) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("ours.py",), ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_orders.py", "test_mapped.py")],
+    [
+        ("ours.py",),
+        ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_orders.py", "test_mapped.py", "test_grouped.py"),
+    ],
 )
 def test_every_other_file_runs(files: Path, arguments: tuple[str, ...]) -> None:
     ran = subprocess.run(
@@ -90,6 +94,18 @@ def test_the_mapped_dag_does_what_the_page_says(start_station: StartStation, fil
     of_shops = sorted((row["map_index"], row["map_name"], row["state"]) for row in rows if row["task_id"] == "add_up")
     assert of_shops == [(0, "berlin", "success"), (1, None, "skipped"), (2, "kiel", "success")]
     assert len([row for row in rows if row["task_id"] == "compare"]) == 6
+
+
+def test_the_grouped_dag_does_what_the_page_says(start_station: StartStation, files: Path) -> None:
+    station = start_station(import_paths=".")
+    run = station.run("grouped")
+    body = ("load.fetch", "load.store", "refine.improve", "refine.evaluate", "refine.accurate_enough")
+    others = ("days", "total", "show", "site.crawl", "site.pages")
+    assert run.wait_end() == dict.fromkeys((*body, *others), "success")
+    assert (run.xcom("total"), run.xcom("site.pages")) == (9, ["/", "/a", "/b", "/c"])
+    assert run.logged("show", "1.41421356")
+    (row,) = station.query("SELECT count(*) AS iterations FROM task_instance WHERE task_id = 'refine.improve'")
+    assert row["iterations"] == 1 + 4  # and the task itself
 
 
 def test_the_first_run_of_the_schedule_is_there_at_once(start_station: StartStation, files: Path) -> None:

@@ -21,8 +21,10 @@ SECTIONS = {
     "task crash": "## Crash tests of tasks\n\nNot run yet: `make crash`.",
     "stream crash": "## Crash tests of task streams\n\nNot run yet: `make crash`.",
     "map crash": "## Crash tests of mapped tasks\n\nNot run yet: `make crash`.",
+    "signal crash": "## Crash tests of signals\n\nNot run yet: `make crash`.",
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
     "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
+    "simulation of groups": '## Simulation of groups\n\nNot run yet: `make simulate ARGS="--groups --proof"`.',
     "consumers": "## Consumers\n\nNot run yet: `make consumers ARGS=--proof`.",
 }
 HEAD = """\

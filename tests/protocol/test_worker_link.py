@@ -23,6 +23,7 @@ from headgate.protocol.link.session import Closed, Event, Session, State
 from headgate.protocol.link.wire import Role, encode_message
 from headgate.protocol.link.worker_dialect import (
     FILE_PIECES_MAX,
+    RECALLS_OPEN_MAX,
     REQUESTS_OPEN_MAX,
     TRANSITIONS,
     WORKER_WIRE,
@@ -39,12 +40,15 @@ from headgate.protocol.messages.queries import (
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
 from headgate.protocol.messages.steps import StepSucceeded
 from headgate.protocol.messages.worker import (
+    BUNDLE_MAX,
     FileParsed,
     ParseFile,
+    RecallSteps,
     RunStep,
     Step,
     StepEnded,
     StepLoaded,
+    StepsReturned,
     WorkerHello,
     WorkerSettings,
     WorkerWelcome,
@@ -64,7 +68,9 @@ def step(token: str = "a") -> Step:
 EVENTS: dict[type[Event], Event] = {
     WorkerHello: WorkerHello(PROTOCOL_VERSION, 4711, "0.1.0"),
     WorkerWelcome: WorkerWelcome(PROTOCOL_VERSION, WorkerSettings()),
-    RunStep: RunStep(step()),
+    RunStep: RunStep(step("b")),
+    RecallSteps: RecallSteps(("a",)),
+    StepsReturned: StepsReturned(()),
     ParseFile: ParseFile("/dag.py"),
     Request: Request(2, QUERY),
     Response: Response(1, SecretText("x")),
@@ -74,8 +80,9 @@ EVENTS: dict[type[Event], Event] = {
     Closed: Closed(),
 }
 START = [(WORKER, EVENTS[WorkerHello]), (SUPERVISOR, EVENTS[WorkerWelcome])]
-QUERYING = [*START, (SUPERVISOR, EVENTS[RunStep]), (WORKER, Request(1, QUERY))]
-# In each state a query of id 1 is open, or was when the step ended, wherever there can have been one.
+RECALL = (SUPERVISOR, EVENTS[RecallSteps])
+QUERYING = [*START, (SUPERVISOR, RunStep(step("a"))), (WORKER, Request(1, QUERY)), RECALL]
+# In each state a query of id 1 and a recall are open, or were when the step ended, wherever there can have been one.
 PATHS: dict[State, list[tuple[Role, Event]]] = {
     State.OPENING: [],
     State.HELLO_RECEIVED: START[:1],
@@ -84,6 +91,7 @@ PATHS: dict[State, list[tuple[Role, Event]]] = {
     State.PARSING: [*START, (SUPERVISOR, EVENTS[ParseFile])],
     State.CLOSED: [(WORKER, EVENTS[Closed])],
 }
+STEPS = [RunStep(step(f"step-{number}")) for number in range(BUNDLE_MAX)]
 # Written out once more, apart from the table under test.
 LEGAL: dict[tuple[State, Role, type[Event]], State] = {
     (State.OPENING, WORKER, WorkerHello): State.HELLO_RECEIVED,
@@ -91,6 +99,11 @@ LEGAL: dict[tuple[State, Role, type[Event]], State] = {
     (State.IDLE, SUPERVISOR, RunStep): State.RUNNING,
     (State.IDLE, SUPERVISOR, ParseFile): State.PARSING,
     (State.IDLE, SUPERVISOR, Response): State.IDLE,
+    (State.IDLE, SUPERVISOR, RecallSteps): State.IDLE,
+    (State.IDLE, WORKER, StepsReturned): State.IDLE,
+    (State.RUNNING, SUPERVISOR, RunStep): State.RUNNING,
+    (State.RUNNING, SUPERVISOR, RecallSteps): State.RUNNING,
+    (State.RUNNING, WORKER, StepsReturned): State.RUNNING,
     (State.RUNNING, WORKER, Request): State.RUNNING,
     (State.RUNNING, SUPERVISOR, Response): State.RUNNING,
     (State.RUNNING, WORKER, StepLoaded): State.RUNNING,
@@ -160,10 +173,27 @@ def test_an_illegal_event_raises_and_changes_nothing(
         (QUERYING, SUPERVISOR, Response(2), "no request of id 2 is open"),
         ([*QUERYING, (SUPERVISOR, Response(1))], SUPERVISOR, Response(1), "no request of id 1 is open"),
         (
-            [*PATHS[State.IDLE], (SUPERVISOR, RunStep(step("b")))],
+            [*PATHS[State.IDLE], (WORKER, StepsReturned(())), *[(SUPERVISOR, one) for one in STEPS]],
             SUPERVISOR,
             Response(1),
             "no request of id 1 is open",
+        ),
+        (
+            [*START, *[(SUPERVISOR, one) for one in STEPS]],
+            SUPERVISOR,
+            RunStep(step("b")),
+            f"the worker has {BUNDLE_MAX} steps already",
+        ),
+        (QUERYING, SUPERVISOR, RunStep(step("a")), "the worker has a step with the token 'a' already"),
+        (START, WORKER, StepsReturned(()), "no steps are recalled"),
+        (QUERYING, WORKER, StepsReturned(("a", "a")), "it has a token twice"),
+        (QUERYING, WORKER, StepsReturned(("b",)), "the step 'b' is not recalled"),
+        (PATHS[State.IDLE], WORKER, StepsReturned(("a",)), "the worker does not have the step 'a'"),
+        (
+            [*START, *[RECALL] * RECALLS_OPEN_MAX],
+            SUPERVISOR,
+            RecallSteps(("a",)),
+            f"{RECALLS_OPEN_MAX} recalls are open already",
         ),
         (
             [*QUERYING, *[(WORKER, Request(n, QUERY)) for n in range(2, REQUESTS_OPEN_MAX + 1)]],
@@ -207,6 +237,34 @@ def test_an_answer_that_crosses_the_end_of_its_step_is_taken_and_cannot_be_sent_
     assert not supervisor.dialect.is_open(1)
     with pytest.raises(LocalProtocolError, match="no request of id 1 is open"):
         supervisor.move(SUPERVISOR, EVENTS[Response])
+
+
+def test_an_answer_is_taken_as_long_as_the_supervisor_may_not_have_read_the_end_of_its_step() -> None:
+    worker = session_after([*PATHS[State.IDLE], *[(SUPERVISOR, one) for one in STEPS[:-1]]], WORKER)
+    worker.move(SUPERVISOR, Response(1))
+    recall = (SUPERVISOR, RecallSteps(tuple(one.step.token for one in STEPS[1:])))
+    path = [*PATHS[State.IDLE], (WORKER, StepsReturned(())), *[(SUPERVISOR, one) for one in STEPS[:-1]], recall]
+    # Steps that have been returned do not count: the supervisor may have given others in their place.
+    returned = (WORKER, StepsReturned(tuple(one.step.token for one in STEPS[1:-1])))
+    worker = session_after([*path, returned, *[(SUPERVISOR, one) for one in STEPS[1:-1]]], WORKER)
+    worker.move(SUPERVISOR, Response(1))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_runs_as_long_as_it_has_a_step(role: Role) -> None:
+    session = session_after([*START, *[(SUPERVISOR, one) for one in STEPS[:4]]], role)
+    session.move(WORKER, StepLoaded("step-0"))
+    session.move(WORKER, StepEnded("step-0", StepSucceeded()))
+    session.move(SUPERVISOR, RecallSteps(("step-1", "step-2", "step-3")))
+    session.move(WORKER, StepLoaded("step-1"))
+    session.move(WORKER, StepsReturned(("step-3", "step-2")))
+    states = [session.state]
+    session.move(WORKER, StepEnded("step-1", StepSucceeded()))
+    states.append(session.state)
+    session.move(SUPERVISOR, RunStep(step("step-3")))
+    session.move(SUPERVISOR, RecallSteps(("step-3",)))
+    session.move(WORKER, StepsReturned(("step-3",)))
+    assert [*states, session.state] == [State.RUNNING, State.IDLE, State.IDLE]
 
 
 def test_a_file_is_parsed_when_its_last_piece_has_come() -> None:

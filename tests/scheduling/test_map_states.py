@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.map_states import _FIRST, counts_text, state_of, state_with
+from headgate.protocol.messages.maps import Batch, Concat, Elements, Output, Product, Source, Values, Worklist, Zip
+from headgate.scheduling.map_states import _FIRST, counts_text, source_text, state_of, state_with
 from headgate.scheduling.states import UNFINISHED
 
 
@@ -40,6 +41,24 @@ def test_every_state_has_its_place_and_those_that_are_unfinished_come_first() ->
 )
 def test_a_mapped_task_has_the_state_that_matters_of_all_its_rows(own: str, instances: str, state: str) -> None:
     assert state_with(TaskState(own), map(TaskState, instances.split())).value == state
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (Values(1), "1 value"),
+        (Values(3000), "3,000 values"),
+        (Output("days", "return_value"), "days"),
+        (Output("days", "k"), "days (k)"),
+        (Elements("reads"), "elements of reads"),
+        (Worklist("each", 2, 1000), "a worklist of 2, at most 1,000"),
+        (Worklist("gate", 1, 9, is_loop=True), "a loop, at most 9 iterations"),
+        (Product((Values(2), Zip((Values(1), Output("a", "return_value"))))), "2 values x zip(1 value, a)"),
+        (Batch(Concat((Values(2), Elements("b"))), 5), "batches of 5 of 2 values + elements of b"),
+    ],
+)
+def test_what_a_task_is_expanded_over_is_told_as_text(source: Source, text: str) -> None:
+    assert source_text(source) == text
 
 
 @pytest.mark.parametrize(

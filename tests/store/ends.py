@@ -12,7 +12,7 @@ from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutco
 from headgate.store.ids import Epoch, TaskInstanceId
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.deferral import Deferral
-from headgate.store.tasks.outcomes import StepEnd, WorkerLost
+from headgate.store.tasks.outcomes import NotBegun, StepEnd, WorkerLost
 
 
 def succeed(
@@ -56,6 +56,7 @@ def defer(
 ) -> bool:
     """Defer one running task; return whether the token was the task's."""
     fields = msgspec.structs.asdict(wait)
+    assert fields.pop("signal") is None, "a step does not defer to a signal"
     return _store(verbs, epoch, instance, token, StepDeferred(**fields, xcoms=_xcoms(xcoms))) is not None
 
 
@@ -64,8 +65,13 @@ def lose_worker(verbs: TaskVerbs, epoch: Epoch, instance: TaskInstanceId, token:
     return _store(verbs, epoch, instance, token, WorkerLost(reason))
 
 
+def give_back(verbs: TaskVerbs, epoch: Epoch, instance: TaskInstanceId, token: str) -> TaskState | None:
+    """Say that no worker has begun a step; return the task's new state, None if it is not this step's."""
+    return _store(verbs, epoch, instance, token, NotBegun())
+
+
 def _store(
-    verbs: TaskVerbs, epoch: Epoch, instance: TaskInstanceId, token: str, outcome: StepOutcome | WorkerLost
+    verbs: TaskVerbs, epoch: Epoch, instance: TaskInstanceId, token: str, outcome: StepOutcome | WorkerLost | NotBegun
 ) -> TaskState | None:
     (state,) = verbs.store_ends(epoch, [StepEnd(instance, token, outcome)])
     return state

@@ -398,21 +398,6 @@ def test_it_stops_at_the_first_rows_that_are_young(old: Store, clock: Clock, que
     assert batches == [5, 5, 0]
 
 
-def test_a_run_with_more_tasks_than_a_batch_goes_in_one_piece(old: Store, clock: Clock, query: Query) -> None:
-    tasks = Tasks(old, query, tasks=tuple(TaskSpec(f"t{n}", "Op") for n in range(1200)))
-    old.tasks.create_run("etl", "r2")
-    for run in (1, 2):
-        (row,) = query("SELECT id FROM dag_run WHERE run_id = :name", name=f"r{run}")
-        old.tasks.cancel_run(row["id"])
-    clock.pass_days(40)
-    old.heartbeat(tasks.epoch)
-
-    batches = [cleaned.rows.get("task_instance", 0) for _, cleaned in old.cleaning.clean(30 * DAY_S, kinds=["runs"])]
-
-    assert batches == [1200, 1200, 0]
-    assert tasks.epoch
-
-
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_what_another_is_changing_is_left_for_the_next_time(
     old: Store, clock: Clock, open_store: OpenStore, query: Query

@@ -10,6 +10,7 @@ from headgate.protocol.messages.queries import (
     GetConnection,
     GetVariable,
     LastEvent,
+    ListSignals,
     Request,
     Response,
     SecretText,
@@ -19,6 +20,7 @@ from headgate.protocol.messages.runner import (
     RunnerSettings,
 )
 from headgate.store.errors import DatabaseAway
+from headgate.store.signals.sending import NewSignal
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.triggers.leases import Identity
 
@@ -32,6 +34,15 @@ def test_an_answer_that_fits_no_frame_is_an_error_for_who_asked(world: World) ->
     supervisor.say(Request(1, GetVariable("LONG")))
     (response,) = supervisor.sent(Response)
     assert "the limit is 1,000 (frame_bytes_max)" in response.error
+
+
+def test_a_query_that_the_database_refuses_is_an_error_for_who_asked(world: World) -> None:
+    world.store.signals.send([NewSignal("a", b"1", "d", "the test")])
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.say(Request(1, ListSignals("a", after=2**63)))
+    (response,) = supervisor.sent(Response)
+    assert "the database refuses" in response.error
 
 
 def test_requests_are_answered_while_a_round_waits_for_the_database(

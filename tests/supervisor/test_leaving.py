@@ -98,6 +98,9 @@ class LongTask(TaskCore):
     def notify(self, *, has_fenced: bool = False) -> None:
         pass
 
+    def notify_signals(self) -> None:
+        pass
+
     def step(self, epoch: Epoch, now: float) -> bool:
         return False
 
@@ -109,6 +112,9 @@ class LongTask(TaskCore):
 
     def running(self) -> list[TryName]:
         return [TryName("slow", "r1", "s", 1)] if self.ends_at else []
+
+    def take_expanded(self) -> bool:
+        return False
 
     def take_handled(self) -> dict[TriggerId, int]:
         return {}

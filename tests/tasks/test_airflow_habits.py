@@ -20,11 +20,13 @@ from headgate.tasks import (
     FileSensor,
     HttpSensor,
     PythonOperator,
+    TaskGroup,
     TriggerDagRunOperator,
     Variable,
     XComArg,
     dag,
     task,
+    task_group,
 )
 from headgate.tasks.context import make_context
 from headgate.tasks.options import NAMES
@@ -81,6 +83,47 @@ def test_an_option_of_airflows_tasks_is_refused_with_what_to_use_instead(option:
         EmptyOperator(task_id="a", **{option: True})  # type: ignore[arg-type]
     with pytest.raises(DagMalformed, match=f"DAG 'd': default_args: .*'{option}': .*{re.escape(instead)}"):
         DAG("d", default_args={option: True})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("tooltip", "use description="),
+        ("ui_color", "no page"),
+        ("ui_fgcolor", "no page"),
+        ("group_display_name", "no page"),
+        ("add_suffix_on_collision", "has an id of its own, with the suffix __1"),
+        ("parent_group", "in the with block of the other"),
+    ],
+)
+def test_an_option_of_airflows_task_groups_is_refused_with_what_to_use_instead(option: str, instead: str) -> None:
+    problem = f"DAG 'd': the task group 'g' cannot be made: there is no option '{option}': .*{re.escape(instead)}"
+    group = task_group("g", **{option: "x"})(nothing)
+    given: Any = {option: "x"}
+    for make in (lambda: TaskGroup("g", **given), group, task_group("g")(nothing).override(**given)):
+        with DAG("d"), pytest.raises(DagMalformed, match=problem):
+            make()
+
+
+def test_a_group_that_is_expanded_takes_no_template_for_the_names_of_its_indexes() -> None:
+    @task_group
+    def g(x: object) -> None:
+        EmptyOperator(task_id="a")
+
+    with DAG("d"):
+        for expand in (
+            lambda: g.expand(x=[1], map_index_template="{{ x }}"),
+            lambda: g.partial(map_index_template="{{ x }}").expand(x=[1]),
+            lambda: task(nothing).expand(x=[1], map_index_template="{{ x }}"),
+        ):
+            with pytest.raises(DagMalformed, match=r"map_index_template.*: use map_index_name= of expand\(\)"):
+                expand()
+
+
+def test_a_loop_is_one_of_a_group_and_not_of_a_task() -> None:
+    for of in (task, task(nothing)):
+        with pytest.raises(AttributeError, match="call the task in a @task_group function, and "):
+            of.loop(max_iterations=3)
 
 
 def test_what_headgate_has_is_not_called_missing() -> None:

@@ -435,7 +435,7 @@ def test_a_task_reads_what_others_have_left() -> None:
     def read(ti: Any) -> list[Any]:
         return [ti.xcom_pull("extract"), ti.xcom_pull("extract", "count"), ti.xcom_pull("other", default="none")]
 
-    outcome = step(of(read), read_xcom=lambda task_id, key: left.get((task_id, key)))
+    outcome = step(of(read), read_xcom=lambda task_id, key, map_index: left.get((task_id, key)))
     assert outcome == StepSucceeded(xcoms=(XCom("return_value", b'[[1,2],2,"none"]'),))
 
 
@@ -454,10 +454,10 @@ def test_outputs_passed_to_a_function_are_the_values_the_tasks_have_left() -> No
             op_args=[extract.output],
             op_kwargs={"rest": {"deep": (extract.output, [extract.output])}},
         )
-    outcome = step(sums, read_xcom=lambda task_id, key: b"7")
+    outcome = step(sums, read_xcom=lambda task_id, key, map_index: b"7")
     assert isinstance(outcome, StepSucceeded)
     assert decode_value(outcome.xcoms[0].value) == [7, {"deep": (7, [7])}, "run-1"]
-    returned_none = step(sums, read_xcom=lambda task_id, key: None)
+    returned_none = step(sums, read_xcom=lambda task_id, key, map_index: None)
     assert isinstance(returned_none, StepSucceeded)
     assert decode_value(returned_none.xcoms[0].value) == [None, {"deep": (None, [None])}, "run-1"]
 

@@ -84,6 +84,12 @@ TASK_MARKS: Final[dict[str, Mark]] = {
     "plan.in_trigger": Mark("supervisor", "flow", "a task has begun in its trigger, in the open transaction"),
 }
 
+# The marks of short steps, which are given to a worker while it runs another one.
+BUNDLE_MARKS: Final[dict[str, Mark]] = {
+    "bundle.submitted": Mark("supervisor", "flow", "a further step is on its way to a worker that runs another one"),
+    "worker.bundle_step_done": Mark("worker", "flow", "an outcome is with the kernel, and the next step not begun"),
+}
+
 # The marks of tasks that take many events of one trigger.
 TASK_STREAM_MARKS: Final[dict[str, Mark]] = {
     "stream.resumed": Mark("supervisor", "flow", "a task goes on with its stream in the open transaction"),
@@ -95,12 +101,28 @@ TASK_STREAM_MARKS: Final[dict[str, Mark]] = {
     "host.no_credit": Mark("runner", "flow", "a trigger that feeds a stream stands: it has no credit left"),
 }
 
-# The marks of mapped tasks: of each look at a run in which instances of one are to begin, and of elements.
+# The marks of mapped tasks: of each look at a run in which instances of one, or of a group, are to begin; of elements.
 MAP_MARKS: Final[dict[str, Mark]] = {
     "maps.expanded": Mark("supervisor", "flow", "instances are made in the open transaction, and none is scheduled"),
+    "groups.advanced": Mark("supervisor", "flow", "instances of a group are made, or begin, in the open transaction"),
     "elements.written": Mark("supervisor", "flow", "what a step has emitted is in the open transaction"),
     "elements.committed": Mark("supervisor", "flow", "what a step emits before its end is durable, and not answered"),
+    "elements.appended": Mark("supervisor", "flow", "what a step appends is in the open transaction"),
     "maps.committed": Mark("supervisor", "flow", "the look that made instances is durable, and nothing is acted on"),
+}
+
+# The marks of signals: of each transaction that sends some.
+SIGNAL_MARKS: Final[dict[str, Mark]] = {
+    "signals.sent_written": Mark("supervisor", "flow", "signals are in the open transaction, with their versions"),
+    "signals.sent_committed": Mark("supervisor", "flow", "signals are durable, and the sender has not heard of it"),
+    "signals.considered": Mark(
+        "supervisor", "flow", "tasks that waited for signals have ended, in the open transaction"
+    ),
+}
+
+# The mark of every commit that others wait for, in whatever process makes it.
+BELL_MARKS: Final[dict[str, Mark]] = {
+    "bells.unrung": Mark("supervisor", "flow", "a commit that others wait for is durable, and no bell is rung"),
 }
 
 # The marks of messages that a trigger cannot take: reached only while one is passed over.

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
+from urllib.request import urlopen
 
-from headgate.tasks import DAG, BaseOperator, Batch, Context, task
+from headgate.tasks import DAG, BaseOperator, Batch, Context, Loop, task, task_group, worklist
 from headgate.tasks.streaming import StreamedEvent
 from headgate.triggers.http import HttpPagesTrigger
 
@@ -41,6 +43,13 @@ class EachUser(BaseOperator):
         return users
 
 
+def read_page(url: str) -> dict[str, Any]:
+    """Return one page of the API."""
+    with urlopen(url, timeout=30) as answer:
+        page: dict[str, Any] = json.load(answer)
+    return page
+
+
 with DAG("expand_pages", description=f"Work on each user of {URL}", tags=["example"]):
     users = EachUser(task_id="users", retries=3, retry_delay=timedelta(seconds=10))
 
@@ -63,3 +72,35 @@ with DAG("expand_pages", description=f"Work on each user of {URL}", tags=["examp
     enriched = enrich.partial(region="north").expand(user=users.output, window=100)  # begins with the first user
     save.expand(batch=users.output.batch(10))
     report(enriched)  # begins after the last
+
+    @task(retries=2, max_active_tis_per_dagrun=2)
+    def follow(url: str, ti: Any) -> int:
+        """Count the users of one page, and append the page that it links to: nobody knows before how many there are."""
+        page = read_page(url)
+        if page.get("next"):
+            ti.append(urljoin(url, page["next"]), key=page["next"])
+        return len(page["users"])
+
+    @task
+    def add_up(counts: Sequence[int]) -> int:
+        """Add up the users of all pages."""
+        return sum(counts)
+
+    add_up(follow.expand(url=worklist([URL], max_length=10_000)))
+
+    @task_group
+    def settle() -> None:
+        """Look at the first page once more, until it is the same as the time before."""
+
+        @task
+        def look(*, loop: Loop) -> dict[str, Any]:
+            users = read_page(URL)["users"]
+            return {"users": users, "is_same": loop.index > 0 and users == loop.previous["users"]}
+
+        look()
+
+    def is_settled(*, loop: Loop) -> bool:
+        """Say whether that is enough; else there is another iteration."""
+        return bool(loop.result["is_same"])
+
+    settle.loop(max_iterations=10, until=is_settled)

@@ -16,8 +16,11 @@ from headgate.tasks.errors import (
     TriggerTimeout,
     XComMissing,
 )
-from headgate.tasks.graph import DAG, dag
-from headgate.tasks.operator import BaseOperator, XComArg, chain
+from headgate.tasks.graph import DAG, chain, dag
+from headgate.tasks.groups.groups import TaskGroup, task_group
+from headgate.tasks.groups.loops import Loop
+from headgate.tasks.maps.worklists import worklist
+from headgate.tasks.operator import BaseOperator, XComArg
 from headgate.tasks.operators import (
     BranchPythonOperator,
     EmptyOperator,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         DateTimeSensor,
         FileSensor,
         PokeReturnValue,
+        SignalSensor,
         TimeSensor,
         TriggerSensor,
     )
@@ -54,6 +58,7 @@ _HOMES = {
     "FileSensor": "sensors",
     "HttpSensor": "http",
     "PokeReturnValue": "sensors",
+    "SignalSensor": "sensors",
     "TimeSensor": "sensors",
     "TriggerDagRunOperator": "external",
     "TriggerSensor": "sensors",
@@ -78,14 +83,17 @@ __all__ = [
     "FileSensor",
     "HttpSensor",
     "Latest",
+    "Loop",
     "PokeReturnValue",
     "PythonOperator",
     "SensorTimeout",
     "ShortCircuitOperator",
+    "SignalSensor",
     "StartTriggerArgs",
     "TaskDeferralError",
     "TaskDeferred",
     "TaskFailed",
+    "TaskGroup",
     "TaskInstance",
     "TaskOptions",
     "TaskSkipped",
@@ -101,6 +109,8 @@ __all__ = [
     "chain",
     "dag",
     "task",
+    "task_group",
+    "worklist",
 ]
 
 

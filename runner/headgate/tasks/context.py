@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypedDict, cast
 
 from headgate.protocol.errors import ValueTooLong
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
 from headgate.protocol.messages.dags import name_problem as _name_problem
-from headgate.protocol.messages.steps import XCom
+from headgate.protocol.messages.steps import Appended, XCom
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
 from headgate.tasks.maps.outputs import MappedOutput, XComPageReader
 from headgate.triggers.airflow_names import CONTEXT
 
 if TYPE_CHECKING:
+    from headgate.tasks.groups.loops import Loop
+    from headgate.tasks.maps.worklists import Appends
     from headgate.tasks.operator import BaseOperator
 
 RETURN_VALUE: Final = "return_value"  # the key of the value that a task returned
 
 
 class XComReader(Protocol):
-    """Return the encoded XCom that a task of this run has pushed under a key; None if there is none."""
+    """Return the encoded XCom that a task of this run, or an instance of it, has pushed under a key; None if none."""
 
-    def __call__(self, task_id: str, key: str) -> bytes | None: ...
+    def __call__(self, task_id: str, key: str, map_index: int = -1) -> bytes | None: ...
 
 
 class TaskInstance:
@@ -33,7 +35,8 @@ class TaskInstance:
     ``try_number`` counts from 1 and stays the same over deferrals. ``map_index`` is that of the instance of a mapped
     task, from 0, and ``map_name`` its name, None if it has none; of any other task they are -1 and None.
     ``map_length`` is the number of its instances, None as long as there may be more. ``read_xcom`` reads the XComs of
-    other tasks, and ``read_xcoms`` those of ``mapped`` ones.
+    other tasks, and ``read_xcoms`` those of ``mapped`` ones. ``beside`` are the tasks of the same mapped group, which
+    have an instance at the same index.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class TaskInstance:
         read_xcom: XComReader | None = None,
         read_xcoms: XComPageReader | None = None,
         mapped: Collection[str] = (),
+        beside: Collection[str] = (),
     ) -> None:
         self.dag_id = dag_id
         self.task_id = task_id
@@ -59,6 +63,8 @@ class TaskInstance:
         self._read_xcom = read_xcom
         self._read_xcoms = read_xcoms
         self._mapped = mapped
+        self._beside = beside
+        self._appends: Appends | None = None
         self._pushed: dict[str, bytes] = {}
 
     def xcom_push(self, key: str, value: Any) -> None:
@@ -80,15 +86,46 @@ class TaskInstance:
     def xcom_pull(self, task_ids: str, key: str = RETURN_VALUE, *, default: Any = None) -> Any:
         """Return the XCom that the task ``task_ids`` of this run pushed under ``key``, or ``default`` if there is none.
 
-        Of a mapped task it is a `MappedOutput`, with the XComs of its instances. Raises RuntimeError if the task does
-        not run in a DAG run, as in some tests.
+        Of a mapped task it is a `MappedOutput`, with the XComs of its instances; of one of the same mapped group the
+        value at the same index. Raises RuntimeError if the task does not run in a DAG run, as in some tests.
         """
-        if self._read_xcom is None:
-            raise RuntimeError(f"xcom_pull({task_ids!r}) needs a running DAG: there are no XComs of other tasks here")
+        if task_ids in self._beside:
+            return self.pull_at(task_ids, self.map_index, key, default=default)
         if task_ids in self._mapped and self._read_xcoms is not None:
             return MappedOutput(task_ids, key, self._read_xcoms)
-        data = self._read_xcom(task_ids, key)
+        return self.pull_at(task_ids, -1, key, default=default)
+
+    def pull_at(self, task_id: str, map_index: int, key: str = RETURN_VALUE, *, default: Any = None) -> Any:
+        """Return the XCom of one instance of a mapped task, or ``default`` if there is none.
+
+        Raises RuntimeError as `xcom_pull` does.
+        """
+        if self._read_xcom is None:
+            raise RuntimeError(f"xcom_pull({task_id!r}) needs a running DAG: there are no XComs of other tasks here")
+        data = self._read_xcom(task_id, key, map_index)
         return default if data is None else decode_value(data)
+
+    def append(self, value: Any, *, key: str | None = None) -> None:
+        """Append a value to the worklist that the task is expanded over, unless one with this key is there already.
+
+        It is stored with the outcome of this step, if the step goes well. Raises RuntimeError for a task that is
+        expanded over no worklist, `ValueNotSerializable`, `ValueTooLong`, TypeError, ValueError, and `TooManyAppended`.
+        """
+        if self._appends is None:
+            raise RuntimeError(f"append() is for tasks that are expanded over a worklist: {self.task_id!r} is not")
+        self._appends.add(value, key)
+
+    def take_appends(self, appends: Appends | None) -> None:
+        """Have this take what the step appends."""
+        self._appends = appends
+
+    def take_appended(self) -> Appended | None:
+        """Return what the step has appended; None if that is nothing."""
+        return None if self._appends is None else self._appends.take()
+
+    def appended_pairs(self) -> Sequence[tuple[bytes, str | None]]:
+        """Return what the step has appended, each value encoded, with its key."""
+        return () if self._appends is None else self._appends.pairs()
 
     def pull_elements(self, task_id: str) -> MappedOutput:
         """Return the elements that a task of this run has emitted. Raises RuntimeError as `xcom_pull` does."""
@@ -143,7 +180,8 @@ class Context(TypedDict):
     """The ``context`` that a task's methods get. Datetimes are aware; ``params`` are the run's conf.
 
     ``asset_events`` are the events that the run was created for, oldest first; empty for a cron schedule or by hand.
-    ``stream`` is that of a task that has deferred with ``stream=``, in this try or an earlier one; else None.
+    ``stream`` is that of a task that has deferred with ``stream=``, in this try or an earlier one; else None. ``loop``
+    is the iteration that a task of a loop is in; else None.
     """
 
     ti: TaskInstance
@@ -159,6 +197,7 @@ class Context(TypedDict):
     params: Mapping[str, Any]
     asset_events: tuple[RunAsset, ...]
     stream: TaskStream | None
+    loop: Loop | None
 
 
 def make_context(
@@ -178,6 +217,7 @@ def make_context(
 ) -> Context:
     """Return the context of one step of ``task``."""
     dag_id, tasks = ("", {}) if task.dag is None else (task.dag.dag_id, task.dag.tasks)
+    mapping = task.mapping
     instance = TaskInstance(
         dag_id=dag_id,
         task_id=task.task_id,
@@ -188,6 +228,7 @@ def make_context(
         read_xcom=read_xcom,
         read_xcoms=read_xcoms,
         mapped={task_id for task_id, one in tasks.items() if one.is_mapped},
+        beside=() if mapping is None else mapping.task_ids,
     )
     start, end = data_interval or (None, None)
     context = Context(
@@ -204,5 +245,6 @@ def make_context(
         params=dict(params or {}),
         asset_events=assets,
         stream=stream,
+        loop=None if mapping is None else mapping.loop_of(instance),
     )
     return cast(Context, _CheckedContext(context))

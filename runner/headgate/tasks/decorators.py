@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 from headgate.protocol.errors import DagMalformed
-from headgate.tasks.graph import open_dag
+from headgate.tasks.graph import DAG, free_id, open_dag
 from headgate.tasks.maps.operators import MappedFunction, Partial
 from headgate.tasks.operator import XComArg
 from headgate.tasks.operators import BranchPythonOperator, PythonOperator, ShortCircuitOperator
@@ -51,7 +50,7 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
             python_callable=self.function,
             op_args=args,
             op_kwargs=kwargs,
-            task_id=self._free_id(dag.tasks.keys()),
+            task_id=self._free_id(dag),
             **self._options,
         )
         return operator.output
@@ -63,8 +62,12 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
             raise RuntimeError(f"{self.__name__} is a task: map it in the with block of a DAG, or call its .function")
         if options := sorted({*NAMES, "task_id", "dag"}.intersection(shared)):
             raise DagMalformed(dag.dag_id, self.__name__, f"{options[0]} is an option: give it to @task or override()")
-        given: Any = {"task_id": self._free_id(dag.tasks.keys()), "dag": dag, "shared": {**shared, **self._options}}
-        return Partial(functools.partial(MappedFunction, self._kind, self.function, **given))
+        given: Any = {"task_id": self._free_id(dag), "dag": dag, "shared": {**shared, **self._options}}
+
+        def make(**over: Any) -> XComArg:
+            return MappedFunction(self._kind, self.function, **given, **over).output
+
+        return Partial(make)
 
     def expand(self, **over: Any) -> XComArg:
         """Add a mapped task, with an instance for each combination of these values; see `Partial.expand`."""
@@ -79,13 +82,8 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
         merged = cast(TaskOptions, {**self._options, **options})
         return TaskFunction(self.function, self._kind, task_id or self._task_id, merged)
 
-    def _free_id(self, taken: Any) -> str:
-        first = self._task_id or self.__name__
-        number, task_id = 0, first
-        while task_id in taken:
-            number += 1
-            task_id = f"{first}__{number}"
-        return task_id
+    def _free_id(self, dag: DAG) -> str:
+        return free_id(self._task_id or self.__name__, dag)
 
 
 class _TaskDecorator(_NamesOfAirflow):

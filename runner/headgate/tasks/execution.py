@@ -24,9 +24,11 @@ from headgate.protocol.messages.steps import (
 )
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import count_items, decode_value, encode_value
+from headgate.signals.outgoing import collected
 from headgate.tasks.context import RETURN_VALUE, Context, TaskInstance
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped
 from headgate.tasks.maps.elements import Emissions
+from headgate.tasks.maps.worklists import AppendMisused
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.streaming import WAITS, StreamMisused, StreamStep
 from headgate.triggers.encoding import encode_trigger
@@ -61,9 +63,19 @@ def run_step(
 
     Earlier steps of the try have ``emitted`` elements.
 
-    The outcome holds the returned value, the error, the XComs and how far the step has come in its stream, without
-    references to the author's objects.
+    The outcome holds the returned value, the error, the XComs, the signals that go with it, and how far the step has
+    come in its stream, without references to the author's objects.
     """
+    with collected() as signals:
+        outcome = _run(operator, context, resumption, part, emitted)
+    if isinstance(outcome, StepFailed):
+        return outcome
+    return msgspec.structs.replace(outcome, signals=signals.take())
+
+
+def _run(
+    operator: BaseOperator, context: Context, resumption: Resumption | None, part: StreamPart | None, emitted: int
+) -> StepOutcome:
     instance = context["ti"]
     outcome: StepOutcome
     stream: StreamStep | None = None
@@ -103,6 +115,14 @@ def run_step(
         raise
     except BaseException as error:  # SystemExit and an asyncio cancellation are the task's failure as well
         outcome = _failed(operator, error)
+    appended = instance.take_appended()
+    if isinstance(outcome, StepDeferred) and appended is not None:
+        # A try that begins anew would append it a second time.
+        outcome = _failed(
+            operator, AppendMisused("what it has appended would be lost: append in the method that ends the task")
+        )
+    if isinstance(outcome, StepSucceeded | StepSkipped | StepHandled):
+        outcome = msgspec.structs.replace(outcome, appended=appended)
     handled = None if stream is None else stream.handled
     left = None if emissions is None else emissions.take(only_kept=isinstance(outcome, StepFailed))
     return msgspec.structs.replace(outcome, xcoms=instance.take_pushed(), handled=handled, emitted=left)
@@ -184,7 +204,7 @@ def _deferred(operator: BaseOperator, deferral: TaskDeferred, stream: StreamStep
 
 def _failed(operator: BaseOperator, error: BaseException) -> StepFailed:
     text, trace = describe_error(error)
-    if isinstance(error, ProtocolError | Unresumable | StreamMisused):
+    if isinstance(error, ProtocolError | Unresumable | StreamMisused | AppendMisused):
         # Raised by headgate about a value; the message does not name the task yet.
         dag = "" if operator.dag is None else f"DAG {operator.dag.dag_id!r}, "
         text = f"{dag}task {operator.task_id!r}: {text}"[:ERROR_CHARS_MAX]

@@ -180,15 +180,15 @@ class TriggerDagRunOperator(BaseOperator):
         self.timeout = timeout
         self.allowed_states = allowed_states
         self.failed_states = failed_states
-        outputs = outputs_in(self.conf)
         try:
+            outputs = outputs_in(self.conf)
             self._trigger("any")
             if not outputs:
                 encode_value(self.conf, where="conf", bytes_max=KWARGS_BYTES_MAX)
         except (TypeError, ValueError, ProtocolError) as error:
             raise self._malformed(str(error)) from None
         for argument in outputs:
-            self.set_upstream(argument)
+            self.set_upstream(argument.awaited())
 
     def execute(self, context: Context) -> str:
         """Create the run, and wait for it with ``wait_for_completion``."""

@@ -1,15 +1,16 @@
-"""`DAG`: tasks, their order, and their schedule."""
+"""`DAG`: tasks, their order, and their schedule; the arrows that join them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 from zoneinfo import ZoneInfo
 
 from headgate.protocol.errors import DagMalformed
@@ -19,10 +20,13 @@ from headgate.tasks.schedule import Schedule, read_schedule, read_zone
 from headgate.triggers.airflow_names import NoOptions
 
 if TYPE_CHECKING:
+    from headgate.tasks.groups.groups import TaskGroup
     from headgate.tasks.operator import BaseOperator
 
-# The DAGs whose `with` blocks are open, the innermost last; and the DAGs that the file being loaded has made so far.
+# The DAGs and the task groups whose `with` blocks are open, the innermost last; and the DAGs that the file being loaded
+# has made so far.
 _open: ContextVar[tuple[DAG, ...]] = ContextVar("headgate open DAGs", default=())
+_open_groups: ContextVar[tuple[TaskGroup, ...]] = ContextVar("headgate open groups", default=())
 _made: ContextVar[list[DAG] | None] = ContextVar("headgate DAGs of a file", default=None)
 
 
@@ -59,6 +63,7 @@ class DAG:
             raise DagMalformed(str(dag_id), None, unknown_option(name, options))
         self.dag_id = dag_id
         self._tasks: dict[str, BaseOperator] = {}
+        self._groups: dict[str, TaskGroup] = {}
         self._check_types(
             {"dag_id": dag_id, "description": description},
             {"catchup": catchup, "is_paused_upon_creation": is_paused_upon_creation},
@@ -113,7 +118,20 @@ class DAG:
         """Add a task; called by the task itself. Raises `DagMalformed` for a second task with the same id."""
         if task.task_id in self._tasks:
             raise DagMalformed(self.dag_id, task.task_id, "is in the DAG twice: each task needs its own task_id")
+        if task.task_id in self._groups:
+            raise DagMalformed(self.dag_id, task.task_id, "has the id of a task group: each needs its own")
         self._tasks[task.task_id] = task
+
+    @property
+    def task_groups(self) -> Mapping[str, TaskGroup]:
+        """The task groups by id, in the order of their creation."""
+        return MappingProxyType(self._groups)
+
+    def add_group(self, group: TaskGroup) -> None:
+        """Add a task group; called by the group itself. Raises `DagMalformed` for a second one with the same id."""
+        if group.group_id in self._groups or group.group_id in self._tasks:
+            raise DagMalformed(self.dag_id, None, f"the group_id {group.group_id!r} is in the DAG twice")
+        self._groups[group.group_id] = group
 
     def descendants(self, task_id: str) -> set[str]:
         """Return the ids of all tasks below this one."""
@@ -146,6 +164,87 @@ class DAG:
             for name, value in values.items():
                 if not isinstance(value, kind):
                     raise DagMalformed(str(self.dag_id), None, f"{name} must be a {kind.__name__}, not {value!r:.100}")
+
+
+Joined = TypeVar("Joined", bound="Joinable")
+
+
+class Arrows:
+    """Base of the operands of ``>>`` and ``<<``."""
+
+    def first_tasks(self) -> Sequence[BaseOperator]:
+        """Return the tasks of this that what is upstream of it is joined to."""
+        raise NotImplementedError
+
+    def last_tasks(self) -> Sequence[BaseOperator]:
+        """Return the tasks of this that what is downstream of it is joined to."""
+        raise NotImplementedError
+
+    def value_hint(self) -> str:
+        """Return a sentence for an author who has given this itself to a task, as an argument."""
+        raise NotImplementedError
+
+    def set_downstream(self, other: Joinable) -> None:
+        """Run ``other`` after this. Raises `DagMalformed` for a task of another DAG, or of none."""
+        _join_all([self], _parts_of(other))
+
+    def set_upstream(self, other: Joinable) -> None:
+        """Run this after ``other``. Raises as `set_downstream` does."""
+        _join_all(_parts_of(other), [self])
+
+    def __rshift__(self, other: Joined) -> Joined:
+        self.set_downstream(other)
+        return other
+
+    def __lshift__(self, other: Joined) -> Joined:
+        self.set_upstream(other)
+        return other
+
+    # For a list on the left.
+    def __rrshift__(self, other: Sequence[Arrows]) -> Arrows:
+        self.set_upstream(other)
+        return self
+
+    def __rlshift__(self, other: Sequence[Arrows]) -> Arrows:
+        self.set_downstream(other)
+        return self
+
+
+Joinable: TypeAlias = Arrows | Sequence[Arrows]
+
+
+def chain(*links: Joinable) -> None:
+    """Join each of ``links`` to the next: ``chain(a, [b, c], d)`` is ``a >> [b, c] >> d``, also for two lists."""
+    for above, below in itertools.pairwise(map(_parts_of, links)):
+        _join_all(above, below)
+
+
+def _parts_of(joinable: Joinable) -> list[Arrows]:
+    """Return what is on one side of an arrow. Raises TypeError for anything that is no task."""
+    parts: Iterable[object] = (
+        joinable if isinstance(joinable, Sequence) and not isinstance(joinable, str) else [joinable]
+    )
+    found: list[Arrows] = []
+    for part in parts:
+        if not isinstance(part, Arrows):
+            raise TypeError(f"tasks are joined to tasks, not to {part!r:.100}")
+        found.append(part)
+    return found
+
+
+def _join_all(above: Iterable[Arrows], below: Iterable[Arrows]) -> None:
+    firsts = [task for part in below for task in part.first_tasks()]
+    for last in [task for part in above for task in part.last_tasks()]:
+        for first in firsts:
+            _join(last, first)
+
+
+def _join(above: BaseOperator, below: BaseOperator) -> None:
+    if above.dag is None or above.dag is not below.dag:
+        problem = f"cannot be joined to {below.task_id!r}: both must be in the same DAG"
+        raise above._malformed(problem)
+    above.downstream_task_ids.add(below.task_id)
+    below.upstream_task_ids.add(above.task_id)
 
 
 P = ParamSpec("P")
@@ -191,13 +290,43 @@ def open_dag() -> DAG | None:
     return dags[-1] if dags else None
 
 
+def open_group(dag: DAG | None) -> TaskGroup | None:
+    """Return the innermost task group in whose ``with`` block this is called, None unless it is one of this DAG."""
+    groups = _open_groups.get()
+    return groups[-1] if groups and groups[-1].dag is dag else None
+
+
+def free_id(name: str, dag: DAG) -> str:
+    """Return the first of ``name``, ``name__1``, ``name__2`` and so on that no task or group here has.
+
+    It is without the prefix that the open group adds.
+    """
+    group = open_group(dag)
+    number, free = 0, name
+    while (free if group is None else group.child_id(free)) in (dag.tasks.keys() | dag.task_groups.keys()):
+        number += 1
+        free = f"{name}__{number}"
+    return free
+
+
+def enter_group(group: TaskGroup) -> None:
+    """Have operators that are made from now on belong to this group."""
+    _open_groups.set((*_open_groups.get(), group))
+
+
+def leave_group() -> None:
+    """End what `enter_group` has begun last."""
+    _open_groups.set(_open_groups.get()[:-1])
+
+
 @contextmanager
 def detached() -> Generator[None]:
-    """Have operators that are made in the block belong to no DAG."""
-    token = _open.set(())
+    """Have operators that are made in the block belong to no DAG, and to no group."""
+    token, group_token = _open.set(()), _open_groups.set(())
     try:
         yield
     finally:
+        _open_groups.reset(group_token)
         _open.reset(token)
 
 
@@ -205,10 +334,11 @@ def detached() -> Generator[None]:
 def collecting() -> Generator[list[DAG]]:
     """Yield a list that every DAG created in the block is added to; `open_dag` ignores DAGs opened outside."""
     made: list[DAG] = []
-    made_token, open_token = _made.set(made), _open.set(())
+    made_token, open_token, group_token = _made.set(made), _open.set(()), _open_groups.set(())
     try:
         yield made
     finally:
+        _open_groups.reset(group_token)
         _open.reset(open_token)
         _made.reset(made_token)
 

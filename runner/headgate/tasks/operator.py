@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Unpack
 
 from headgate.protocol.errors import DagMalformed, ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
@@ -27,7 +25,7 @@ from headgate.tasks.errors import (
     TriggerTimeout,
     XComMissing,
 )
-from headgate.tasks.graph import DAG, open_dag
+from headgate.tasks.graph import DAG, Arrows, open_dag, open_group
 from headgate.tasks.maps.elements import Emissions
 from headgate.tasks.maps.outputs import MappedOutput
 from headgate.tasks.maps.sources import Mappable
@@ -45,6 +43,7 @@ from headgate.triggers.base import BaseTrigger, StartTriggerArgs
 from headgate.triggers.encoding import check_classpath
 
 if TYPE_CHECKING:
+    from headgate.tasks.groups.mapping import GroupMapping
     from headgate.tasks.maps.operators import Partial
 
 # A template of Airflow's: `{{ ds }}`, `{{ params.x }}`, `{% if %}`. Not those of Docker and Go, `{{ .Names }}`.
@@ -52,45 +51,6 @@ _TEMPLATE: Final = re.compile(
     r"\{\{-?\s*(?:" + "|".join({*CONTEXT, *Context.__annotations__}) + r")\b[^{}]*\}\}"
     r"|\{%-?\s*(?:if|for|set|raw|macro)\b[^{}]*%\}"
 )
-
-Joined = TypeVar("Joined", bound="Joinable")
-
-
-class Arrows:
-    """Base of the operands of ``>>`` and ``<<``."""
-
-    def _operator(self) -> BaseOperator:
-        raise NotImplementedError
-
-    def set_downstream(self, other: Joinable) -> None:
-        """Run ``other`` after this. Raises `DagMalformed` for a task of another DAG, or of none."""
-        for task in operators_of(other):
-            _join(self._operator(), task)
-
-    def set_upstream(self, other: Joinable) -> None:
-        """Run this after ``other``. Raises as `set_downstream` does."""
-        for task in operators_of(other):
-            _join(task, self._operator())
-
-    def __rshift__(self, other: Joined) -> Joined:
-        self.set_downstream(other)
-        return other
-
-    def __lshift__(self, other: Joined) -> Joined:
-        self.set_upstream(other)
-        return other
-
-    # For a list on the left.
-    def __rrshift__(self, other: Sequence[Arrows]) -> Arrows:
-        self.set_upstream(other)
-        return self
-
-    def __rlshift__(self, other: Sequence[Arrows]) -> Arrows:
-        self.set_downstream(other)
-        return self
-
-
-Joinable: TypeAlias = Arrows | Sequence[Arrows]
 
 
 class BaseOperator(Arrows):
@@ -126,12 +86,12 @@ class BaseOperator(Arrows):
     start_from_trigger: bool = False
     operator_name: ClassVar[str | None] = None  # the name shown; None: that of the class
     emits: bool = False  # whether its output is the elements that it emits, and not what it returns
-    is_mapped: ClassVar[bool] = False  # whether only its instances are run
     template_fields: ClassVar[Sequence[str]] = ()  # attributes in which Airflow renders templates, refused here
 
     def __init__(self, *, task_id: str, dag: DAG | None = None, **options: Unpack[TaskOptions]) -> None:
-        self.task_id = task_id
         self.dag = open_dag() if dag is None else dag
+        self.task_group = open_group(self.dag)
+        self.task_id = task_id if self.task_group is None else self.task_group.child_id(task_id)
         self.upstream_task_ids: set[str] = set()
         self.downstream_task_ids: set[str] = set()
         self.skips: set[str] = set()  # set by a step that succeeds: downstream tasks that are not to run
@@ -143,7 +103,8 @@ class BaseOperator(Arrows):
             raise self._malformed(f"task_id must be a str, not {task_id!r:.100}")
         if (problem := options_problem(options)) is not None:
             raise self._malformed(problem)
-        given: dict[str, Any] = {**DEFAULTS, **dag_args, **options}
+        group_args = TaskOptions() if self.task_group is None else self.task_group.all_default_args()
+        given: dict[str, Any] = {**DEFAULTS, **dag_args, **group_args, **options}
         self.retries: int = given["retries"]
         self.retry_delay: timedelta = given["retry_delay"]
         self.retry_exponential_backoff: bool = given["retry_exponential_backoff"]
@@ -162,6 +123,8 @@ class BaseOperator(Arrows):
             raise self._malformed(problem)
         if self.dag is not None:
             self.dag.add(self)
+        if self.task_group is not None:
+            self.task_group.add(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.task_id!r}>"
@@ -174,7 +137,10 @@ class BaseOperator(Arrows):
         """
         from headgate.tasks.maps.operators import MappedOperator, Partial  # it derives from this class
 
-        return Partial(functools.partial(MappedOperator, cls, task_id=task_id, dag=dag, shared=shared))
+        def make(**given: Any) -> XComArg:
+            return MappedOperator(cls, task_id=task_id, dag=dag, shared=shared, **given).output
+
+        return Partial(make)
 
     # --- for authors to override ---
 
@@ -313,20 +279,44 @@ class BaseOperator(Arrows):
                     f"logical_date, params (the run's conf) and the rest of the context, and can pass them on to a "
                     f"command as environment variables"
                 )
+        if self.start_from_trigger and self.is_mapped:
+            raise self._malformed(
+                "a mapped task cannot begin in its trigger, because it has arguments of its own there"
+            )
         return self._spec(self._start_trigger() if self.start_from_trigger else None)
 
     def for_step(self, context: Context) -> BaseOperator:
         """Return the operator that a step is to run: this one, or that of an instance if it is mapped."""
-        if context["ti"].map_index >= 0:
-            raise RuntimeError(f"the task {self.task_id!r} is not mapped any more; it was when this run began")
+        mapping = self.mapping
+        if (context["ti"].map_index < 0) is not (mapping is None):
+            now = "not mapped any more; it was" if mapping is None else "mapped now; it was not"
+            raise RuntimeError(f"the task {self.task_id!r} is {now} when this run began")
+        if mapping is not None:
+            mapping.begin_step(context)
         return self
+
+    @property
+    def mapping(self) -> GroupMapping | None:
+        """Over what the mapped group is expanded in which this task is; None if it is in none."""
+        return None if self.task_group is None else self.task_group.find_mapping()
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether only instances of the task are run."""
+        return self.mapping is not None
 
     def mapped_over(self) -> Iterator[XComArg]:
-        """Yield the outputs over which this task is expanded."""
-        return iter(())
+        """Yield the outputs over which this task, or its mapped group, is expanded."""
+        return iter(()) if self.mapping is None else self.mapping.mapped_over()
 
-    def _operator(self) -> BaseOperator:
-        return self
+    def first_tasks(self) -> Sequence[BaseOperator]:
+        return (self,)
+
+    def last_tasks(self) -> Sequence[BaseOperator]:
+        return (self,)
+
+    def value_hint(self) -> str:
+        return f"the task {self.task_id!r} itself is no value: give its output"
 
     def _templated(self) -> Iterator[tuple[str, Any]]:
         """Yield the arguments in which Airflow renders templates, with their names."""
@@ -338,6 +328,8 @@ class BaseOperator(Arrows):
         return DagMalformed(dag_id, str(self.task_id), problem)
 
     def _spec(self, start_trigger: StartTrigger | None) -> TaskSpec:
+        mapping = self.mapping
+
         def seconds(delay: timedelta | None) -> float | None:
             return None if delay is None else delay.total_seconds()
 
@@ -356,8 +348,10 @@ class BaseOperator(Arrows):
             pool=self.pool,
             pool_slots=self.pool_slots,
             start_trigger=start_trigger,
+            map=None if mapping is None else mapping.spec,
             active_max=self.max_active_tis_per_dagrun,
             emits=self.emits,
+            group="" if mapping is None else mapping.group_id,
         )
 
     def _start_trigger(self) -> StartTrigger:
@@ -388,7 +382,15 @@ class BaseOperator(Arrows):
             raise self._malformed(str(error)) from error
 
 
-class XComArg(Arrows, Mappable):
+class Placeholder:
+    """Stands in the arguments of a task for a value that only its step has."""
+
+    def resolve(self, context: Context) -> Any:
+        """Return the value."""
+        raise NotImplementedError
+
+
+class XComArg(Placeholder, Arrows, Mappable):
     """A placeholder for an XCom of a task, in the arguments of tasks downstream.
 
     If the task is mapped, it stands for the values of all its instances, a `MappedOutput`; if it emits, for the
@@ -437,31 +439,15 @@ class XComArg(Arrows, Mappable):
             return found
         raise TypeError(f"{self!r} is no list or dict, but {found!r:.100}")
 
-    def _operator(self) -> BaseOperator:
-        return self.operator
+    def first_tasks(self) -> Sequence[BaseOperator]:
+        return (self.operator,)
 
+    def last_tasks(self) -> Sequence[BaseOperator]:
+        return (self.operator,)
 
-def chain(*links: Joinable) -> None:
-    """Join each of ``links`` to the next: ``chain(a, [b, c], d)`` is ``a >> [b, c] >> d``, also for two lists."""
-    for above, below in itertools.pairwise(links):
-        for task in operators_of(above):
-            task.set_downstream(below)
-
-
-def operators_of(joinable: Joinable) -> Iterator[BaseOperator]:
-    """Yield the operators on one side of an arrow. Raises TypeError for anything else."""
-    for part in joinable if isinstance(joinable, Sequence) and not isinstance(joinable, str) else [joinable]:
-        if not isinstance(part, Arrows):
-            raise TypeError(f"tasks are joined to tasks, not to {part!r:.100}")
-        yield part._operator()
-
-
-def _join(above: BaseOperator, below: BaseOperator) -> None:
-    if above.dag is None or above.dag is not below.dag:
-        problem = f"cannot be joined to {below.task_id!r}: both must be in the same DAG"
-        raise above._malformed(problem)
-    above.downstream_task_ids.add(below.task_id)
-    below.upstream_task_ids.add(above.task_id)
+    def awaited(self) -> Sequence[BaseOperator]:
+        """Return the tasks that are upstream of a task with this in its arguments."""
+        return (self.operator,)
 
 
 def _encoded(kwargs: dict[str, Any], where: str) -> bytes:

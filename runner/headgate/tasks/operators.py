@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from headgate.tasks.context import Context
-from headgate.tasks.graph import DAG
-from headgate.tasks.operator import BaseOperator, XComArg
+from headgate.tasks.graph import DAG, Arrows
+from headgate.tasks.operator import BaseOperator, Placeholder, XComArg
 from headgate.tasks.options import TaskOptions
 from headgate.tasks.streaming import StreamedEvent
 from headgate.triggers.airflow_names import CONTEXT
@@ -63,8 +63,12 @@ class PythonOperator(BaseOperator):
         self.op_args = tuple(op_args)
         self.op_kwargs = dict(op_kwargs or {})
         self._check_arguments()
-        for argument in outputs_in([self.op_args, self.op_kwargs]):
-            self.set_upstream(argument)
+        try:
+            outputs = outputs_in([self.op_args, self.op_kwargs])
+        except TypeError as error:
+            raise self._malformed(str(error)) from None
+        for argument in outputs:
+            self.set_upstream(argument.awaited())
 
     def execute(self, context: Context, event: Any = None, **resumed_with: Any) -> Any:
         """Call the function; raises what it raises."""
@@ -207,21 +211,30 @@ def callable_problem(function: object) -> str | None:
     return None
 
 
+_HOLDERS: Final = (Arrows, dict, list, tuple)  # of outputs
+
+
 def outputs_in(value: Any) -> list[XComArg]:
-    """Return the outputs of other tasks in ``value``, however deep in lists, tuples and dicts."""
+    """Return the outputs of other tasks in ``value``, however deep in lists, tuples and dicts.
+
+    Raises TypeError for a task or a group itself, which a step would have another copy of, without a value.
+    """
     if isinstance(value, XComArg):
         return [value]
+    if isinstance(value, Arrows):
+        raise TypeError(value.value_hint())
     # Exactly these types, as in `resolved`: every output found here is replaced there.
     if type(value) is dict:
         value = list(value.values())
     if type(value) in (list, tuple):
-        return [found for item in value for found in outputs_in(item)]
+        # Each step loads its file, which may have thousands of numbers in a list: no call for each of them.
+        return [found for item in value if isinstance(item, _HOLDERS) for found in outputs_in(item)]
     return []
 
 
 def resolved(value: Any, context: Context) -> Any:
-    """Return ``value`` with outputs of other tasks replaced by their values."""
-    if isinstance(value, XComArg):
+    """Return ``value`` with what stands for outputs of other tasks, and for arguments, replaced by its values."""
+    if isinstance(value, Placeholder):
         return value.resolve(context)
     if type(value) is dict:
         return {key: resolved(item, context) for key, item in value.items()}

@@ -6,14 +6,24 @@ import os
 import time
 from datetime import UTC, datetime, timedelta
 from datetime import time as time_of_day
-from typing import Any, ClassVar, Literal, NoReturn, Required, Unpack, cast
+from typing import Any, ClassVar, Final, Literal, NoReturn, Required, Unpack, cast
 
 import msgspec
 import trio
 
 from headgate.child import queries
+from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import StartTrigger
 from headgate.protocol.messages.queries import QueryResult, TriggerQuery
+from headgate.protocol.messages.signals import (
+    DEFAULT_NAMESPACE,
+    SIGNAL_BYTES_MAX,
+    SIGNAL_TRIGGER,
+    SignalWait,
+    Since,
+    wait_problem,
+)
+from headgate.protocol.values import encode_value
 from headgate.tasks.context import Context
 from headgate.tasks.errors import SensorTimeout, TaskFailed, TaskSkipped, TriggerTimeout
 from headgate.tasks.graph import DAG
@@ -24,7 +34,15 @@ from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.file import POKE_INTERVAL_S, FileTrigger
 from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger, utc_now
 
-__all__ = ["BaseSensorOperator", "DateTimeSensor", "FileSensor", "PokeReturnValue", "TimeSensor", "TriggerSensor"]
+__all__ = [
+    "BaseSensorOperator",
+    "DateTimeSensor",
+    "FileSensor",
+    "PokeReturnValue",
+    "SignalSensor",
+    "TimeSensor",
+    "TriggerSensor",
+]
 
 TIMEOUT = timedelta(days=7)
 
@@ -263,6 +281,64 @@ class FileSensor(TriggerSensor):
     def make_trigger(self, context: Context) -> BaseTrigger:
         """Return a `FileTrigger` for the path."""
         return FileTrigger(self.filepath, poke_interval_s=self.poke_interval.total_seconds())
+
+
+class _Any:
+    def __repr__(self) -> str:
+        return "<any value>"
+
+
+ANY: Final = _Any()  # means that no value was given, because None may be one
+
+
+class SignalSensor(BaseSensorOperator):
+    """Waits for a signal under ``key`` with this ``value``, or with any. Returns its value.
+
+    It waits in the database: it has no worker and no trigger, and neither when it ends. Its XCom ``version`` is the
+    version of the signal. Signals count that were sent since the run was created; with ``since="latest"`` the newest
+    one before that counts as well. A signal for another run alone never does. Values are equal as `==` says of their
+    JSON form, so the order of the keys in a dict does not matter.
+
+    After ``timeout`` it fails as every sensor, on a worker; with ``soft_fail`` it is skipped.
+    """
+
+    start_from_trigger = True
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        value: Any = ANY,
+        namespace: str = DEFAULT_NAMESPACE,
+        since: Since = "run",
+        **options: Unpack[SensorOptions],
+    ) -> None:
+        super().__init__(**options)
+        for name in ("mode", "poke_interval", "start_from_trigger", "start_trigger_args"):
+            if name in options:
+                raise self._malformed(f"{name} is not for a SignalSensor, which waits in the database alone")
+        for name, text in (("key", key), ("namespace", namespace)):
+            if not isinstance(text, str):
+                raise self._malformed(f"the {name} must be a str, not {text!r:.100}")
+        if since not in ("run", "latest"):
+            raise self._malformed(f"since must be 'run' or 'latest', not {since!r:.100}")
+        encoded = None
+        try:
+            if not isinstance(value, _Any):
+                encoded = encode_value(value, where="value", bytes_max=SIGNAL_BYTES_MAX)
+        except ProtocolError as error:
+            raise self._malformed(str(error)) from None
+        self.signal = SignalWait(key, namespace, encoded, since)
+        if (problem := wait_problem(self.signal)) is not None:
+            raise self._malformed(problem)
+
+    def poke(self, context: Context) -> NoReturn:
+        """Not used: the database waits."""
+        raise NotImplementedError(f"{type(self).__name__} waits in the database, and has no poke")
+
+    def _start_trigger(self) -> StartTrigger:
+        timeout_s = self.timeout.total_seconds()
+        return StartTrigger(SIGNAL_TRIGGER, b"{}", "execute", b"{}", timeout_s, signal=self.signal)
 
 
 async def first_event_here(trigger: BaseTrigger, timeout_s: float) -> TriggerEvent:

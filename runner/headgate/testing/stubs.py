@@ -1,15 +1,21 @@
-"""Stubs for the supervisor in tests: variables, connections, XComs, and the states of runs of other DAGs."""
+"""Stubs for the supervisor in tests: variables, connections, XComs, and the states of runs of other DAGs.
+
+An instance of a mapped group sees the XComs of tasks of its group at its own index, so they are given as such
+(`OfIndex`); those of other mapped tasks are given as lists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias, TypedDict, assert_never
 
 import trio
 
 from headgate.child import queries
+from headgate.protocol.messages import maps
+from headgate.protocol.messages.maps import Available, Counted, Elements, Worklist
 from headgate.protocol.messages.queries import (
     XCOMS_PER_PAGE_MAX,
     CreateRun,
@@ -21,22 +27,68 @@ from headgate.protocol.messages.queries import (
     GetVariable,
     GetXCom,
     GetXComs,
+    ListenSignals,
+    ListSignals,
     Query,
     QueryResult,
     RunCreated,
     SecretText,
+    SendSignals,
+    SignalPage,
+    SignalsHeard,
+    SignalsSent,
     TaskState,
     TaskStates,
     TriggerQuery,
     XComPage,
 )
-from headgate.protocol.values import decode_value, encode_value
+from headgate.protocol.messages.runner import CancelReason, FinishedTrigger, FiredEvent
+from headgate.protocol.messages.signals import (
+    AUTOMATIC,
+    DEFAULT_NAMESPACE,
+    SIGNALS_PER_PAGE_MAX,
+    SentSignal,
+    SignalSend,
+    SignalWait,
+    StoredSignal,
+)
+from headgate.protocol.values import count_items, decode_value, encode_value
+from headgate.signals import SignalVersion
+from headgate.signals.listening import NothingMore
+from headgate.signals.outgoing import encoded
+from headgate.tasks.context import make_context
+from headgate.tasks.operator import BaseOperator
+from headgate.testing.clock import SkippingClock
 
 RETURN_VALUE = "return_value"
 _UNFINISHED = frozenset({"none", "scheduled", "running", "deferred", "up_for_retry", "restarting"})
 
 StubRun: TypeAlias = str | Mapping[str, str] | None
 """A run's state, or the states of its tasks by task id; None if the run does not exist yet."""
+
+
+class StubLoop(TypedDict, total=False):
+    """The iteration that a task of a loop is in, the result of the one before, and, for the gate, that of this one."""
+
+    index: int
+    previous: Any
+    result: Any
+
+
+@dataclass(frozen=True)
+class OfIndex:
+    """The place of an instance of a mapped task in a test.
+
+    ``beside`` are the tasks of its mapped group, ``results`` what is given of iterations of its loop, by index, and
+    ``result_of`` the task that leaves them. ``appended`` are the values that were appended to the task ``appended_to``.
+    """
+
+    index: int
+    beside: Collection[str] = ()
+    result_of: str | None = None
+    results: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    appended_to: str | None = None
+    appended: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -49,11 +101,94 @@ class CreatedRun:
     logical_date: datetime | None
 
 
+class StubSignals:
+    """Signals, as a supervisor keeps them. ``sent`` are those of the task or trigger, without what was there before."""
+
+    def __init__(self, before: Mapping[str, Sequence[Any]]) -> None:
+        self.sent: list[SignalVersion] = []
+        self._versions: dict[tuple[str, str], list[SignalSend]] = {}
+        for key, values in before.items():
+            for value in values:
+                self._add(encoded(key, value, dedup=None, namespace=DEFAULT_NAMESPACE))
+
+    def send(self, signal: SignalSend) -> SentSignal:
+        """Send a signal, unless its key has one with its dedup."""
+        known = self._versions.get((signal.namespace, signal.key), [])
+        for version, other in enumerate(known, start=1):
+            if other.dedup == signal.dedup:
+                return SentSignal(version, is_new=False)
+        version = self._add(signal)
+        dedup = None if signal.dedup.startswith(AUTOMATIC) else signal.dedup
+        self.sent.append(SignalVersion(signal.key, decode_value(signal.value), dedup, version))
+        return SentSignal(version, is_new=True)
+
+    def listed(
+        self, key: str, namespace: str, *, after: int, limit: int, version: int | None
+    ) -> tuple[StoredSignal, ...]:
+        """Return versions of a key."""
+        known = self._versions.get((namespace, key), [])
+        rows = [StoredSignal(number, one.value, "", 0.0, one.is_of_run) for number, one in enumerate(known, start=1)]
+        if version is not None:
+            return tuple(row for row in rows if row.version == version)
+        return tuple([row for row in rows if row.version > after][:limit])
+
+    def heard(self, key: str, namespace: str, after: int | None) -> SignalsHeard:
+        """Return what a task hears, which is all that there is; raise `NothingMore` after that.
+
+        What was there before is sent as soon as the task listens, if it does not say after which version.
+        """
+        if after is None:
+            return SignalsHeard((), 0)
+        found = self.listed(key, namespace, after=after, limit=SIGNALS_PER_PAGE_MAX, version=None)
+        if not found:
+            raise NothingMore
+        return SignalsHeard(found, found[-1].version)
+
+    def first(self, wait: SignalWait) -> StoredSignal | None:
+        """Return the first version that ends a wait; all of them were sent since the run was created."""
+        for row in self.listed(wait.key, wait.namespace, after=0, limit=SIGNALS_PER_PAGE_MAX, version=None):
+            if wait.value is None or decode_value(row.value) == decode_value(wait.value):
+                return row
+        return None
+
+    def _add(self, signal: SignalSend) -> int:
+        versions = self._versions.setdefault((signal.namespace, signal.key), [])
+        versions.append(signal)
+        return len(versions)
+
+
+class SignalSource:
+    """Stands for a wait for a signal: fires if it was sent, or lets the time pass."""
+
+    finished: FinishedTrigger | None = None
+
+    def __init__(self, signals: StubSignals, wait: SignalWait, clock: SkippingClock) -> None:
+        self.fired: list[FiredEvent] = []
+        self._signals = signals
+        self._wait = wait
+        self._clock = clock
+
+    def wait(self, events: int, within_s: float) -> None:
+        """Fire what ends the task, or skip the time."""
+        found = self._signals.first(self._wait)
+        if found is None:
+            self._clock.sleep(within_s)
+            return
+        left = {"version": found.version, RETURN_VALUE: decode_value(found.value)}
+        payload = encode_value(
+            {"xcoms": {key: value for key, value in left.items() if value is not None}}, where="xcoms"
+        )
+        self.fired.append(FiredEvent(1, "signal", 0, 0, payload, kind="success", is_last=True))
+
+    def end(self, reason: CancelReason) -> None:
+        """Do nothing."""
+
+
 class Stubs:
     """Answers what users' code asks. ``created`` are the runs it has begun so far.
 
     The keys of ``xcoms`` are task ids or (task id, key). ``runs`` gives the state of the run of a DAG, or a list with
-    one state for each look, the last of which stays.
+    one state for each look, the last of which stays. ``signals`` are those that were sent before, by their keys.
     """
 
     def __init__(
@@ -63,6 +198,7 @@ class Stubs:
         connections: Mapping[str, str] | None = None,
         xcoms: Mapping[str | tuple[str, str], Any] | None = None,
         runs: Mapping[str, StubRun | Sequence[StubRun]] | None = None,
+        signals: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self._variables = dict(variables or {})
         self._connections = dict(connections or {})
@@ -79,6 +215,8 @@ class Stubs:
                 raise ValueError(f"runs[{dag_id!r}] is empty: give the state of the run")
         self.created: list[CreatedRun] = []
         self.elements: list[Any] = []  # that the task has emitted
+        self.of_index: OfIndex | None = None
+        self.signals = StubSignals(signals or {})
 
     def answer(self, query: Query) -> QueryResult:
         """Answer as the supervisor would. Raises `QueryFailed`."""
@@ -87,10 +225,10 @@ class Stubs:
                 return SecretText(self._variables.get(name))
             case GetConnection(name):
                 return SecretText(self._connections.get(name))
-            case GetXCom(task_id, key):
-                return EncodedValue(self._xcoms.get((task_id, key)))
-            case GetXComs(task_id, key, after, offset, limit):
-                return self.read_xcoms(task_id, key, after=after, offset=offset, limit=limit)
+            case GetXCom(task_id, key, map_index):
+                return EncodedValue(self.read_xcom(task_id, key, map_index))
+            case GetXComs(task_id, key, after, offset, limit, is_counted):
+                return self.read_xcoms(task_id, key, after=after, offset=offset, limit=limit, is_counted=is_counted)
             case EmitElements(first, values):
                 self.elements[first:] = map(decode_value, values)
                 return ElementRoom(XCOMS_PER_PAGE_MAX)
@@ -98,23 +236,53 @@ class Stubs:
                 return self._task_states(query)
             case CreateRun():
                 return self._create_run(query)
+            case SendSignals(signals):
+                return SignalsSent(tuple(map(self.signals.send, signals)))
+            case ListSignals(key, namespace, after, limit, version):
+                return SignalPage(self.signals.listed(key, namespace, after=after, limit=limit, version=version))
+            case ListenSignals(key, namespace, after):
+                return self.signals.heard(key, namespace, after)
             case _:
                 assert_never(query)
 
-    def read_xcom(self, task_id: str, key: str) -> bytes | None:
-        """Return the encoded XCom of another task."""
+    def read_xcom(self, task_id: str, key: str, map_index: int = -1) -> bytes | None:
+        """Return the encoded XCom of another task; of an instance, from the list that is given for its task.
+
+        Of a task of the same mapped group it is given itself. Raises ValueError for what a test has to give.
+        """
+        of = self.of_index
+        if map_index < 0:
+            return self._xcoms.get((task_id, key))
+        if of is None or task_id not in of.beside:
+            return dict(self.read_xcoms(task_id, key).values).get(map_index)
+        if task_id == of.result_of and map_index in of.results:
+            return encode_value(of.results[map_index], where="loop")
+        if map_index != of.index:
+            raise ValueError(
+                f"the result of iteration {map_index} is not given: run_task(..., loop={{'previous': ...}})"
+            )
         return self._xcoms.get((task_id, key))
 
     def read_xcoms(
-        self, task_id: str, key: str | None, *, after: int = -1, offset: int = 0, limit: int = XCOMS_PER_PAGE_MAX
+        self,
+        task_id: str,
+        key: str | None,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = XCOMS_PER_PAGE_MAX,
+        is_counted: bool = True,
     ) -> XComPage:
         """Return the XComs of a mapped task, or elements, given as a list."""
-        encoded = self._xcoms.get((task_id, key or RETURN_VALUE))
-        values = [] if encoded is None else decode_value(encoded)
+        if key is None and self.of_index is not None and self.of_index.appended_to == task_id:
+            values = list(self.of_index.appended)
+        else:
+            encoded = self._xcoms.get((task_id, key or RETURN_VALUE))
+            values = [] if encoded is None else decode_value(encoded)
         if not isinstance(values, list):
             raise ValueError(f"xcoms[{task_id!r}] must be a list: the task is mapped, and each instance leaves a value")
         page = [(index, encode_value(value, where=f"xcoms[{task_id!r}]")) for index, value in enumerate(values)]
-        return XComPage(tuple(page[after + 1 + offset :][:limit]), len(values), 0)
+        return XComPage(tuple(page[after + 1 + offset :][:limit]), len(values) if is_counted else 0, 0)
 
     async def answer_trigger(self, query: TriggerQuery) -> QueryResult:
         """Answer a trigger."""
@@ -149,6 +317,100 @@ class Stubs:
         moment = None if query.logical_date_s is None else datetime.fromtimestamp(query.logical_date_s, UTC)
         self.created.append(CreatedRun(query.dag_id, query.run_id, conf, moment))
         return RunCreated(is_new=True)
+
+
+# --- instances of mapped tasks -------------------------------------------------------------------
+
+
+def find_place(
+    stubs: Stubs, map_index: int | None, loop: StubLoop | None, appended: Sequence[Any], operator: BaseOperator
+) -> int:
+    """Have the stubs answer one instance of a mapped task; return its index, -1 if the task is not mapped.
+
+    Raises ValueError if the test does not say which instance, or over what the task is expanded, or if there is none.
+    """
+    name = f"the task {operator.task_id!r}"
+    spec = operator.to_spec().map
+    if spec is None:
+        if map_index is not None:
+            raise ValueError(f"{name} is not mapped: it has no instance {map_index}")
+        _refuse_loop(name, loop)
+        _refuse_appended(name, appended)
+        return -1
+    mapping, source = operator.mapping, spec.source
+    beside = () if mapping is None else mapping.task_ids
+    if isinstance(source, Worklist) and source.is_loop:
+        _refuse_appended(name, appended)
+        index = _iteration(map_index, loop or {})
+        context = make_context(operator, run_id="", map_index=index)
+        assert context["loop"] is not None, "it is in a loop"
+        stubs.of_index = OfIndex(index, beside, context["loop"].result_of, _results(index, loop or {}))
+    else:
+        _refuse_loop(name, loop)
+        if not isinstance(source, Worklist):
+            _refuse_appended(name, appended)
+        if map_index is None:
+            raise ValueError(f"{name} is mapped: say which instance is run, with map_index=")
+        index = map_index
+        appended_to = source.task_id if isinstance(source, Worklist) else None
+        stubs.of_index = OfIndex(index, beside, appended_to=appended_to, appended=list(appended))
+    length = maps.available(source, lambda output: _count(output, operator, stubs)).length
+    if not 0 <= index < length:
+        given = "appended=" if isinstance(source, Worklist) and not source.is_loop else "these xcoms"
+        whole = (
+            f"{length} iterations, from 0 on" if loop is not None else f"{length} instances, from 0 on, with {given}"
+        )
+        raise ValueError(f"{name} has {whole}; there is none {index}")
+    return index
+
+
+def _iteration(map_index: int | None, loop: StubLoop) -> int:
+    """Return the iteration that a test wants to run: the first one, or if it says what was left before, the second."""
+    if unknown := sorted(loop.keys() - StubLoop.__annotations__.keys()):
+        there = ", ".join(StubLoop.__annotations__)
+        raise ValueError(f"loop has no {unknown[0]!r}; it may have {there}")
+    index = loop.get("index", map_index)
+    if index is None:
+        index = 1 if "previous" in loop else 0
+    if not isinstance(index, int) or map_index not in (None, index):
+        raise ValueError(f"loop['index'] is {index!r:.100}, and map_index= is {map_index}: give one of them, an int")
+    if index == 0 and loop.get("previous") is not None:
+        raise ValueError("loop['previous'] is given, and the iteration 0 has none before it")
+    return index
+
+
+def _results(index: int, loop: StubLoop) -> dict[int, Any]:
+    found = {index - 1: loop["previous"]} if "previous" in loop else {}
+    return found | ({index: loop["result"]} if "result" in loop else {})
+
+
+def _refuse_loop(name: str, loop: StubLoop | None) -> None:
+    if loop is not None:
+        raise ValueError(f"{name} is in no loop: leave out loop=")
+
+
+def _refuse_appended(name: str, appended: Sequence[Any]) -> None:
+    if appended:
+        raise ValueError(f"{name} is expanded over no worklist: leave out appended=")
+
+
+def _count(output: Counted, operator: BaseOperator, stubs: Stubs) -> Available:
+    """Return how many values a test gives. Raises ValueError if it gives none, or no list or dict."""
+    name = f"the task {operator.task_id!r}"
+    if isinstance(output, Worklist):
+        appended = 0 if stubs.of_index is None else len(stubs.of_index.appended)
+        return Available(output.length_max if output.is_loop else output.given + appended, is_complete=True)
+    key = RETURN_VALUE if isinstance(output, Elements) else output.key
+    source = output.task_id if key == RETURN_VALUE else (output.task_id, key)
+    data = stubs.read_xcom(output.task_id, key)
+    if data is None:
+        raise ValueError(f"{name} is expanded over an XCom that is not given: xcoms={{{source!r}: [...]}}")
+    is_mapped = operator.dag is not None and operator.dag.tasks[output.task_id].is_mapped
+    if is_mapped or isinstance(output, Elements):
+        return Available(stubs.read_xcoms(output.task_id, key).count, is_complete=True)
+    if (items := count_items(data)) is None:
+        raise ValueError(f"{name} is expanded over xcoms[{source!r}], which must be a list or a dict")
+    return Available(items, is_complete=True)
 
 
 def _run_state(tasks: Mapping[str, str]) -> str:

@@ -20,9 +20,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from headgate.child import queries
-from headgate.protocol.messages import maps
-from headgate.protocol.messages.maps import Available, Elements, OfTask
 from headgate.protocol.messages.runner import FiredEvent, TriggerSpec
+from headgate.protocol.messages.signals import SignalWait
 from headgate.protocol.messages.steps import (
     EXECUTION_TIMEOUT_OVER,
     StepDeferred,
@@ -33,12 +32,15 @@ from headgate.protocol.messages.steps import (
     StepSucceeded,
 )
 from headgate.protocol.messages.task_streams import StreamPart
-from headgate.protocol.values import count_items, decode_value, encode_value
+from headgate.protocol.values import decode_value, encode_value
+from headgate.signals import SignalVersion
 from headgate.tasks.context import RETURN_VALUE, Context, TaskStream, make_context
 from headgate.tasks.errors import FAIL_METHOD, REASON_EXECUTION_TIMEOUT, REASON_FAILURE, REASON_TIMEOUT
 from headgate.tasks.execution import Resumption, run_step
+from headgate.tasks.graph import Arrows
+from headgate.tasks.groups.groups import GroupResult, TaskGroup
 from headgate.tasks.maps.operators import MappedOperator
-from headgate.tasks.operator import Arrows, BaseOperator
+from headgate.tasks.operator import BaseOperator
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import TaskNeverEnds, TaskNotSuccessful
 from headgate.testing.round_trip import check_round_trip, digest_of, loaded
@@ -52,7 +54,7 @@ from headgate.testing.running import (
     check_log,
     hosted_run,
 )
-from headgate.testing.stubs import CreatedRun, StubRun, Stubs
+from headgate.testing.stubs import CreatedRun, SignalSource, StubLoop, StubRun, Stubs, find_place
 from headgate.testing.task_streams import FedSource, Source, TrialStream
 from headgate.triggers import temporal
 
@@ -87,6 +89,8 @@ class TaskResult:
     time. ``handled`` are the payloads of the events of its stream that the task has handled, in this try and those
     before it, ``elements`` are what it has emitted, and ``stream_state`` is the state that it has left; ``stream`` is
     for ``run_task(after=)``. ``map_name`` is the name of the instance of a mapped task, None if it has none.
+    ``appended`` are the values that it has appended to its worklist, each with its key; the gate of a loop appends one
+    if there is to be another iteration. ``signals`` are those that the task has sent, at once or with its outcomes.
     """
 
     state: State
@@ -101,8 +105,10 @@ class TaskResult:
     handled: list[Any] = field(default_factory=list[Any])
     stream_state: dict[str, Any] | None = None
     elements: list[Any] = field(default_factory=list[Any])
+    signals: list[SignalVersion] = field(default_factory=list[SignalVersion])
     stream: TrialStream | None = field(default=None, repr=False, compare=False)
     map_name: str | None = None
+    appended: list[tuple[Any, str | None]] = field(default_factory=list[tuple[Any, "str | None"]])
 
     @property
     def value(self) -> Any:
@@ -119,12 +125,15 @@ def run_task(
     connections: Mapping[str, str] | None = None,
     xcoms: Mapping[str | tuple[str, str], Any] | None = None,
     runs: Mapping[str, StubRun | Sequence[StubRun]] | None = None,
+    signals: Mapping[str, Sequence[Any]] | None = None,
     params: Mapping[str, Any] | None = None,
     logical_date: datetime | None = None,
     data_interval: tuple[datetime, datetime] | None = None,
     run_id: str = "test",
     try_number: int = 1,
     map_index: int | None = None,
+    loop: StubLoop | None = None,
+    appended: Sequence[Any] = (),
     events: Sequence[Any] | None = None,
     after: TaskResult | None = None,
     within: timedelta = WITHIN,
@@ -150,38 +159,35 @@ def run_task(
 
     Time is skipped as in `run_trigger`, and also for ``time.sleep()``, in the modules that define the operator's class
     and the function it calls. ``execution_timeout`` counts over the whole try, in skipped time; a step that exceeds it
-    is not interrupted, but the try fails. ``variables`` and ``connections`` (URIs) answer the task's queries. ``xcoms``
-    are those of other tasks, by task id or (task id, key). ``runs`` are the states of runs of other DAGs: a state, the
-    states of tasks, or a list of these, one for each look.
-
-    Of a mapped task the instance with ``map_index`` is run; ``xcoms`` has to have what the task is expanded over, as a
-    list if that is mapped or emitted. Raises ValueError if it has not, or if there is no such instance.
+    is not interrupted, but the try fails. ``variables``, ``connections`` (URIs), ``xcoms`` (by task id, or task id and
+    key), ``signals`` (the values that were sent before, by key) and ``runs`` (of each other DAG a state, the states of
+    its tasks, or a list of these, one for each look) answer the task's queries.
+    Of a mapped task the instance ``map_index`` is run. ``xcoms`` has what the task is expanded over, as a list if that
+    is mapped or emitted, and of tasks of its own group the values at its index. ``appended`` are earlier values of its
+    worklist, ``loop`` is an iteration. Raises ValueError for an instance that there is not, or is not given.
 
     A task that defers with ``stream=`` takes the events of its trigger as they are fired, and so does the next try of
     one that has failed, if the result of the failed try is given as ``after``: what was handled is not handled again.
-    ``events`` stand for the trigger: payloads, `TriggerEvent` objects, and as the last one perhaps an exception, which
-    fails the trigger behind them. The rule for poison is not applied.
+    ``events`` stand for the trigger: payloads, `TriggerEvent` objects, last perhaps its error. No rule for poison.
 
     A task that fails is not an error here, but a result. Raises `TaskNeverEnds` if it waits for longer than ``within``
     (a day by default) or defers too often; `RoundTripFailed`, `LoopBlocked`, `Misbehaved` and `LeftBehind` as
     `run_trigger` does.
     """
-    stubs = Stubs(variables=variables, connections=connections, xcoms=xcoms, runs=runs)
+    stubs = Stubs(variables=variables, connections=connections, xcoms=xcoms, runs=runs, signals=signals)
     with queries.secrets.apart(), queries.queries_handled_by(stubs.answer):
         trial_run = _Trial(_maker(task), stubs, within.total_seconds(), blocked_after.total_seconds(), events, after)
-        return trial_run.run(
-            map_index,
-            functools.partial(
-                make_context,
-                run_id=run_id,
-                try_number=try_number,
-                logical_date=logical_date,
-                data_interval=data_interval,
-                params=params,
-                read_xcom=stubs.read_xcom,
-                read_xcoms=stubs.read_xcoms,
-            ),
+        context_of = functools.partial(
+            make_context,
+            run_id=run_id,
+            try_number=try_number,
+            logical_date=logical_date,
+            data_interval=data_interval,
+            params=params,
+            read_xcom=stubs.read_xcom,
+            read_xcoms=stubs.read_xcoms,
         )
+        return trial_run.run(functools.partial(find_place, stubs, map_index, loop, appended), context_of)
 
 
 class _Patience(NamedTuple):
@@ -214,21 +220,21 @@ class _Trial:
         self._stream: TrialStream | None = None
         self._is_stream_over = False
         self._map_name: str | None = None
+        self._appended: list[tuple[Any, str | None]] = []
         if after is not None and after.stream is not None:
             self._stream = after.stream
             if after.stream.handled:
                 self._xcoms = dict(after.xcoms)
                 stubs.elements += after.elements
 
-    def run(self, map_index: int | None, context_of: Callable[..., Context]) -> TaskResult:
+    def run(self, place_of: Callable[[BaseOperator], int], context_of: Callable[..., Context]) -> TaskResult:
         """Run steps and waits until the task ends. Raises ValueError for an instance that it does not have."""
-        self._context_of = functools.partial(context_of, map_index=-1 if map_index is None else map_index)
         first = self._make()
-        _check_instance(first, map_index, self._stubs)
+        self._context_of = functools.partial(context_of, map_index=place_of(first))
         if first.execution_timeout is not None:
             self._ends_at_s = self._clock.now_s + first.execution_timeout.total_seconds()
         resumption: Resumption | None = None
-        waiting = _start_of(first)
+        waiting, self._signal = _start_of(first)
         while True:
             if waiting is None:
                 stream = None if self._is_stream_over else self._stream
@@ -260,8 +266,15 @@ class _Trial:
         self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in outcome.xcoms)
         if self._stream is not None:
             self._stream.move(outcome.handled)
+        if not isinstance(outcome, StepFailed | StepDeferred) and outcome.appended is not None:
+            for value, key in context["ti"].appended_pairs():
+                if key is None or all(key != other for _, other in self._appended):
+                    self._appended.append((decode_value(value), key))
         if outcome.emitted is not None:
             self._stubs.elements += map(decode_value, outcome.emitted.values)
+        if not isinstance(outcome, StepFailed):
+            for signal in outcome.signals:
+                self._stubs.signals.send(signal)
         return outcome
 
     @property
@@ -292,8 +305,10 @@ class _Trial:
             deferrals=self._deferrals,
             created_runs=self._stubs.created,
             elements=list(self._stubs.elements),
+            signals=list(self._stubs.signals.sent),
             waited=timedelta(seconds=self._clock.now_s),
             map_name=self._map_name,
+            appended=self._appended,
             **fields,
         )
 
@@ -302,6 +317,9 @@ class _Trial:
     @contextmanager
     def _started(self, name: str, deferred: StepDeferred) -> Generator[Source]:
         """Start the trigger of a deferral, or what stands for it; end it when the ``with`` block is left."""
+        if self._signal is not None:
+            yield SignalSource(self._stubs.signals, self._signal, self._clock)
+            return
         takes_one = deferred.stream is None
         spec = TriggerSpec(
             TRIGGER_ID,
@@ -408,9 +426,18 @@ class _Trial:
 def _maker(task: Arrows | Callable[[], Arrows]) -> Callable[[], BaseOperator]:
     """Return a function that creates the operator of a step."""
     if not isinstance(task, Arrows):
-        return lambda: task()._operator()
-    pristine = _copied(task._operator())
+        return lambda: _only_task(task())
+    pristine = _copied(_only_task(task))
     return lambda: _copied(pristine)
+
+
+def _only_task(task: Arrows) -> BaseOperator:
+    """Return the operator to run. Raises ValueError for a task group: the test has to say which of its tasks."""
+    group = task.group if isinstance(task, GroupResult) else task
+    if isinstance(group, TaskGroup):
+        names = ", ".join(repr(one.task_id) for one in group.tasks)
+        raise ValueError(f"the task group {group.group_id!r} has the tasks {names}: give one of them, dag.tasks[...]")
+    return task.first_tasks()[0]
 
 
 def _copied(operator: BaseOperator) -> BaseOperator:
@@ -424,43 +451,13 @@ def _copied(operator: BaseOperator) -> BaseOperator:
     return again
 
 
-def _start_of(operator: BaseOperator) -> StepDeferred | None:
-    """Return the first wait of a task that starts in its trigger."""
+def _start_of(operator: BaseOperator) -> tuple[StepDeferred | None, SignalWait | None]:
+    """Return the first wait of a task that starts in its trigger, and the signal that it waits for, if it does."""
     start = operator.to_spec().start_trigger
     if start is None:
-        return None
-    return StepDeferred(
-        start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s, stream=start.stream
-    )
-
-
-def _check_instance(operator: BaseOperator, map_index: int | None, stubs: Stubs) -> None:
-    """Raise ValueError if this instance cannot be run: the test has to say which one, and over what it is expanded."""
-    name = f"the task {operator.task_id!r}"
-    spec = operator.to_spec().map
-    if spec is None:
-        if map_index is not None:
-            raise ValueError(f"{name} is not mapped: it has no instance {map_index}")
-        return
-    if map_index is None:
-        raise ValueError(f"{name} is mapped: say which instance is run, with map_index=")
-
-    def count(output: OfTask) -> Available:
-        key = RETURN_VALUE if isinstance(output, Elements) else output.key
-        source = output.task_id if key == RETURN_VALUE else (output.task_id, key)
-        data = stubs.read_xcom(output.task_id, key)
-        if data is None:
-            raise ValueError(f"{name} is expanded over an XCom that is not given: xcoms={{{source!r}: [...]}}")
-        is_mapped = operator.dag is not None and operator.dag.tasks[output.task_id].is_mapped
-        if is_mapped or isinstance(output, Elements):
-            return Available(stubs.read_xcoms(output.task_id, key).count, is_complete=True)
-        if (items := count_items(data)) is None:
-            raise ValueError(f"{name} is expanded over xcoms[{source!r}], which must be a list or a dict")
-        return Available(items, is_complete=True)
-
-    length = maps.available(spec.source, count).length
-    if not 0 <= map_index < length:
-        raise ValueError(f"{name} has {length} instances, from 0 on, with these xcoms; there is none {map_index}")
+        return None, None
+    shared = (start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s)
+    return StepDeferred(*shared, stream=start.stream), start.signal
 
 
 def _modules_of(operator: BaseOperator) -> tuple[str, ...]:

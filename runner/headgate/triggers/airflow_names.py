@@ -8,17 +8,20 @@ _POOL: Final = "limit them with a pool: headgate pools set NAME SLOTS, and pool=
 _ALARM: Final = "there are no callbacks; add a task with trigger_rule='one_failed' below the others"
 _LAST_TASK: Final = "there are no callbacks; add a task below the others"
 _NO_EMAIL: Final = "headgate sends no email; add a task with trigger_rule='one_failed' that does"
+_NO_PAGE: Final = "there is no page to show it"
 _NO_DOCS: Final = "there is no page to show it; use description= of the DAG, or a docstring"
 _NO_TEMPLATES: Final = "there are no templates; use the context in a @task function"
 _NO_LINEAGE: Final = "tasks have no assets; only watchers have (headgate watchers add --asset), which start DAGs"
 _DATE: Final = "use logical_date, which is None in runs made by hand without one"
 
-# Of DAG, of operators and of default_args.
+# Of DAG, of task groups, of operators and of default_args.
 OPTIONS: Final = {
     "access_control": "there are no users and roles",
+    "add_suffix_on_collision": "each call of a @task_group function has an id of its own, with the suffix __1, __2",
     "concurrency": _POOL,
     "dagrun_timeout": "use execution_timeout= of the tasks",
-    "default_view": "there is no page to show it",
+    "dag_display_name": _NO_PAGE,
+    "default_view": _NO_PAGE,
     "deferrable": "sensors are deferrable by default; mode='poke' keeps the worker",
     "depends_on_past": "max_active_runs=1 has runs one after another, also after one that failed",
     "do_xcom_push": "return None, which leaves no XCom",
@@ -30,6 +33,7 @@ OPTIONS: Final = {
     "end_date": "runs have no last date; pause the DAG then (headgate dags pause)",
     "executor": "tasks run in workers of headgate up; queue= says of which",
     "executor_config": "tasks run in workers of headgate up; queue= says of which",
+    "group_display_name": _NO_PAGE,
     "inlets": _NO_LINEAGE,
     "max_active_tasks": _POOL,
     "map_index_template": "use map_index_name= of expand(), a function of the instance's arguments",
@@ -40,10 +44,11 @@ OPTIONS: Final = {
     "on_retry_callback": _ALARM,
     "on_skipped_callback": _LAST_TASK,
     "on_success_callback": _LAST_TASK,
-    "orientation": "there is no page to show it",
+    "orientation": _NO_PAGE,
     "outlets": _NO_LINEAGE,
     "owner": "there are no owners; use tags= of the DAG",
     "owner_links": "there are no owners; use tags= of the DAG",
+    "parent_group": "make the group in the with block of the other one",
     "params": "a DAG has no params of its own; give defaults in the code: params.get('name', default)",
     "provide_context": "leave it out; a function gets what it has a parameter for, or all with **context",
     "render_template_as_native_obj": _NO_TEMPLATES,
@@ -52,10 +57,14 @@ OPTIONS: Final = {
     "sla": "there are no SLAs; use execution_timeout=",
     "sla_miss_callback": "there are no SLAs; use execution_timeout=",
     "start_date": "use start_date= of the DAG",
-    "task_group": "there are no task groups; a prefix in the task_id does the same",
+    "task_display_name": _NO_PAGE,
+    "task_group": "make the task in the with block of the group",
     "template_searchpath": _NO_TEMPLATES,
     "templates_dict": _NO_TEMPLATES,
     "timetable": "use schedule= with a cron expression or assets",
+    "tooltip": _NO_DOCS,
+    "ui_color": _NO_PAGE,
+    "ui_fgcolor": _NO_PAGE,
     "user_defined_filters": _NO_TEMPLATES,
     "user_defined_macros": _NO_TEMPLATES,
     "wait_for_downstream": "max_active_runs=1 has runs one after another, also after one that failed",
@@ -68,8 +77,11 @@ DECORATORS: Final = {
     "docker": "use subprocess in a @task function",
     "external_python": "use subprocess in a @task function",
     "kubernetes": "use subprocess in a @task function",
+    "loop": "a loop repeats a group of tasks; call the task in a @task_group function, and .loop() of that",
+    "run_if": "use @task.short_circuit above it, or raise TaskSkipped in it",
     "sensor": "derive from BaseSensorOperator and override poke",
     "setup": "use an ordinary task above the others",
+    "skip_if": "use @task.short_circuit above it, or raise TaskSkipped in it",
     "teardown": "use a task with trigger_rule='all_done'",
     "virtualenv": "use subprocess in a @task function",
 }
@@ -114,16 +126,16 @@ IMPORTS: Final = {
     "DummyOperator": "use EmptyOperator",
     "ExternalPythonOperator": "use subprocess in a @task function",
     "Label": "arrows have no labels",
+    "LazyXComSequence": "what a mapped task leaves is a sequence with len(), slices and iteration",
+    "LoopDecision": "until= of loop() returns True to end the loop, False to go on",
     "LatestOnlyOperator": "use @task.short_circuit, which compares data_interval_end with the time now",
     "Param": OPTIONS["params"],
     "PythonVirtualenvOperator": "use subprocess in a @task function",
-    "TaskGroup": OPTIONS["task_group"],
     "TimeDeltaSensor": "use DateTimeSensor, or self.defer(trigger=TimeDeltaTrigger(...))",
     "TriggerRule": "use the rule's name: trigger_rule='all_done'",
     "cross_downstream": "use chain([a, b], [c, d])",
     "get_current_context": "a function gets what it has a parameter for, or all with **context",
     "setup": DECORATORS["setup"],
-    "task_group": OPTIONS["task_group"],
     "teardown": DECORATORS["teardown"],
 }
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headgate.child import queries
 from headgate.protocol.messages.queries import GetConnection, GetVariable, StoredEvent
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import decode_value
+from headgate.signals.service import Signal, SignalVersion, query_of, versions_of
 from headgate.triggers.named_values import REQUIRED, Connection, connection_of, variable_json, variable_text
 
 if TYPE_CHECKING:
@@ -203,6 +205,19 @@ class BaseTrigger(abc.ABC):
         Raises `ConnectionMissing`, ValueError for a stored text that is not a URI, `NoQueryHandler`, and `QueryFailed`.
         """
         return connection_of(name, await queries.send_query_from_trigger(GetConnection(name)))
+
+    async def send_signal(
+        self, key: str, value: Any = None, *, dedup: str | None = None, namespace: str = DEFAULT_NAMESPACE
+    ) -> SignalVersion:
+        """Send a signal; return its version. It is sent at once, whatever becomes of the trigger's events.
+
+        A trigger may be started anew at any time, and sends its signals again: ``dedup`` makes the second one the same
+        version as the first. If the database does not answer, `QueryFailed` is raised, and the signal may have been
+        sent. Raises as `headgate.signals.SignalService.send_signal`.
+        """
+        signal = Signal(key, value, dedup)
+        answer = await queries.send_query_from_trigger(query_of(signal, namespace, self._classpath()))
+        return versions_of([signal], answer)[0]
 
     @classmethod
     def _classpath(cls) -> str:

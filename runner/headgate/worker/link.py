@@ -1,6 +1,7 @@
 """The worker's end of its link. A separate thread receives, so that the threads of a step can wait for responses.
 
-The thread also handles signals (`Stops.notice`), because the main thread may be busy in C code.
+The thread also returns steps that the supervisor recalls while another one runs, and handles signals (`Stops.notice`),
+because the main thread may be busy in C code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.wire import Role
 from headgate.protocol.link.worker_dialect import WorkerDialect
 from headgate.protocol.messages.queries import Query, QueryResult, Request, Response
-from headgate.protocol.messages.worker import FromWorker, StepEnded, ToWorker
+from headgate.protocol.messages.worker import FromWorker, RecallSteps, RunStep, StepEnded, StepsReturned, ToWorker
 from headgate.worker.stops import Stops
 
 READ_BYTES_MAX: Final = 256 * 1024  # of one read
@@ -36,6 +37,7 @@ class BlockingLink:
         self._state = threading.Lock()  # held briefly around any use of the connection or the requests
         self._sending = threading.Lock()  # held while a frame is written
         self._inbox: queue.SimpleQueue[ToWorker | Exception] = queue.SimpleQueue()
+        self._waiting: dict[str, object] = {}  # tokens of the steps in the inbox that are not recalled
         self._requests: OpenRequests[queue.SimpleQueue[Response]] = OpenRequests()
         self._wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
@@ -52,12 +54,26 @@ class BlockingLink:
         """Whether `receive` would return at once."""
         return not self._inbox.empty()
 
+    @property
+    def has_step(self) -> bool:
+        """Whether another step waits."""
+        return bool(self._waiting)
+
     def receive(self) -> ToWorker:
-        """Wait for the next message except responses. Raises `SupervisorGone`, and `RemoteProtocolError`."""
-        received = self._inbox.get()
-        if isinstance(received, Exception):
-            raise received
-        return received
+        """Wait for the next message except responses, recalls, and steps that were recalled.
+
+        A step that is returned here has begun. Raises `SupervisorGone`, and `RemoteProtocolError`.
+        """
+        while True:
+            received = self._inbox.get()
+            if isinstance(received, Exception):
+                raise received
+            if not isinstance(received, RunStep) or self._take_step(received.step.token):
+                return received
+
+    def _take_step(self, token: str) -> bool:
+        with self._state:
+            return self._waiting.pop(token, self) is not self
 
     def send(self, message: FromWorker) -> None:
         """Send one message; any thread may. Raises `LocalProtocolError`, `SupervisorGone`."""
@@ -122,12 +138,22 @@ class BlockingLink:
             with self._state:
                 message = self._connection.next_message()
                 waiter = self._requests.close(message.id) if isinstance(message, Response) else None
+                if isinstance(message, RunStep):
+                    self._waiting[message.step.token] = None
             if message is None:
                 return
-            if not isinstance(message, Response):
+            if isinstance(message, RecallSteps):
+                self._return_steps(message)
+            elif not isinstance(message, Response):
                 self._inbox.put(message)
             elif waiter is not None:  # None if the step has ended
                 waiter.put(message)
+
+    def _return_steps(self, recall: RecallSteps) -> None:
+        """Answer a recall. What is returned can no longer be taken, and what was taken is not returned."""
+        with self._state:
+            returned = [token for token in recall.tokens if self._waiting.pop(token, self) is not self]
+        self.send(StepsReturned(tuple(returned)))
 
     def _refuse_all(self, reason: str) -> None:
         for request_id, waiter in self._requests.close_all().items():

@@ -16,6 +16,7 @@ import threading
 
 from headgate.child.logs import Channel
 from headgate.child.output import captured, end_lines_of
+from headgate.protocol.messages.worker import STEP_LINE
 from headgate.worker.stops import Stops
 
 
@@ -49,6 +50,7 @@ class Output:
         self._stops = stops
         self._streams = [self._captured("stdout"), self._captured("stderr")]
         self._libc = ctypes.CDLL(None)
+        self._pipe = os.dup(1)  # a step may put something else there
 
     def take(self) -> None:
         """Install the streams as standard output and error, also after a step has replaced them."""
@@ -71,6 +73,11 @@ class Output:
                 self._streams[index] = self._captured(name)
         self._libc.fflush(None)  # C code writes to a buffer of its library
         self.take()
+
+    def mark_step(self, token: str) -> None:
+        """Say in the pipe that all that follows is of this step."""
+        with contextlib.suppress(OSError):  # the supervisor is gone, and this process with it
+            os.write(self._pipe, STEP_LINE + token.encode() + b"\n")
 
     def _captured(self, name: str) -> io.TextIOWrapper:
         return captured(name, {"stdout": 1, "stderr": 2}[name], self._channel, self._stops.held)

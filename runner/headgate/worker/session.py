@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from typing import Final, assert_never
 
 import msgspec
@@ -26,6 +27,7 @@ from headgate.protocol.messages.steps import StepFailed
 from headgate.protocol.messages.worker import (
     FileParsed,
     ParseFile,
+    RecallSteps,
     RunStep,
     Step,
     StepEnded,
@@ -106,10 +108,12 @@ class WorkerSession:
                 message = self._link.receive()
             match message:
                 case RunStep():
+                    if message.is_behind:
+                        self._output.mark_step(message.step.token)
                     self._run_step(message.step)
                 case ParseFile():
                     self._parse(message.file)
-                case WorkerWelcome() | Response():
+                case WorkerWelcome() | Response() | RecallSteps():
                     raise RemoteProtocolError(f"expected RunStep or ParseFile, got {type(message).__name__}")
                 case _:
                     assert_never(message)
@@ -120,6 +124,7 @@ class WorkerSession:
 
     def _run_step(self, step: Step) -> None:
         marks.reach("worker.step_received")
+        begun_at = time.monotonic()
         with naming_process({name: getattr(step, name) for name in STEP_FIELDS}):
             ended = self._end_of(step)
             self._end_fork(ended)
@@ -130,8 +135,11 @@ class WorkerSession:
             # The stop made the author's code fail, not the task; the supervisor, which stopped it, stores the reason.
             ended = None
         if ended is not None:
-            self._send_end(step, ended)
+            took_s = time.monotonic() - begun_at
+            self._send_end(step, msgspec.structs.replace(ended, took_s=took_s))
             marks.reach("worker.outcome_sent")
+            if self._link.has_step:
+                marks.reach("worker.bundle_step_done")
 
     def _end_of(self, step: Step) -> StepEnded | None:
         """Run the step; return how it has ended, or None if it was stopped."""
@@ -164,7 +172,7 @@ class WorkerSession:
             self._link.send(ended)
         except LocalProtocolError as error:
             failure = StepFailed(f"the outcome of task {step.task_id!r} cannot be sent: {error}")
-            self._link.send(StepEnded(step.token, failure, ended.map_name))
+            self._link.send(StepEnded(step.token, failure, ended.map_name, ended.took_s))
 
     # --- files ------------------------------------------------------------------------------------
 

@@ -97,8 +97,8 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
 
 
 def _xcom_reader(ask: QueryHandler) -> XComReader:
-    def read_xcom(task_id: str, key: str) -> bytes | None:
-        answer = ask(GetXCom(task_id, key))
+    def read_xcom(task_id: str, key: str, map_index: int = -1) -> bytes | None:
+        answer = ask(GetXCom(task_id, key, map_index))
         if not isinstance(answer, EncodedValue):
             raise ProtocolError(f"the supervisor answers GetXCom with {type(answer).__name__}")
         return answer.value
@@ -108,9 +108,15 @@ def _xcom_reader(ask: QueryHandler) -> XComReader:
 
 def _xcom_page_reader(ask: QueryHandler) -> XComPageReader:
     def read_xcoms(
-        task_id: str, key: str | None, *, after: int = -1, offset: int = 0, limit: int = XCOMS_PER_PAGE_MAX
+        task_id: str,
+        key: str | None,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = XCOMS_PER_PAGE_MAX,
+        is_counted: bool = True,
     ) -> XComPage:
-        answer = ask(GetXComs(task_id, key, after, offset, limit))
+        answer = ask(GetXComs(task_id, key, after, offset, limit, is_counted))
         if not isinstance(answer, XComPage):
             raise ProtocolError(f"the supervisor answers GetXComs with {type(answer).__name__}")
         return answer

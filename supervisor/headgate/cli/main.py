@@ -31,6 +31,7 @@ from headgate.cli.commands import (
     frames,
     keys,
     runs,
+    signals,
     status,
     tasks,
     triggerer,
@@ -72,6 +73,7 @@ app.add_typer(values.pools_app, name="pools", rich_help_panel=usage.DAGS)
 app.add_typer(watchers.app, name="watchers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(events.events_app, name="events", rich_help_panel=usage.TRIGGERS)
 app.add_typer(event_log.consumers_app, name="consumers", rich_help_panel=usage.TRIGGERS)
+app.add_typer(signals.app, name="signals", rich_help_panel=usage.TRIGGERS)
 app.add_typer(dead_letters.app, name="dlq", rich_help_panel=usage.TRIGGERS)
 app.add_typer(triggers.app, name="triggers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(events.triggerers_app, name="triggerers", rich_help_panel=usage.TRIGGERS)

@@ -1,8 +1,10 @@
-"""What users write on command lines, on every command: names of tasks, spans of time, moments, JSON objects."""
+"""What users write on command lines: names of tasks, spans of time, moments, JSON objects; and who the user is."""
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -62,6 +64,14 @@ def since(text: str | None, now: Callable[[], datetime]) -> datetime | None:
     except CommandError:
         expected = "expected a span before now such as 2h or 3d, or a time such as 2026-01-31T12:00Z"
         raise CommandError(f"--since: {expected}; got {text!r}", exit_code=2) from None
+
+
+def user_name() -> str:
+    """Return the user of this process, for the record of who did something."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may have no name for it
+        return f"uid {os.getuid()}"
 
 
 def json_value(text: str, option: str) -> Any:

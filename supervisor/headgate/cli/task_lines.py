@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from headgate.cli.tables import Column, duration
 from headgate.scheduling.map_states import counts_text
+from headgate.scheduling.states import UNFINISHED
 
 if TYPE_CHECKING:
     from headgate.store.inspect.runs import TaskLine
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
 
 def instances_of(task: TaskLine) -> str | None:
     """Return how the instances of a mapped task stand: ``9,000 success, 3 failed, 256 open of 12,345``."""
-    return None if task.instances is None else counts_text(task.instances, task.map_length)
+    if task.instances is None:
+        return None
+    # Of how many is not known as long as there may be more: elements, a worklist, the iterations of a loop.
+    so_far = " so far" if task.instances and task.map_length is None and task.state in UNFINISHED else ""
+    return counts_text(task.instances, task.map_length) + so_far
 
 
 def _try(task: TaskLine) -> str:

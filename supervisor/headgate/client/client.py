@@ -1,4 +1,4 @@
-"""`Client`: the events of watchers, as a program of a user reads them."""
+"""`Client`: the events of watchers, as a program of a user reads them, and signals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headgate.client.consumer import Consumer
+from headgate.client.signals import ClientSignals
 from headgate.client.waiting import wait_for_page
 from headgate.store.consuming import reading
 from headgate.store.consuming.consumers import ConsumerVerbs
@@ -40,11 +41,11 @@ def open_client(url: str) -> Generator[Client]:
         engine.dispose()
 
 
-class Client:
+class Client(ClientSignals):
     """An open database of headgate. It is used by one thread, and has one connection."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._consumers = ConsumerVerbs(database)
 
     def events(self, watcher: str, *, after: Cursor = START, limit: int = BATCH_EVENTS) -> list[Event]:

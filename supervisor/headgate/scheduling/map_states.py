@@ -7,12 +7,14 @@ end. Instances that were removed, because it has fewer values now, are not part 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, assert_never
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.maps import Batch, Concat, Elements, Output, Product, Source, Values, Worklist, Zip
 from headgate.scheduling.states import TERMINAL
 
 _S = TaskState
+RETURN_VALUE: Final = "return_value"  # the key of what a task returns
 # A task that has an unfinished row has not ended, and the nearest of them to the end says where it is. Then the worst
 # end counts; one that was skipped as a whole is skipped.
 _FIRST: Final = (
@@ -39,6 +41,31 @@ def state_of(some: Iterable[TaskState]) -> TaskState:
 def state_with(own: TaskState, instances: Iterable[TaskState]) -> TaskState:
     """Return the one state of a mapped task whose own row, and whose instances, are in these states."""
     return state_of(together(frozenset({own}), frozenset(instances)))
+
+
+def source_text(source: Source) -> str:
+    """Return over what a task is expanded, as text: ``days``, ``days x 3 values``, ``a worklist``."""
+    match source:
+        case Values(length):
+            return f"{length:,} value{'' if length == 1 else 's'}"
+        case Output(task_id, key):
+            return task_id if key == RETURN_VALUE else f"{task_id} ({key})"
+        case Elements(task_id):
+            return f"elements of {task_id}"
+        case Worklist(length_max=length_max, is_loop=True):
+            return f"a loop, at most {length_max:,} iterations"
+        case Worklist(given=given, length_max=length_max):
+            return f"a worklist of {given:,}, at most {length_max:,}"
+        case Zip(parts=parts):
+            return f"zip({', '.join(map(source_text, parts))})"
+        case Concat(parts):
+            return " + ".join(map(source_text, parts))
+        case Product(parts):
+            return " x ".join(map(source_text, parts))
+        case Batch(part, count):
+            return f"batches of {count:,} of {source_text(part)}"
+        case _:
+            assert_never(source)
 
 
 def counts_text(counts: Mapping[str, int], length: int | None) -> str:

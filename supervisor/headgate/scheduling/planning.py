@@ -6,8 +6,9 @@ changes between two evaluations are not missed.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -50,6 +51,11 @@ class Graph:
         }
         self.expanded_as_emitted = _expanded_as_emitted(self.tasks, self.maps)
         self.in_order = _in_order(self.tasks)
+        # The tasks of each mapped group, in order.
+        self.groups: dict[str, list[TaskSpec]] = {}
+        for task in self.in_order:
+            if task.group:
+                self.groups.setdefault(task.group, []).append(task)
         above = {upstream for task in spec.tasks for upstream in task.upstream}
         self.leaves = tuple(task.task_id for task in spec.tasks if task.task_id not in above)
 
@@ -68,19 +74,20 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
 
     ``now`` has the states of the run's tasks: those of the DAG, and maybe some that it no longer has. A task has one
     state. A mapped one has those of its instances, and ``none`` as long as some are still to be made; the decision is
-    about all in ``none``. A run does not end before all have ended, but the end states of tasks that the DAG no longer
-    has do not count. If ``may_start`` is False, because the DAG is paused, no task begins.
+    about all in ``none``. Those of mapped groups are decided at each of their indexes, by `decide_index`. A run does
+    not end before all have ended, but the end states of tasks that the DAG no longer has do not count. If ``may_start``
+    is False, because the DAG is paused, no task begins.
     """
     after = dict(now)
     decided: dict[trigger_rules.Readiness, list[str]] = {"run": [], "upstream_failed": [], "skipped": []}
     for task in graph.in_order:
         before = after.get(task.task_id, _NO_STATES)
-        if TaskState.NONE not in before:
+        if TaskState.NONE not in before or task.group:
             continue
         above = _NO_STATES.union(*_ruling(graph, task, after))
         readiness = trigger_rules.ready(task.trigger_rule, above)
         if readiness == "run" and task.map is not None:
-            readiness = _expandable(graph, task.map, after)
+            readiness = expandable(graph, task.map, after)
         if readiness == "wait" or (readiness == "run" and not may_start):
             continue
         after[task.task_id] = before - _NONE | _BECOMES[readiness]
@@ -90,6 +97,28 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
         is_broken = not all(_BROKEN.isdisjoint(after.get(leaf, _NO_STATES)) for leaf in graph.leaves)
         end = "failed" if is_broken else "success"
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
+
+
+def decide_index(
+    graph: Graph, group: str, now: Mapping[str, frozenset[TaskState]], at: Mapping[str, TaskState]
+) -> dict[str, trigger_rules.Readiness]:
+    """Evaluate the trigger rules of the tasks of a mapped group at one of its indexes.
+
+    ``at`` has the states of its instances there, by task id, and ``now`` those of whole tasks: an instance waits for
+    the others at its own index, and for tasks outside of the group. Return what becomes of those in ``none``; those
+    that still wait are left out.
+    """
+    here: dict[str, frozenset[TaskState]] = {name: frozenset({state}) for name, state in at.items()}
+    seen = ChainMap(here, cast(dict[str, frozenset[TaskState]], now))
+    decided: dict[str, trigger_rules.Readiness] = {}
+    for task in graph.groups[group]:
+        if here.get(task.task_id) != _NONE:
+            continue
+        readiness = trigger_rules.ready(task.trigger_rule, _NO_STATES.union(*_ruling(graph, task, seen)))
+        if readiness != "wait":
+            here[task.task_id] = _BECOMES[readiness]
+            decided[task.task_id] = readiness
+    return decided
 
 
 def _ruling(graph: Graph, task: TaskSpec, now: Mapping[str, frozenset[TaskState]]) -> Iterable[frozenset[TaskState]]:
@@ -104,7 +133,7 @@ def _ruling(graph: Graph, task: TaskSpec, now: Mapping[str, frozenset[TaskState]
         yield _SUCCESS if is_emitting else now[name]
 
 
-def _expandable(graph: Graph, spec: MapSpec, now: Mapping[str, frozenset[TaskState]]) -> trigger_rules.Readiness:
+def expandable(graph: Graph, spec: MapSpec, now: Mapping[str, frozenset[TaskState]]) -> trigger_rules.Readiness:
     """Return the next step of a mapped task whose trigger rule holds, by the tasks over whose output it is expanded.
 
     Nothing is known of what a task leaves that did not succeed. A mapped one leaves what those instances of it have
@@ -139,11 +168,14 @@ def related(
 
 
 def _expanded_as_emitted(tasks: Mapping[str, TaskSpec], mapped: Mapping[str, MapSpec]) -> dict[str, list[str]]:
-    """Return the tasks that are expanded over the elements of each task, and wait for nothing else that it leads to."""
+    """Return the tasks that are expanded over the elements of each task, and wait for nothing else that it leads to.
+
+    Nor for its end: see `_ruling`.
+    """
     found: dict[str, list[str]] = {}
     upstream_of = {name: task.upstream for name, task in tasks.items()}
     for name, spec in mapped.items():
-        if isinstance(spec.source, maps.Elements):
+        if isinstance(spec.source, maps.Elements) and tasks[name].trigger_rule in RULES_OF_SUCCESS:
             emitter = spec.source.task_id
             others = [one for one in tasks[name].upstream if one != emitter]
             if emitter not in related(upstream_of, others, upstream=True, downstream=False):

@@ -98,6 +98,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("stream_waits", _S.RUNNING, _S.DEFERRED, "set", "-", "worker", "Wait for the next events; new token"),
     _row("stream_goes_on", _S.RUNNING, _S.SCHEDULED, "-", "-", "worker", "More events wait, or the stream is over"),
     _row("stream_failed", _S.RUNNING, _S.SCHEDULED, "-", "__fail__", "worker", "All are handled; its trigger failed"),
+    _row("returned", _S.RUNNING, _S.SCHEDULED, "-", "-", "supervisor", "Not begun by its worker: its try goes on"),
     _row("retry_due", _S.UP_FOR_RETRY, _S.SCHEDULED, "-", "-", "scheduler", "Begin the next try, from execute"),
     # --- while it waits for its trigger ----------------------------------------------------------
     _row("event", _S.DEFERRED, _S.SCHEDULED, "clear", "set", "triggerer", "Resume via callback, with the event"),

@@ -82,11 +82,22 @@ class StreamFacts(msgspec.Struct, frozen=True):
     held_up_by: tuple[tuple[str, str], ...] = ()
 
 
+class SignalFacts(msgspec.Struct, frozen=True):
+    """The wait for a signal: its key, its namespace, the version up to which none fits, and the newest version."""
+
+    key: str
+    namespace: str
+    seen_version: int
+    last_version: int
+    has_value: bool
+
+
 class TriggerFacts(msgspec.Struct, frozen=True):
     """One trigger. ``owner`` is None if it is not claimed, an age is None if the event has not happened.
 
     ``struck`` is set if its last failure was one on a message, which is not passed over. ``passed_over`` counts the
-    messages that are. ``others_of_stream``: the number of open triggers that read the same shared stream.
+    messages that are. ``others_of_stream``: the number of open triggers that read the same shared stream. ``signal`` is
+    set if it stands for the wait for a signal, which nobody runs.
     """
 
     id: int
@@ -109,6 +120,7 @@ class TriggerFacts(msgspec.Struct, frozen=True):
     passed_over: int = 0
     others_of_stream: int = 0
     stream: StreamFacts | None = None
+    signal: SignalFacts | None = None
 
     @property
     def has_stored_since(self) -> bool:
@@ -140,6 +152,34 @@ class TaskStreamFacts(msgspec.Struct, frozen=True):
     ended_as: str | None = None
 
 
+class GroupFacts(msgspec.Struct, frozen=True):
+    """The mapped group of a task, whose instances go on index by index.
+
+    ``upstream`` are the tasks outside of the group that its tasks wait for, ``may_begin`` says whether an index could
+    begin now. ``open`` are the first indexes with an instance that has not ended, of ``open_count``; ``at`` has the
+    states of the tasks of the group, in order, at the index of an instance, or else at the first open one.
+    """
+
+    name: str
+    upstream: tuple[tuple[str, TaskState], ...] = ()
+    may_begin: bool = True
+    open: tuple[int, ...] = ()
+    open_count: int = 0
+    at: tuple[tuple[str, TaskState], ...] = ()
+
+
+class WorklistFacts(msgspec.Struct, frozen=True):
+    """The worklist that a task is expanded over: the ``given`` values of the file, and those that are ``appended``.
+
+    Of a loop they are its iterations, and ``gate`` is the task that decides whether there is another one.
+    """
+
+    given: int
+    appended: int
+    length_max: int
+    gate: str | None = None
+
+
 class MapFacts(msgspec.Struct, frozen=True):
     """A mapped task: how many instances are ``made``, of how many, and how many are in which state.
 
@@ -158,6 +198,8 @@ class MapFacts(msgspec.Struct, frozen=True):
     stopped_by: str | None = None
     is_held: bool = False
     first_open: int | None = None
+    group: GroupFacts | None = None
+    worklist: WorklistFacts | None = None
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
@@ -165,7 +207,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
 
     ``map`` is set for a mapped task itself, whose ``state`` is that of its own row, and for an instance of it, which
     has a ``map_index``; ``map_state`` is then the state of the task's own row. ``seen`` has all states of the rows of
-    upstream tasks.
+    upstream tasks. ``upstream`` of an instance of a mapped group has the instances of the group at its index.
 
     ``since_s``: for how long it has been in its state, None if that is not recorded. ``ahead``: the number of scheduled
     tasks of its pool that are more urgent. ``other_runs``: the other active runs of its DAG.
@@ -253,6 +295,11 @@ def some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:NAMES_SHOWN_MAX])
     more = len(names) - NAMES_SHOWN_MAX
     return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def quoted(name: str) -> str:
+    """Return the name of a task or an instance as a shell takes it."""
+    return f"'{name}'" if "[" in name else name
 
 
 def shortened(error: str | None) -> str:

@@ -22,6 +22,7 @@ from headgate.scheduling.why import (
     moment,
     nobody_serves,
     owner_facts,
+    quoted,
     shortened,
     some,
     span,
@@ -113,15 +114,24 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
     decision = ready(facts.trigger_rule, _above(facts))
-    of_source = why_maps.source(facts) if decision in ("wait", "run") else None
+    is_of_group = facts.is_map and facts.map is not None and facts.map.group is not None
+    if is_of_group:
+        # Its instances have rules of their own, at each index.
+        decision = "run"
+        of_source = why_maps.group_waits(facts)
+    else:
+        of_source = why_maps.source(facts) if decision in ("wait", "run") else None
     if of_source is not None:
         found.append(of_source)
     elif decision == "wait":
         found.append(_upstream(facts))
     if nobody is not None and not nothing_moves:
         found.append(nobody)
-    if not found and decision == "run" and facts.map is not None and facts.map_state is _S.NONE:
-        found.append(why_maps.expanding(facts))
+    if not found and decision == "run" and facts.map is not None:
+        if facts.map.group is not None and not facts.is_map:
+            found += [why_maps.expanding(facts)] if why_maps.is_full(facts) else []
+        elif facts.map_state is _S.NONE:
+            found.append(why_maps.expanding(facts))
     if not found:
         becomes = {"run": "scheduled", "skipped": "skipped", "upstream_failed": "upstream_failed"}[decision]
         text = f"nothing holds it up: it is about to be {becomes}"
@@ -160,7 +170,7 @@ def _upstream(facts: TaskFacts) -> Finding:
         "upstream",
         f"it waits for {len(open_):,} of {len(facts.upstream):,} upstream tasks: {waits}",
         f"it goes on by its rule {facts.trigger_rule} when these have ended; "
-        f"`headgate why {facts.dag} {facts.run_id} {first}` says what the first of them waits for",
+        f"`headgate why {facts.dag} {facts.run_id} {quoted(first)}` says what the first of them waits for",
     )
 
 
@@ -277,7 +287,7 @@ def _ended(facts: TaskFacts) -> Finding:
             broken = [one[0] for one in facts.upstream if not _BROKEN.isdisjoint(_seen(facts, *one))]
             because = f": {some(broken)} failed" if broken else ""
             text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
-            what = f"`headgate tasks clear {facts.dag} {facts.run_id} {some(broken[:1])} --downstream`"
+            what = f"`headgate tasks clear {facts.dag} {facts.run_id} {some([*map(quoted, broken[:1])])} --downstream`"
             return Finding("ended", text, f"nothing by itself; once the cause is mended: {what if broken else AGAIN}")
 
 
@@ -306,8 +316,7 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
         if facts.next_method is not None:
             how = "to fail, with its error" if facts.next_method == FAIL_METHOD else f"in {facts.next_method}()"
             told.append(("resumes", how))
-    if facts.map is not None and facts.is_map:
-        told += why_maps.known(facts.map)
+    told += why_maps.known(facts)
     if facts.stream is not None:
         told.append(("stream", _stream(facts.stream)))
     if facts.owner is not None:

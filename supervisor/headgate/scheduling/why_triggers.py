@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.why import (
     Answer,
     Finding,
+    SignalFacts,
     StreamFacts,
     StruckMessage,
     Supervisor,
@@ -79,6 +81,8 @@ def _finished(facts: TriggerFacts) -> Finding:
 
 def _unowned(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     nobody = nobody_serves(supervisors, facts.queue)
+    if facts.signal is not None and (nobody is None or nobody.reason == "no_supervisor_for_queue"):
+        return [_waits_for_signal(facts.signal)]
     if nobody is not None:
         return [nobody, *_failures(facts)]
     serving = [one for one in alive(supervisors) if facts.queue in one.queues]
@@ -94,6 +98,16 @@ def _unowned(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Fin
     text = f"no supervisor has claimed it yet, {span(facts.age_s)} after it was created"
     soon = "a supervisor with room claims it within `poll_interval_s`; if not, look at the supervisors' logs"
     return [Finding("unclaimed", text, soon), *_failures(facts)]
+
+
+def _waits_for_signal(signal: SignalFacts) -> Finding:
+    where = "" if signal.namespace == DEFAULT_NAMESPACE else f" in the namespace {signal.namespace!r}"
+    of_value = " with a certain value" if signal.has_value else ""
+    text = f"it waits for a signal{of_value} under the key {signal.key!r}{where}, later than version"
+    text = f"{text} {signal.seen_version:,}; the newest is {signal.last_version:,}"
+    if signal.last_version > signal.seen_version:
+        return Finding("signal_unseen", text, "a supervisor looks at it within seconds")
+    return Finding("waits_for_signal", text, f"`headgate signals send {signal.key}` sends one")
 
 
 def _unowned_of_stream(stream: StreamFacts, serving: Sequence[Supervisor]) -> Finding | None:

@@ -12,7 +12,12 @@ These rows are kept at any age:
 - an event that resumed a task, or for which a run was created, as long as the task or the run exists;
 - an event that still waits for a run of a DAG, that a consumer has yet to get, or that one has set aside;
 - a trigger that is open, waited for, that of a watcher, or owned by a supervisor that is not known to have ended;
-- a stream that a trigger refers to.
+- a stream that a trigger refers to;
+- the newest version of each key of signals, and those that a task which waits has not been held against, and the key.
+
+A run with more rows than one transaction may delete goes in pieces. The first of them marks it as removed
+(``removed_at``), and from then on no command finds it, and no clear opens it again, whatever is left of it. If the
+process dies between two pieces, the next clean goes on.
 
 A message that a trigger was passed over can be delivered again at any age. After its strikes are deleted, it counts as
 a new one.
@@ -26,13 +31,14 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
+from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select, update
 
 from headgate.store.consuming import consumers
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs
 from headgate.store.ids import Epoch
+from headgate.store.signals import conditions
 from headgate.store.tables import (
     asset_subscription,
     asset_watcher,
@@ -45,6 +51,9 @@ from headgate.store.tables import (
     emitter,
     letter_action,
     redelivery,
+    signal,
+    signal_start,
+    signal_wait,
     stream,
     strike,
     task_instance,
@@ -58,7 +67,8 @@ from headgate.store.tables import (
 from headgate.store.triggers import leases
 from headgate.store.triggers.streams import is_gone
 
-# Rows read per transaction: that takes some tens of milliseconds, and others can write between two.
+# Rows read per transaction, and tasks or elements of runs deleted: that takes some tens of milliseconds, and others can
+# write between two.
 CLEAN_ROWS_MAX = 1000
 # Younger rows are not deleted: a supervisor that does not know whether its commit arrived reports an event again, and
 # the event must still exist to be recognised. While it renews its lease, it reports within seconds. If it is cut off or
@@ -80,6 +90,7 @@ Kind = Literal[
     "dead_letters",
     "open_dead_letters",
     "consumer_letters",
+    "signals",
 ]
 # In this order, because rows of an earlier kind may refer to rows of a later one.
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -104,7 +115,7 @@ class Cleaned(msgspec.Struct, frozen=True):
 
 
 def _ended_runs(before: datetime) -> ColumnElement[bool]:
-    return and_(dag_run.c.ended_at.is_not(None), dag_run.c.ended_at < before)
+    return or_(dag_run.c.removed_at.is_not(None), and_(dag_run.c.ended_at.is_not(None), dag_run.c.ended_at < before))
 
 
 def _event_is_free() -> ColumnElement[bool]:
@@ -195,11 +206,18 @@ def _old_consumer_letters(before: datetime) -> ColumnElement[bool]:
 # --- deleting ------------------------------------------------------------------------------------
 
 
-def clean_batch(tx: Tx, kind: Kind, before: datetime, *, after_id: int, rows_max: int) -> Cleaned:
-    """Read ``rows_max`` rows of a kind after an id; delete those that are free, and the rows that belong to them."""
+def clean_batch(
+    tx: Tx, kind: Kind, before: datetime, *, after_id: int, rows_max: int, is_tried_only: bool = False
+) -> Cleaned:
+    """Read ``rows_max`` rows of a kind after an id; delete those that are free, and the rows that belong to them.
+
+    ``is_tried_only``: the caller rolls this back, so that of a run which goes in pieces all rows are counted instead.
+    """
     if kind == "strikes":
         return _clean_strikes(tx, before, after_id)
     table, born, condition, remove = _KINDS[kind]
+    if kind == "runs" and is_tried_only:
+        remove = _count_runs
     window = tx.connection.execute(
         select(table.c.id, born).where(table.c.id > after_id).order_by(table.c.id).limit(rows_max)
     ).all()
@@ -236,39 +254,114 @@ def _delete(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[int]
     return sum(tx.connection.execute(delete(table).where(column.in_(part))).rowcount for part in chunks(ids))
 
 
+# The rows that belong to a task, in the order in which they are deleted, before the task itself.
+_OF_TASK = (xcom, element, emitter, task_stream)
+_OF_RUN = (dag_run_event, signal_start)  # and of a run
+
+
 def _remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
     """Delete runs with all their tasks. The runs are locked already; a task that is locked by others keeps its run.
 
-    It deletes as many runs as have `CLEAN_ROWS_MAX` tasks in total, but at least one.
+    It deletes as many runs as have `CLEAN_ROWS_MAX` tasks in total. If the first has more, or as many elements, it
+    deletes a piece of that one.
     """
-    of_run = task_instance.c.dag_run_id
-    counted = tx.connection.execute(select(of_run, func.count()).where(of_run.in_(ids)).group_by(of_run))
-    sizes: dict[int, int] = {run: count for run, count in counted}
-    chosen: list[int] = []
-    size = 0
-    for run in ids:
-        size += sizes.get(run, 0)
-        if chosen and size > CLEAN_ROWS_MAX:
-            break
-        chosen.append(run)
-    free = select(task_instance.c.id, of_run).where(of_run.in_(chosen)).with_for_update(skip_locked=True)
-    tasks: dict[int, list[int]] = {}
-    for task_id, run in tx.connection.execute(free):
-        tasks.setdefault(run, []).append(task_id)
-    whole = [run for run in chosen if len(tasks.get(run, ())) == sizes.get(run, 0)]
-    task_ids = [task_id for run in whole for task_id in tasks.get(run, ())]
-    names = select(dag.c.name, dag_run.c.run_id).join(dag).where(dag_run.c.id.in_(whole)).order_by(dag_run.c.id)
-    runs = tuple((name, run_id) for name, run_id in tx.connection.execute(names))
+    chosen, tasks = _small_runs(tx, ids)
+    if not chosen:
+        return _remove_piece(tx, ids[0])
+    locked = set(_lock_tasks(tx, [task_id for task_ids in tasks.values() for task_id in task_ids]))
+    whole = [run for run in chosen if locked.issuperset(tasks[run])]
+    names = _names_of(tx, whole)
+    rows = _delete_tasks(tx, [task_id for run in whole for task_id in tasks[run]])
+    for table in _OF_RUN:
+        rows[str(table.name)] = _delete(tx, table, table.c.dag_run_id, whole)
+    rows["dag_run"] = _delete(tx, dag_run, dag_run.c.id, whole)
+    return Cleaned(rows, chosen[-1], names)
+
+
+def _small_runs(tx: Tx, ids: Sequence[int]) -> tuple[list[int], dict[int, list[int]]]:
+    """Return the first of these runs that go in one transaction, and their tasks; none if the first is too large."""
+    of_runs = select(task_instance.c.id, task_instance.c.dag_run_id).where(task_instance.c.dag_run_id.in_(ids))
+    rows = tx.connection.execute(of_runs.order_by(task_instance.c.dag_run_id).limit(CLEAN_ROWS_MAX + 1)).all()
+    is_cut = len(rows) > CLEAN_ROWS_MAX
+    chosen = [run for run in ids if not is_cut or run < rows[-1].dag_run_id]
+    tasks: dict[int, list[int]] = {run: [] for run in chosen}
+    for task_id, run in rows:
+        if run in tasks:
+            tasks[run].append(task_id)
+    while chosen and _has_too_many_elements(tx, [task_id for run in chosen for task_id in tasks[run]]):
+        chosen = chosen[: len(chosen) // 2]
+    return chosen, tasks
+
+
+def _has_too_many_elements(tx: Tx, tasks: Sequence[int]) -> bool:
+    return len(_first_elements(tx, tasks, limit=CLEAN_ROWS_MAX + 1)) > CLEAN_ROWS_MAX
+
+
+def _remove_piece(tx: Tx, run: int) -> Cleaned:
+    """Mark a run as removed, and delete some of its elements, or of its tasks, or what is left of it."""
+    tx.connection.execute(
+        update(dag_run).where(dag_run.c.id == run, dag_run.c.removed_at.is_(None)).values(removed_at=tx.now)
+    )
+    of_run = select(task_instance.c.id).where(task_instance.c.dag_run_id == run)
+    first = of_run.order_by(task_instance.c.map_index, task_instance.c.id).limit(CLEAN_ROWS_MAX)
+    tasks = _lock_tasks(tx, list(tx.connection.execute(first).scalars()))
+    elements = _first_elements(tx, tasks, limit=CLEAN_ROWS_MAX)
+    if len(elements) == CLEAN_ROWS_MAX:
+        deleted = sum(_delete_elements(tx, task_id, upto) for task_id, upto in _last_of_each(elements).items())
+        return Cleaned({"element": deleted}, run - 1)
+    # A task that another transaction has locked stays, and with it the rest of its run, until the next clean.
+    return Cleaned(_delete_tasks(tx, tasks), run - 1 if tasks else run)
+
+
+def _first_elements(tx: Tx, tasks: Sequence[int], *, limit: int) -> list[tuple[int, int]]:
+    """Return the first elements of these tasks, in the order of the primary key."""
+    found: list[tuple[int, int]] = []
+    for some in chunks(sorted(tasks)):
+        statement = select(element.c.task_instance_id, element.c.position).where(element.c.task_instance_id.in_(some))
+        in_order = statement.order_by(element.c.task_instance_id, element.c.position).limit(limit - len(found))
+        found += [(task_id, position) for task_id, position in tx.connection.execute(in_order)]
+    return found
+
+
+def _last_of_each(elements: Sequence[tuple[int, int]]) -> dict[int, int]:
+    return dict(sorted(elements))
+
+
+def _delete_elements(tx: Tx, task_id: int, upto: int) -> int:
+    of_task = delete(element).where(element.c.task_instance_id == task_id, element.c.position <= upto)
+    return tx.connection.execute(of_task).rowcount
+
+
+def _lock_tasks(tx: Tx, ids: Sequence[int]) -> list[int]:
+    """Lock those of these tasks that no other transaction has locked; return their ids."""
+    locked: list[int] = []
+    for some in chunks(ids):
+        free = select(task_instance.c.id).where(task_instance.c.id.in_(some)).with_for_update(skip_locked=True)
+        locked += tx.connection.execute(free).scalars()
+    return locked
+
+
+def _delete_tasks(tx: Tx, ids: Sequence[int]) -> dict[str, int]:
+    rows = {str(table.name): _delete(tx, table, table.c.task_instance_id, ids) for table in _OF_TASK}
+    return rows | {"task_instance": _delete(tx, task_instance, task_instance.c.id, ids)}
+
+
+def _names_of(tx: Tx, runs: Sequence[int]) -> tuple[tuple[str, str], ...]:
+    names = select(dag.c.name, dag_run.c.run_id).join(dag).where(dag_run.c.id.in_(runs)).order_by(dag_run.c.id)
+    return tuple((name, run_id) for name, run_id in tx.connection.execute(names))
+
+
+def _count_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
+    """Count what `_remove_runs` deletes of the first of these runs, in however many transactions."""
+    chosen = _small_runs(tx, ids)[0] or [ids[0]]
+    tasks = select(task_instance.c.id).where(task_instance.c.dag_run_id.in_(chosen))
+    counted = {str(table.name): table.c.task_instance_id.in_(tasks) for table in _OF_TASK}
+    counted |= {str(table.name): table.c.dag_run_id.in_(chosen) for table in (task_instance, *_OF_RUN)}
     rows = {
-        "xcom": _delete(tx, xcom, xcom.c.task_instance_id, task_ids),
-        "element": _delete(tx, element, element.c.task_instance_id, task_ids),
-        "emitter": _delete(tx, emitter, emitter.c.task_instance_id, task_ids),
-        "task_stream": _delete(tx, task_stream, task_stream.c.task_instance_id, task_ids),
-        "task_instance": _delete(tx, task_instance, task_instance.c.id, task_ids),
-        "dag_run_event": _delete(tx, dag_run_event, dag_run_event.c.dag_run_id, whole),
-        "dag_run": _delete(tx, dag_run, dag_run.c.id, whole),
+        name: tx.connection.execute(select(func.count()).where(condition)).scalar_one()
+        for name, condition in counted.items()
     }
-    return Cleaned(rows, chosen[-1], runs)
+    return Cleaned(rows | {"dag_run": len(chosen)}, chosen[-1], _names_of(tx, chosen))
 
 
 def _remove_events(tx: Tx, ids: Sequence[int]) -> Cleaned:
@@ -282,6 +375,7 @@ def _remove_events(tx: Tx, ids: Sequence[int]) -> Cleaned:
 def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
         "strike": _delete(tx, strike, strike.c.trigger_id, ids),
+        "signal_wait": _delete(tx, signal_wait, signal_wait.c.trigger_id, ids),
         "asset_watcher": _delete(tx, asset_watcher, asset_watcher.c.trigger_id, ids),
         "trigger": _delete(tx, trigger, trigger.c.id, ids),
     }
@@ -319,6 +413,10 @@ def _remove_consumer_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
     return Cleaned({"consumer_letter": _delete(tx, consumer_letter, consumer_letter.c.id, ids)}, ids[-1])
 
 
+def _remove_signals(tx: Tx, ids: Sequence[int]) -> Cleaned:
+    return Cleaned({"signal": _delete(tx, signal, signal.c.id, ids)}, ids[-1])
+
+
 class _Rows(NamedTuple):
     """The table of a kind, the column with the age of a row, the condition to delete it, and the deletion."""
 
@@ -341,6 +439,7 @@ _KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
     "consumer_letters": _Rows(
         consumer_letter, consumer_letter.c.set_aside_at, _old_consumer_letters, _remove_consumer_letters
     ),
+    "signals": _Rows(signal, signal.c.sent_at, conditions.is_old, _remove_signals),
 }
 
 
@@ -383,7 +482,9 @@ class CleaningVerbs(Verbs):
             after_id: int | None = 0
             while after_id is not None:
                 with self._trying(is_tried_only) as tx:
-                    cleaned = clean_batch(tx, kind, before, after_id=after_id, rows_max=rows_max)
+                    cleaned = clean_batch(
+                        tx, kind, before, after_id=after_id, rows_max=rows_max, is_tried_only=is_tried_only
+                    )
                 yield kind, cleaned
                 after_id = cleaned.next_id
 

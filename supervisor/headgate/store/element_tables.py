@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, LargeBinary, Table, text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, text
 
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.store.consumer_tables import BigId, metadata
@@ -18,12 +18,22 @@ emitter = Table(
     CheckConstraint("place <= length", name="place"),
 )
 
-# What a task has emitted; the positions have no gap.
+# What a task has emitted, or its instances have appended to it; the positions have no gap.
 element = Table(
     "element",
     metadata,
     Column("task_instance_id", BigId, ForeignKey("task_instance.id"), primary_key=True, autoincrement=False),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
     Column("value", LargeBinary, nullable=False),  # encoded by `headgate.protocol.values`
+    Column("key_hash", LargeBinary),  # SHA-256 of the key with which it was appended: then it is there once
     CheckConstraint(f"length(value) <= {XCOM_BYTES_MAX}", name="value_bytes"),
+)
+_keyed_element = element.c.key_hash.is_not(None)
+Index(
+    "uq_element_key",
+    element.c.task_instance_id,
+    element.c.key_hash,
+    unique=True,
+    postgresql_where=_keyed_element,
+    sqlite_where=_keyed_element,
 )

@@ -187,6 +187,14 @@ class NotSetAside(StoreError):
         self.state = state
 
 
+class SignalKeyInUse(StoreError):
+    """A key of signals cannot be forgotten: its versions would begin anew while others count on the old ones."""
+
+    def __init__(self, key: str, by: str = "a run that has not ended has a task that waits for it") -> None:
+        super().__init__(f"the key {key!r} is in use: {by}")
+        self.key = key
+
+
 class LetterRefused(StoreError):
     """A dead letter cannot be redriven, edited or discarded; ``reason`` says why. It is left as it is."""
 

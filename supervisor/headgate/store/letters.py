@@ -48,13 +48,15 @@ class Redriven(msgspec.Struct, frozen=True):
     """What became of a letter that was redriven, and the event that stands for it.
 
     ``is_same``: whether that event has the kind and the payload that the letter was to store. A message is only
-    ``redriving`` when this is returned, and has no event yet.
+    ``redriving`` when this is returned, and has no event yet. ``unhandled`` is the reason why no task gets the event,
+    if its trigger is a task's and none does.
     """
 
     letter_id: int
     state: LetterState
     event_id: int | None = None
     is_same: bool = True
+    unhandled: str = ""
 
 
 class _Target(NamedTuple):
@@ -111,10 +113,11 @@ class LetterVerbs(Verbs):
             marks.reach("redrive.event_stored")
             state: LetterState = "redriven" if stored.is_new else "stored_meanwhile"
             _resolve(tx, letter_id, ("open",), state, by, note, event_id=stored.event_id)
-            record_action(tx, letter_id, "redriven" if stored.is_new else "stored_meanwhile", by, note)
+            told = "; ".join(filter(None, (note, stored.unhandled)))
+            record_action(tx, letter_id, "redriven" if stored.is_new else "stored_meanwhile", by, told)
             marks.reach("redrive.written")
         marks.reach("redrive.committed")
-        return Redriven(letter_id, state, stored.event_id, stored.is_same)
+        return Redriven(letter_id, state, stored.event_id, stored.is_same, stored.unhandled)
 
     @writing
     def _give_again(self, tx: Tx, letter_id: int, trigger_id: int, by: str, note: str) -> Redriven:

@@ -26,6 +26,8 @@ from headgate.store.db.verbs import leased
 from headgate.store.errors import EventExists, ValueRefused
 from headgate.store.ids import Epoch, Hold
 from headgate.store.scheduling_verbs import SchedulingVerbs
+from headgate.store.signals import sending
+from headgate.store.signals.feeds import feed
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import deferral, resuming, task_rows, task_streams
 from headgate.store.tasks.graphs import Graphs
@@ -45,14 +47,15 @@ if TYPE_CHECKING:
     from headgate.store.inspect.inspection import Inspection
     from headgate.store.keys import KeyVerbs
     from headgate.store.letters import LetterVerbs
+    from headgate.store.signal_verbs import SignalVerbs
 
 
 class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs, RedriveVerbs):
     """The verbs of the database, each one transaction (`headgate.store.db.verbs`): here those of triggers.
 
     Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, the deletion
-    of old rows in `cleaning`, the encryption keys in `keys`, and the actions of users on dead letters in `letters`. A
-    store is used by one thread.
+    of old rows in `cleaning`, the encryption keys in `keys`, signals in `signals`, and the actions of users on dead
+    letters in `letters`. A store is used by one thread.
 
     Every verb may raise `DatabaseAway` (repeat it later), `DatabaseFault` and `SchemaOutOfDate`. Every verb that takes
     an epoch and writes raises `LeaseLost`, with nothing written, once the epoch is fenced or ended (I10). Every verb
@@ -105,6 +108,13 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
 
         return LetterVerbs(self.database)
 
+    @cached_property
+    def signals(self) -> SignalVerbs:
+        """The verbs of signals."""
+        from headgate.store.signal_verbs import SignalVerbs
+
+        return SignalVerbs(self.database)
+
     def __enter__(self) -> Store:
         return self
 
@@ -145,10 +155,10 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         is; then nothing of the slice is stored, and the caller finds the event by halving. The rest can always be
         stored.
         """
-        waited_for, streams_of_tasks, assets = self.waited_for, self.task_streams, self.assets
+        waited_for, streams_of_tasks, feeds = self.waited_for, self.task_streams, self.feeds
         with self.database.leased(epoch) as tx:
             marks.reach("store.begun")
-            stored, redelivered, differing = event_log.insert_events(tx, events, assets)
+            stored, redelivered, differing, fed = event_log.insert_events(tx, events, feeds)
             if stored and self._followers.are_there(tx.connection):
                 tx.notify_readers({event.trigger_id for event in events})
             marks.reach("store.rows_inserted")
@@ -176,12 +186,12 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
             # Only a run that has returned is let go here, and its task is locked already.
             if streams_of_tasks and (returned := [run.trigger_id for run in finished if run.outcome == "returned"]):
                 reopening.reopen(tx, returned)
+            has_sent = bool(fed) and feed(tx, fed, feeds)
             marks.reach("store.before_commit")
         marks.reach("store.committed")
-        moved_tasks = False
-        if waited_for or streams_of_tasks or assets:
-            ids = {item.trigger_id for items in (events, refused, ends) for item in items}
-            moved_tasks = not all(map(ids.isdisjoint, (waited_for, streams_of_tasks, assets)))
+        if has_sent:
+            sending.note_committed()
+        moved_tasks = self._may_move_tasks((events, refused, ends))
         if moved_tasks:
             marks.reach("resume.committed")
         fired = event_log.fired_by_runs((*events, *refused), streams_of_tasks) if streams_of_tasks else {}
@@ -190,8 +200,15 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         self.streamed.difference_update([*placed.here, *[run.trigger_id for run in placed.refused]])
         self.streamed.update(trigger_id for trigger_id, digest in placed.here.items() if digest)
         return event_log.StoredSlice(
-            stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed, fired
+            stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed, fired, has_sent
         )
+
+    def _may_move_tasks(self, said: Sequence[Sequence[FiredEvent | RefusedEvent | FinishedTrigger]]) -> bool:
+        of_tasks = (self.waited_for, self.task_streams, self.feeds)
+        if not any(of_tasks):
+            return False
+        ids = {item.trigger_id for items in said for item in items}
+        return not all(map(ids.isdisjoint, of_tasks))
 
     def forget(self, trigger_ids: Sequence[int]) -> None:
         """Forget triggers that are not run here any more."""
@@ -214,15 +231,21 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         if key is not None and not 0 < len(key) <= KEY_CHARS_MAX:
             raise ValueRefused(f"the key of an event has from 1 to {KEY_CHARS_MAX} characters; this one has {len(key)}")
         with self.database.reading() as tx:
-            trigger_id, asset_id = watchers.present(tx, watcher)
+            trigger_id = watchers.trigger_of_watcher(tx, watcher)
+            fed = watchers.feed_of(tx, trigger_id)
+        feeds = {} if fed is None else {trigger_id: fed}
         event = FiredEvent(trigger_id, f"by hand {uuid4().hex}", 0, 0, payload, key=key)
         with by_hand.writing_by_hand(self.database, trigger_id) as tx:
             if key is not None and (found := event_log.with_key(tx, trigger_id, key)) is not None:
                 raise EventExists(watcher, key, found)
-            event_log.insert_events(tx, [event], {} if asset_id is None else {trigger_id: asset_id})
+            inserted = event_log.insert_events(tx, [event], feeds)
             deferral.take_events(tx, [event], {trigger_id})
+            has_sent = feed(tx, inserted.fed, feeds)
             tx.notify()
-            return event_log.id_of(tx, event)
+            event_id = event_log.id_of(tx, event)
+        if has_sent:
+            sending.note_committed()
+        return event_id
 
     def _place(self, tx: LeasedTx, described: Sequence[DescribedTrigger]) -> streams.Placed:
         # Most triggers read no stream, and their rows say so already.

@@ -40,6 +40,10 @@ from headgate.store.consumer_tables import metadata as metadata
 from headgate.store.db.times import UtcDateTime
 from headgate.store.element_tables import element as element
 from headgate.store.element_tables import emitter as emitter
+from headgate.store.signal_tables import signal as signal
+from headgate.store.signal_tables import signal_key as signal_key
+from headgate.store.signal_tables import signal_start as signal_start
+from headgate.store.signal_tables import signal_wait as signal_wait
 from headgate.store.task_stream_tables import task_stream as task_stream
 
 # One supervisor's lease. The id is the epoch: a supervisor that comes back registers again, and gets another.
@@ -141,6 +145,9 @@ asset_watcher = Table(
     Column("trigger_id", BigId, ForeignKey("trigger.id"), nullable=False),
     Column("created_date", UtcDateTime, nullable=False),
     Column("removed_at", UtcDateTime),
+    # The key under which its events are sent as signals; both null: none. Nothing need have been sent under it.
+    Column("signal_namespace", Text),
+    Column("signal_key", Text),
     UniqueConstraint("trigger_id"),
     sqlite_autoincrement=True,
 )
@@ -321,6 +328,7 @@ dag_run = Table(
     Column("data_interval_start", UtcDateTime),
     Column("data_interval_end", UtcDateTime),
     Column("started_at", UtcDateTime),  # null: it waits, because its DAG has as many active runs as it may have
+    Column("removed_at", UtcDateTime),  # a clean deletes it in pieces: it ended long ago, and is not found any more
     UniqueConstraint("dag_id", "run_id"),
     CheckConstraint(column("state").in_(RUN_STATES), name="state"),
     CheckConstraint(column("run_type").in_(RUN_TYPES), name="run_type"),

@@ -35,7 +35,7 @@ import structlog
 
 from headgate.protocol.black_box import Record
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
-from headgate.protocol.messages.queries import Request
+from headgate.protocol.messages.queries import Request, SendSignals
 from headgate.protocol.messages.runner import (
     CancelTrigger,
     FinishedTrigger,
@@ -169,6 +169,8 @@ class SupervisorCore:
             case Request():
                 if incarnation == self.runner.incarnation:
                     self.runner.send(self._queries.answer(message, now))
+                    if isinstance(message.query, SendSignals) and self._tasks is not None:
+                        self._tasks.notify_signals()
             case _:
                 assert_never(message)
 
@@ -280,6 +282,7 @@ class SupervisorCore:
             self._task_logs.epoch = self.leases.epoch
         if self._tasks is not None and (found.has_looked or found.has_fenced):
             self._tasks.notify(has_fenced=found.has_fenced)
+            self._tasks.notify_signals()
         if found.held is not None:
             message, released = self.holds.found(found.held, now)
             self._send_if_running(message)
@@ -382,8 +385,10 @@ class SupervisorCore:
         self.redrives.ended(stored.redriven)
         self.credits.fired(stored.result.fired)
         self.releases.expect_ends(stored.result.over)
-        if stored.result.moved_tasks and self._tasks is not None:
+        if self._tasks is not None and stored.result.moved_tasks:
             self._tasks.notify()
+        if self._tasks is not None and stored.result.has_sent:
+            self._tasks.notify_signals()
 
     def _take_strikes(self, stored: Stored) -> None:
         """Pass triggers over messages that they have failed on too often; hold those that fail on too many messages."""
@@ -442,6 +447,8 @@ class SupervisorCore:
         if self._tasks.step(self.leases.epoch, now):
             self.leases.poll_soon()  # the supervisor's own writes cause no notification
         self.credits.handled(self._tasks.take_handled())
+        if self._tasks.take_expanded():
+            self.credits.expanded()
 
     def _are_tasks_done(self, now: float) -> bool:
         """Whether leaving need not wait for tasks. Tasks that still run at the end of the drain are ended."""

@@ -26,21 +26,31 @@ from headgate.protocol.messages.queries import (
     GetVariable,
     GetXCom,
     GetXComs,
+    ListenSignals,
+    ListSignals,
     Query,
     QueryResult,
     RunCreated,
     SecretText,
+    SendSignals,
+    SignalPage,
+    SignalsHeard,
+    SignalsSent,
     TaskStates,
     XComPage,
 )
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX
-from headgate.store.errors import BadKey, BadName, NoSuchRow, SpecUnreadable, ValueRefused
+from headgate.protocol.messages.signals import StoredSignal
+from headgate.store.errors import BadKey, BadName, NoSuchRow, RowsRefused, SpecUnreadable, ValueRefused
 from headgate.store.ids import DagRunId
+from headgate.store.signals import sending
+from headgate.store.signals.reading import PAGE_BYTES_MAX, Signal
 from headgate.store.store import Store
 from headgate.store.triggers.watchers import NAME_CHARS_MAX, check_name
 
 VARIABLE_PREFIX: Final = "HEADGATE_VAR_"
 CONNECTION_PREFIX: Final = "HEADGATE_CONN_"
+NO_RUN: Final = DagRunId(0)  # of a trigger: none has this id, so no signal for one run alone is its own
 ENVELOPE_BYTES: Final = 64  # of a frame, in addition to the answer in it
 NAME_SHOWN_CHARS_MAX: Final = 100
 XCOM_PAGE_BYTES_MAX: Final = 1024 * 1024  # of the values in one page of XComs, but for the last of them
@@ -80,7 +90,7 @@ class StoreQueries:
         """
         try:
             result = self._look_up(query, dag_run_id)
-        except (BadName, BadKey, NoSuchRow, SpecUnreadable, ValueRefused) as error:
+        except (BadName, BadKey, NoSuchRow, SpecUnreadable, ValueRefused, RowsRefused) as error:
             raise QueryRefused(str(error)[:ERROR_CHARS_MAX]) from error
         try:
             answer_bytes = len(msgspec.msgpack.encode(result))
@@ -101,12 +111,12 @@ class StoreQueries:
             case GetConnection(name):
                 check_name(name, "the name of a connection")
                 return self._secret(query, CONNECTION_PREFIX + name.upper(), tasks.connections.get, name)
-            case GetXCom(task_id, key):
+            case GetXCom(task_id, key, map_index):
                 check_name(task_id, "the id of a task", chars_max=ID_CHARS_MAX)
                 check_name(key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
                 if dag_run_id is None:
                     raise QueryRefused("XComs belong to a run: only a step of a task can ask for them")
-                return EncodedValue(tasks.pull_xcom(dag_run_id, task_id, key))
+                return EncodedValue(tasks.pull_xcom(dag_run_id, task_id, key, map_index))
             case GetXComs():
                 return self._xcoms(query, dag_run_id)
             case EmitElements():
@@ -115,6 +125,15 @@ class StoreQueries:
                 return self._task_states(query)
             case CreateRun():
                 return self._create_run(query)
+            case SendSignals():
+                if dag_run_id is not None:
+                    raise QueryRefused("the signals of a step are sent for its task")
+                sender = f"trigger {query.sender}" if query.sender else "a trigger"
+                return SignalsSent(tuple(self._store.signals.send(sending.news_of(query.signals, sender, None))))
+            case ListSignals():
+                return self._list_signals(query, dag_run_id)
+            case ListenSignals():
+                return self._hear(query, dag_run_id)
             case _:
                 assert_never(query)
 
@@ -130,7 +149,7 @@ class StoreQueries:
         if query.key is None:
             return self._store.tasks.pull_elements(dag_run_id, query.task_id, **where)
         check_name(query.key, "the key of an XCom", chars_max=XCOM_KEY_CHARS_MAX)
-        return self._store.tasks.pull_xcoms(dag_run_id, query.task_id, query.key, **where)
+        return self._store.tasks.pull_xcoms(dag_run_id, query.task_id, query.key, **where, is_counted=query.is_counted)
 
     def _secret(self, query: Query, variable: str, get: Callable[[str], bytes | None], name: str) -> SecretText:
         text = self._environ.get(variable)
@@ -176,6 +195,27 @@ class StoreQueries:
         )
         return RunCreated(is_new=created is not None)
 
+    def _list_signals(self, query: ListSignals, dag_run_id: DagRunId | None) -> SignalPage:
+        dag_run_id = NO_RUN if dag_run_id is None else dag_run_id
+        of = (query.key, query.namespace)
+        if query.version is not None:
+            one = self._store.signals.version(*of, query.version, dag_run=dag_run_id)
+            return SignalPage(() if one is None else (_stored(one),))
+        page = self._store.signals.page(*of, after=query.after, limit=query.limit, dag_run=dag_run_id)
+        return SignalPage(tuple(map(_stored, page.signals)))
+
+    def _hear(self, query: ListenSignals, dag_run_id: DagRunId | None) -> SignalsHeard:
+        """Return what was sent by now; `headgate.supervisor.tasks.listeners` waits for what was not."""
+        if dag_run_id is None:
+            raise QueryRefused("only a step of a task can listen for signals")
+        of, bytes_max = (query.key, query.namespace), min(PAGE_BYTES_MAX, self._answer_bytes_max // 2)
+        heard = self._store.signals.hear(*of, after=query.after, dag_run=dag_run_id, bytes_max=bytes_max)
+        return SignalsHeard(tuple(map(_stored, heard.signals)), heard.seen)
+
+
+def _stored(one: Signal) -> StoredSignal:
+    return StoredSignal(one.version, one.data, one.sender, one.sent_at.timestamp(), one.run_id is not None)
+
 
 def _moment(seconds: float | None) -> datetime | None:
     try:
@@ -192,6 +232,10 @@ def _shown(query: Query) -> str:
             return f"the connection {name[:NAME_SHOWN_CHARS_MAX]!r}"
         case EmitElements():
             return "its elements"
+        case SendSignals():
+            return "its signals"
+        case ListSignals(key) | ListenSignals(key):
+            return f"the signals {key[:NAME_SHOWN_CHARS_MAX]!r}"
         case GetXCom(task_id, key) | GetXComs(task_id, key):
             return f"the XCom {(key or 'elements')[:NAME_SHOWN_CHARS_MAX]!r} of {task_id[:NAME_SHOWN_CHARS_MAX]!r}"
         case GetTaskStates(dag_id) | CreateRun(dag_id):

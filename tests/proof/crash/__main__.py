@@ -1,11 +1,11 @@
 """The crash tests: ``python -m tests.proof.crash``, from the root of the repository.
 
 Runs every mark with every fault on every database, with random kills between, first of the pair, then of the pair with
-users' code that does harm, with programs of users beside it, of tasks, of tasks with streams, and of mapped tasks, and
-adds what it counted to ``docs/proof.md``. The exit code is 1 where anything failed. ``--minutes`` bounds each of the
-six: what has begun is finished. Ten thousand kills: ``--kills 10000``, or ``--repeat 20``, which is twenty times the
-matrix.
-``--pair``, ``--harm``, ``--programs``, ``--tasks``, ``--task-streams`` and ``--maps`` run one alone.
+users' code that does harm, with programs of users beside it, of tasks, of tasks with streams, of mapped tasks, and of
+signals, and adds what it counted to ``docs/proof.md``. The exit code is 1 where anything failed. ``--minutes`` bounds
+each of the seven: what has begun is finished. Ten thousand kills: ``--kills 10000``, or ``--repeat 20``, which is
+twenty times the matrix.
+``--pair``, ``--harm``, ``--programs``, ``--tasks``, ``--task-streams``, ``--maps`` and ``--signals`` run one alone.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tests.proof.crash.server import NoServer, Server, why_none
 from tests.proof.crash.workloads.maps import MapWorkload
 from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.workloads.programs import ProgramWorkload
+from tests.proof.crash.workloads.signals import SignalWorkload
 from tests.proof.crash.workloads.task_streams import StreamWorkload
 from tests.proof.crash.workloads.tasks import TaskWorkload
 
@@ -137,6 +138,7 @@ def _parse() -> argparse.Namespace:
         ("--tasks", TaskWorkload, "tasks that defer"),
         ("--task-streams", StreamWorkload, "tasks with streams"),
         ("--maps", MapWorkload, "mapped tasks"),
+        ("--signals", SignalWorkload, "signals"),
     ):
         only.add_argument(name, dest="only", action="store_const", const=workload, help=f"only {what}")
     parser.add_argument("--db", choices=["sqlite", "postgresql"], help="only this database")

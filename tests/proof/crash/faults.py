@@ -191,7 +191,8 @@ class FaultInjector:
     # --- SIGSTOP ----------------------------------------------------------------------------------
 
     def _stop_worker(self, pid: int) -> None:
-        """A worker that stands still keeps its step, and nobody waits for it; it goes on where it was."""
+        """A worker that stands still keeps its step and goes on where it was, unless others wait behind that step."""
+        self._truth.note_fault("stop", pid)
         send(pid, signal.SIGSTOP)
         self.control.release()
         try:

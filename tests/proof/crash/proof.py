@@ -19,9 +19,10 @@ from tests.proof.crash.workload import Fault, Workload
 from tests.proof.crash.workloads import programs
 from tests.proof.crash.workloads.maps import MapWorkload
 from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
+from tests.proof.crash.workloads.signals import SignalWorkload
 from tests.proof.crash.workloads.task_streams import StreamWorkload
 from tests.proof.crash.workloads.tasks import TaskWorkload
-from tests.proof.history import map_history, stream_history, task_history
+from tests.proof.history import map_history, signal_history, stream_history, task_history
 
 from headgate.testing.crash import history
 
@@ -241,8 +242,9 @@ MAPS = Layout(
     marks="What the marks of mapped tasks mean, and how it is counted",
     introduction="""\
 A real `headgate up` with mapped tasks: over values that stand in the file, over a list that a task leaves, over the
-output of another map, with windows of two and three, and a task below that is given all results. Killed, stopped and
-cut off as above. Written by `make crash`.
+output of another map, with windows of two and three, a group of two tasks over a worklist to which several instances
+append the same keys, and a task below that is given all results. Killed, stopped and cut off as above. Written by
+`make crash`.
 """,
     matrix_introduction="""\
 A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
@@ -252,8 +254,10 @@ has cost / findings, over all runs on both databases. A dash: SQLite has no conn
 Each execution journals the values that it is given, and leaves its own name. `tests.proof.history.map_history` holds
 both against the tables: each value has one instance, which is given that value and no other and succeeds once, what it
 leaves is that of its committed step, and the task below is given all of them in order; a run ends once, and not before
-its tasks, which is looked at all the time. The tries are judged as those of other tasks. A mark that is not reached,
-tasks that do not end, a wrong exit code: each fails its cell.
+its tasks, which is looked at all the time. Each key that is appended has one instance, whoever has appended it and how
+often, and what only a failed try has appended has none; the second task of the group begins at an index after the first
+one has ended well there. The tries are judged as those of other tasks. A mark that is not reached, tasks that do not
+end, a wrong exit code: each fails its cell.
 """,
     columns=("kills", "cells", "instances", "executions", "tries_lost", "dropped"),
     cells=("runs", "tries_lost", "findings", "failed"),
@@ -265,7 +269,42 @@ tasks that do not end, a wrong exit code: each fails its cell.
     ),
 )
 
-LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, PROGRAMS, TASKS, STREAMS, MAPS)}
+SIGNALS = Layout(
+    name="signal crash",
+    workload=SignalWorkload,
+    kinds=signal_history.KINDS,
+    among=" among signals",
+    matrix="Mark of a signal by fault",
+    marks="What the marks of signals mean, and how it is counted",
+    introduction="""\
+A real `headgate up` with tasks that send signals at once, for their own run alone, and with their outcomes, also in
+tries that fail, and sensors that wait for these, some before they are sent and some afterwards. Killed, stopped and cut
+off as above. Written by `make crash`.
+""",
+    matrix_introduction="""\
+A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
+has cost / findings, over all runs on both databases. A dash: SQLite has no connection to drop.
+""",
+    how="""\
+The log of signals is read all the time, and the journal of those who send beside it; `tests.proof.history.
+signal_history` judges both: the versions of a key are there without a gap at any moment, what was acknowledged is
+stored once, under the version that was said, what goes with an outcome is stored once if that is and else not at all,
+and each sensor has ended once, with the first version that fits, of those that were sent after the creation of its run.
+The tries are judged as those of other tasks. A mark that is not reached, tasks that do not end, a wrong exit code: each
+fails its cell.
+""",
+    columns=("kills", "cells", "signals", "acknowledged", "waits", "executions", "tries_lost", "dropped"),
+    cells=("runs", "tries_lost", "findings", "failed"),
+    stretches=("kills", "signals", "waits", "tries_lost", "findings"),
+    subject="{signals} signals stored, {waits} sensors",
+    summary=(
+        "{acknowledged} signals acknowledged to steps, in {executions} steps",
+        "{tries_lost} tries lost to faults, and begun anew; {failed} results failed",
+        "{dropped} connections dropped; the last run on {versions}",
+    ),
+)
+
+LAYOUTS = {layout.workload: layout for layout in (PAIR, HARM, PROGRAMS, TASKS, STREAMS, MAPS, SIGNALS)}
 
 Counts = tuple[int, ...]
 

@@ -17,6 +17,7 @@ from tests.proof.crash.workload import Fault, Workload
 from tests.proof.crash.workloads.maps import MapWorkload
 from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.workloads.programs import ProgramWorkload
+from tests.proof.crash.workloads.signals import SignalWorkload
 from tests.proof.crash.workloads.task_streams import StreamWorkload
 from tests.proof.crash.workloads.tasks import TASKS, TaskWorkload
 from tests.proof.history import map_history, stream_history, task_history
@@ -50,7 +51,7 @@ OF_PAIR: dict[str, Cells] = {
     ],
 }
 OF_TASKS: dict[str, Cells] = {
-    "sqlite": [("defer.committed", "kill supervisor")],
+    "sqlite": [("defer.committed", "kill supervisor"), ("bells.unrung", "kill supervisor")],
     "postgresql": [("resume.by_event", "drop connection"), ("resume.committed", "kill all")],
 }
 OF_STREAMS: dict[str, Cells] = {
@@ -58,8 +59,20 @@ OF_STREAMS: dict[str, Cells] = {
     "postgresql": [("stream.handled_written", "drop connection"), ("host.no_credit", "kill runner")],
 }
 OF_MAPS: dict[str, Cells] = {
-    "sqlite": [("maps.committed", "kill supervisor"), ("worker.outcome_half_sent", "kill workers")],
-    "postgresql": [("maps.expanded", "drop connection"), ("outcomes.grouped", "kill all")],
+    "sqlite": [
+        ("maps.committed", "kill supervisor"),
+        ("worker.outcome_half_sent", "kill workers"),
+        ("elements.appended", "kill supervisor"),
+    ],
+    "postgresql": [
+        ("maps.expanded", "drop connection"),
+        ("outcomes.grouped", "kill all"),
+        ("groups.advanced", "kill supervisor"),
+    ],
+}
+OF_SIGNALS: dict[str, Cells] = {
+    "sqlite": [("signals.sent_committed", "kill workers"), ("signals.considered", "kill supervisor")],
+    "postgresql": [("signals.sent_written", "drop connection"), ("signals.sent_committed", "kill all")],
 }
 OF_HARM: dict[str, Cells] = {
     "sqlite": [
@@ -205,6 +218,18 @@ def test_every_value_has_one_instance_that_succeeds_once_whatever_dies_at_a_mark
         assert campaign.finish() is None
 
 
+@pytest.mark.parametrize("dialect", OF_SIGNALS)
+def test_every_signal_has_one_version_and_every_wait_its_first_whatever_dies_at_a_mark(
+    start_campaign: StartCampaign, dialect: str
+) -> None:
+    campaign = start_campaign(SignalWorkload, dialect, seed=14)
+    for counts in run_cells(campaign, OF_SIGNALS[dialect]):
+        assert counts["signals"] > counts["waits"] > 0
+        assert counts["acknowledged"]
+    if dialect == "sqlite":
+        assert campaign.finish() is None
+
+
 @pytest.mark.parametrize(
     ("workload", "mark", "bug", "kind"),
     [
@@ -216,9 +241,14 @@ def test_every_value_has_one_instance_that_succeeds_once_whatever_dies_at_a_mark
         (MapWorkload, "worker.step_done", "values_of_others", "wrong values"),
         (MapWorkload, "tasks.outcome_stored", "map_ended_with_its_first_window", "value left out"),
         (MapWorkload, "elements.committed", "elements_of_every_try", "instance of no value"),
+        (MapWorkload, "elements.appended", "keys_of_appends_forgotten", "appended wrongly"),
+        (MapWorkload, "groups.advanced", "group_all_at_once", "begun out of order"),
+        (SignalWorkload, "signals.sent_committed", "sent_before_the_outcome", "sent without its outcome"),
+        (SignalWorkload, "signals.sent_committed", "dedup_of_each_send", "version missing"),
+        (SignalWorkload, "signals.considered", "signals_from_before_the_run", "considered before its time"),
     ],
 )
-def test_a_bug_in_streams_of_tasks_and_in_mapped_tasks_is_found(
+def test_a_bug_in_streams_of_tasks_in_mapped_tasks_and_in_signals_is_found(
     start_campaign: StartCampaign, tmp_path: Path, workload: type[Workload], mark: str, bug: str, kind: str
 ) -> None:
     campaign = start_campaign(workload, "sqlite", seed=11)

@@ -14,6 +14,7 @@ from tests.proof.crash.proof import (
     MAPS,
     PAIR,
     PROGRAMS,
+    SIGNALS,
     STREAMS,
     TASKS,
     Layout,
@@ -27,6 +28,7 @@ from tests.proof.crash.proof import (
 from tests.proof.crash.workloads import programs
 from tests.proof.history import findings
 
+from headgate.protocol import marks
 from headgate.testing.crash.history import Finding
 
 CELL = Result(
@@ -69,6 +71,14 @@ MAP_CELL = Result(
 MAP_RANDOM = Result("random", "kills", "postgresql", counts=Counter(kills=40, instances=2_100, tries_lost=31))
 MAP_LEFT_OUT = replace(MAP_CELL, findings=[findings.Finding("value left out", "d/r/t[3]", "it is none")])
 
+SIGNAL_CELL = Result(
+    *("signals.considered", "kill all", "sqlite"),
+    is_reached=True,
+    counts=Counter(kills=5, signals=42, acknowledged=50, waits=12, tries_lost=4),
+)
+SIGNAL_RANDOM = Result("random", "kills", "postgresql", counts=Counter(kills=40, signals=2_100, waits=800))
+SIGNAL_TWICE = replace(SIGNAL_CELL, findings=[findings.Finding("version twice", "k", "one signal has two versions")])
+
 PROGRAM_CELL = Result(
     *("redrive.written", "kill program", "postgresql", 3),
     is_reached=True,
@@ -94,6 +104,7 @@ def text_of(tally: Tally, layout: Layout = PAIR) -> str:
         (TASKS, [TASK_CELL, TASK_RANDOM, TASK_TWICE, TASK_UNREACHED]),
         (STREAMS, [STREAM_CELL, STREAM_RANDOM, STREAM_LEFT_OUT]),
         (MAPS, [MAP_CELL, MAP_RANDOM, MAP_LEFT_OUT]),
+        (SIGNALS, [SIGNAL_CELL, SIGNAL_RANDOM, SIGNAL_TWICE]),
     ],
 )
 def test_a_section_is_read_as_it_was_written(layout: Layout, results: list[Result]) -> None:
@@ -135,7 +146,8 @@ def test_runs_of_tasks_add_up_and_each_keeps_its_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "other"),
-    [(layout, "simulation") for layout in LAYOUTS.values()] + [(layout, "crash") for layout in (TASKS, STREAMS, MAPS)],
+    [(layout, "simulation") for layout in LAYOUTS.values()]
+    + [(layout, "crash") for layout in (TASKS, STREAMS, MAPS, SIGNALS)],
     ids=lambda of: of if isinstance(of, str) else of.name,
 )
 def test_the_other_sections_stay_as_they_are(tmp_path: Path, layout: Layout, other: str) -> None:
@@ -154,6 +166,11 @@ def test_what_failed_is_told_with_its_story_and_kept() -> None:
     assert "lost: p0:17 for s1\n    published\n    handed out | by 5" in text
     assert "not within 60 s" in text
     assert "`session.greeted`" not in text.split("marks reached: ")[1].split("\n")[0], "it was not reached"
+
+
+def test_every_mark_there_is_has_a_matrix() -> None:
+    registered = [some for name, some in vars(marks).items() if name == "MARKS" or name.endswith("_MARKS")]
+    assert {mark for workload in LAYOUTS for mark in workload.marks} == {mark for some in registered for mark in some}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.name)

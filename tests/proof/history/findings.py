@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -39,6 +39,19 @@ class Report(msgspec.Struct, Generic[KindT], frozen=True):
     def text(self, counts: str, kinds: Sequence[KindT]) -> str:
         """Return the counts and all findings as text."""
         return summary(counts, kinds, self.findings)
+
+
+class Checker(Generic[RecordT]):
+    """Takes a history record by record. Subclasses have `add`, and a report that may be asked for at any time."""
+
+    def extend(self, records: Iterable[RecordT]) -> None:
+        """Take more records. Raises `ValueError` for one that contradicts the others."""
+        for record in records:
+            self.add(record)
+
+    def add(self, record: RecordT) -> None:
+        """Take the next record; as `extend`."""
+        raise NotImplementedError
 
 
 def judge_file(

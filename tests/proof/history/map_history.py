@@ -1,6 +1,7 @@
 """The checker for mapped tasks: every value has one instance, which succeeds once, and what is below sees all of them.
 
-A task is expanded over values that the history names (`Mapped`), or over what other tasks have left. Each execution
+A task is expanded over values that the history names (`Mapped`), to which its instances may append, or over what other
+tasks have left; a task of a group, over what the one above it has left at the same index. Each execution
 journals the values that it was given (`Given`), and leaves its own name as its result. So the values of a task that is
 expanded over another's output are names of executions, and it is known which of them are committed. Like
 `tests.proof.history.task_history`, which judges the tries of all instances here, the checker knows nothing of the code
@@ -10,6 +11,9 @@ under test, and takes records in the order in which they were *seen*. The findin
 - ``instance of no value``: an instance was made, or has begun, and there is no value for it
 - ``wrong values``: an instance was given another value than that of its index; or the task below all of them was not
   given the results of all, in the order of their indexes
+- ``appended wrongly``: at rest a value that is to be appended has no instance, or two; or what no step that went well
+  has appended has one; or the executions of one instance were given different values
+- ``begun out of order``: an instance has begun before the one had ended well whose result it is expanded over
 - ``lost result``: what an instance has left is not what its committed step has returned
 - ``run ended early``: the run has ended, and a task of it had not at that moment
 - ``run ended twice``: the run has ended, and ended anew later, or has gone on
@@ -38,6 +42,8 @@ OwnKind = Literal[
     "value left out",
     "instance of no value",
     "wrong values",
+    "appended wrongly",
+    "begun out of order",
     "lost result",
     "run ended early",
     "run ended twice",
@@ -46,6 +52,17 @@ Kind = OwnKind | task_history.Kind
 KINDS: tuple[Kind, ...] = (*get_args(OwnKind), *task_history.KINDS)
 GIVEN: Final = tuple("abcde")  # the values in the DAG file of the crash tests, and what a task of it leaves
 LEFT: Final = tuple("opqrstuv")
+SEED: Final = ("k0", "k1")  # what a worklist begins with; the instance of each value appends those that it leads to
+LINKS: Final = {
+    "k0": ("k2", "k3"),
+    "k1": ("k2", "k4", "k4"),
+    "k2": ("k0", "k5"),
+    "k3": ("k5", "k1"),
+    "k4": ("k5",),
+    "k5": ("k2",),
+}
+DOOMED: Final = "k3"  # its first try appends what no other does, and fails
+NEVER: Final = "never"
 RESULT: Final = "return_value"  # the key under which a task leaves the name of its execution
 
 
@@ -57,12 +74,16 @@ class _Record(msgspec.Struct, frozen=True, tag_field="what", omit_defaults=True)
 
 
 class Mapped(_Record, frozen=True, tag="mapped"):
-    """A run was made whose task is expanded over ``count`` values: these, or what the mapped task ``of`` leaves."""
+    """A run was made whose task is expanded over ``count`` values: these, or what the mapped task ``of`` leaves.
+
+    So many of the values, the last ones, are ``appended`` by instances, in any order.
+    """
 
     task: str
     count: int
     values: tuple[str, ...] = ()
     of: str = ""
+    appended: int = 0
     at: str = ""
 
 
@@ -123,7 +144,7 @@ class Report(findings.Report[Kind], frozen=True):
 # --- the checker -------------------------------------------------------------------------------------
 
 
-class Checker:
+class Checker(findings.Checker[Record]):
     """Takes a history record by record; `report` may be asked for at any time, and again later.
 
     Raises `ValueError` for a record that contradicts the others.
@@ -137,15 +158,11 @@ class Checker:
         self._given: dict[str, tuple[str, ...]] = {}
         self._task_of: dict[str, str] = {}  # by execution
         self._rows: dict[str, Row] = {}
+        self._ended_well: set[str] = set()  # instances of which an execution has
         self._runs: dict[str, RunRow] = {}
         self._found: dict[tuple[Kind, str, str], None] = {}
         self._at_rest = False
         self.extend(records)
-
-    def extend(self, records: Iterable[Record]) -> None:
-        """Take more records."""
-        for record in records:
-            self.add(record)
 
     def add(self, record: Record) -> None:
         """Take the next record."""
@@ -168,10 +185,14 @@ class Checker:
             case Began() if self._is_known(record.task):
                 self._task_of[record.execution] = record.task
                 self._tries.add(record)
+                self._see_order(record)
             case Row() | Began():
-                self._find("instance of no value", record.task, "there is no value for it")
+                self._find(self._kind_beyond(record.task), record.task, "there is no value for it")
             case Ended() if record.execution not in self._task_of:
                 pass  # of an instance of no value
+            case Ended():
+                self._tries.add(record)
+                self._ended_well |= {self._task_of[record.execution]} if record.how == "success" else set()
             case _:
                 self._tries.add(record)
         match record:
@@ -200,6 +221,19 @@ class Checker:
 
     def _find(self, kind: Kind, about: str, why: str) -> None:
         self._found[kind, about, why] = None
+
+    def _kind_beyond(self, name: str) -> Kind:
+        mapped = self._mapped.get(name.partition("[")[0])
+        return "appended wrongly" if mapped is not None and mapped.appended else "instance of no value"
+
+    def _see_order(self, record: Began) -> None:
+        mapped = self._mapped.get(self._instances.get(record.task, ""))
+        if mapped is None or not mapped.of:
+            return
+        above = name_of(mapped.of, _index_of(record.task))
+        if above not in self._ended_well:
+            why = f"{record.execution} has begun, and nothing of {above} had ended well"
+            self._find("begun out of order", record.task, why)
 
     def _see_run(self, record: RunRow) -> None:
         before, self._runs[record.run] = self._runs.get(record.run), record
@@ -236,8 +270,33 @@ class Checker:
                 yield Finding("lost result", name, f"it is {row.xcoms.get(RESULT)}, and should be {committed}")
         for execution, values in self._given.items():
             task = self._task_of.get(execution, "")
-            if self._leaves_its_name(task) and values != (wanted := self._values_for(task)):
+            if not self._leaves_its_name(task) or self._is_appended(task):
+                continue
+            if values != (wanted := self._values_for(task)):
                 yield Finding("wrong values", task, f"{execution} was given {values}, and should be given {wanted}")
+        for mapped in self._mapped.values():
+            yield from self._of_appended(mapped)
+
+    def _of_appended(self, mapped: Mapped) -> Iterator[Finding[Kind]]:
+        """Judge the values that the instances of one task have appended, by what those at their indexes were given."""
+        first = mapped.count - mapped.appended
+        given: dict[str, set[tuple[str, ...]]] = {name_of(mapped.task, n): set() for n in range(first, mapped.count)}
+        for execution, values in self._given.items():
+            if (name := self._task_of.get(execution, "")) in given:
+                given[name].add(values)
+        for name, several in given.items():
+            if len(several) > 1:
+                yield Finding("appended wrongly", name, f"its executions were given {sorted(several)}")
+        appended = {(value,) for value in mapped.values[first:]}
+        for one in sorted(appended.union(*given.values())):
+            wanted, found = int(one in appended), sum(one in several for several in given.values())
+            if found != wanted:
+                why = f"{one} has {found} instances, and should have {wanted}"
+                yield Finding("appended wrongly", mapped.task, why)
+
+    def _is_appended(self, name: str) -> bool:
+        mapped = self._mapped.get(self._instances.get(name, ""))
+        return mapped is not None and _index_of(name) >= mapped.count - mapped.appended
 
     def _leaves_its_name(self, name: str) -> bool:
         return name in self._instances or name in self._reduces
@@ -248,12 +307,16 @@ class Checker:
             return tuple(value for task in reduces.of for value in self._results(task))
         mapped = self._mapped[self._instances[name]]
         values = mapped.values or self._results(mapped.of)
-        index = int(name[len(mapped.task) + 1 : -1])
+        index = _index_of(name)
         return values[index : index + 1]
 
     def _results(self, task: str) -> tuple[str, ...]:
         names = [name_of(task, index) for index in range(self._mapped[task].count)]
         return tuple(self._rows[name].xcoms.get(RESULT, "") for name in names if name in self._rows)
+
+
+def _index_of(name: str) -> int:
+    return int(name.rpartition("[")[2][:-1])
 
 
 def check(records: Iterable[Record]) -> Report:

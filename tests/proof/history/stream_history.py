@@ -180,7 +180,7 @@ class _Stream:
         self.story: list[str] = []
 
 
-class Checker:
+class Checker(findings.Checker[Record]):
     """Takes a history record by record; `report` may be asked for at any time, and again later.
 
     Raises `ValueError` for a record about a task that was never made.
@@ -194,11 +194,6 @@ class Checker:
         self._looks = 0
         self._at_rest = False
         self.extend(records)
-
-    def extend(self, records: Iterable[Record]) -> None:
-        """Take more records."""
-        for record in records:
-            self.add(record)
 
     def add(self, record: Record) -> None:
         """Take the next record."""

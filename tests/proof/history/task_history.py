@@ -128,7 +128,7 @@ class _Task:
         self.story: list[str] = []
 
 
-class Checker:
+class Checker(findings.Checker[Record]):
     """Takes a history record by record; `report` may be asked for at any time, and again later.
 
     Raises `ValueError` for a record that speaks of a task that was never made, or of an execution that never began.
@@ -146,11 +146,6 @@ class Checker:
         self._looks = 0
         self._at_rest = False
         self.extend(records)
-
-    def extend(self, records: Iterable[Record]) -> None:
-        """Take more records."""
-        for record in records:
-            self.add(record)
 
     def add(self, record: Record) -> None:
         """Take the next record."""

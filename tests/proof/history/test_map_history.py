@@ -26,6 +26,7 @@ from tests.proof.history.task_records import Began, Ended, Fault, Looked, Made, 
 
 RUN = "dag/run"
 A, B, SUM = f"{RUN}/a", f"{RUN}/b", f"{RUN}/sum"
+F, T = f"{RUN}/group.follow", f"{RUN}/group.taken"
 AT_REST = Looked(at_rest=True)
 START: list[Record] = [
     *(Made(task) for task in (A, B, SUM)),
@@ -62,6 +63,23 @@ def whole(**instead: Sequence[Record]) -> list[Record]:
     return [record for part in (parts | instead).values() for record in part]
 
 
+def grown(**instead: Sequence[Record]) -> list[Record]:
+    """Return a history of a group over a worklist, to which ``x`` and ``y`` are appended, but for some parts."""
+    parts: dict[str, Sequence[Record]] = {
+        "start": [*(Made(task) for task in (F, T)), Mapped(F, 3, ("v", "x", "y"), appended=2), Mapped(T, 3, of=F)],
+        "f0": run_of(f"{F}[0]", "f0", "v"),
+        "t0": run_of(f"{T}[0]", "t0", "f0"),
+        "f1": run_of(f"{F}[1]", "f1", "y"),
+        "f2": run_of(f"{F}[2]", "f2", "x"),
+        "t1": run_of(f"{T}[1]", "t1", "f1"),
+        "t2": run_of(f"{T}[2]", "t2", "f2"),
+        "own": [Row(F, "success", 0), Row(T, "success", 0)],
+        "ends": ENDS,
+    }
+    return [record for part in (parts | instead).values() for record in part]
+
+
+DIED = [*step(f"{F}[1]", "x1", "y"), Fault("killed", pid=1)]
 GOOD: dict[str, list[Record]] = {
     "two maps and a sum": whole(),
     "a worker that died: the value is given again": whole(
@@ -71,6 +89,10 @@ GOOD: dict[str, list[Record]] = {
             *step(f"{A}[1]", "a1", "w", try_=2),
             row(f"{A}[1]", "a1", try_=2),
         ]
+    ),
+    "a group over a worklist": grown(),
+    "a worker that died while it appended": grown(
+        f1=[*DIED, *step(f"{F}[1]", "f1", "y", try_=2), row(f"{F}[1]", "f1", try_=2)]
     ),
     "on the way": [*START, Row(f"{A}[0]", "scheduled", 0), RunRow(RUN, "running"), Looked()],
 }
@@ -90,6 +112,29 @@ BAD: dict[str, tuple[OwnKind, list[Record]]] = {
     "no value": ("wrong values", whole(a0=run_of(f"{A}[0]", "a0"))),
     "a sum over the first ones": ("wrong values", whole(sum=run_of(SUM, "sum", "b0", "a0", "a1"))),
     "a sum in another order": ("wrong values", whole(sum=run_of(SUM, "sum", "b1", "b0", "a0", "a1"))),
+    "a value that is appended twice": ("appended wrongly", grown(f2=run_of(f"{F}[2]", "f2", "y"))),
+    "a value that no step has appended": ("appended wrongly", grown(f2=run_of(f"{F}[2]", "f2", "z"))),
+    "a value that is appended once more": (
+        "appended wrongly",
+        grown(own=[Row(F, "success", 0), Row(T, "success", 0), *step(f"{F}[3]", "f3", "x"), row(f"{F}[3]", "f3")]),
+    ),
+    "another value in the next try": (
+        "appended wrongly",
+        grown(f1=[*DIED, *step(f"{F}[1]", "f1", "x", try_=2), row(f"{F}[1]", "f1", try_=2)]),
+    ),
+    "a value from the beginning that is another": ("wrong values", grown(f0=run_of(f"{F}[0]", "f0", "x"))),
+    "a task of a group before the one above it": (
+        "begun out of order",
+        grown(f1=[*step(f"{T}[1]", "t1", "f1"), *run_of(f"{F}[1]", "f1", "y")], t1=[row(f"{T}[1]", "t1")]),
+    ),
+    "a task of a group after a try that failed": (
+        "begun out of order",
+        grown(
+            f1=[*step(f"{F}[1]", "x1", "y")[:-1], Ended("x1", "failed"), *step(f"{T}[1]", "t1", "f1")],
+            f2=run_of(f"{F}[2]", "f2", "x"),
+            t1=[*step(f"{F}[1]", "f1", "y", try_=2), row(f"{F}[1]", "f1", try_=2), row(f"{T}[1]", "t1")],
+        ),
+    ),
     "a result of nobody": (
         "lost result",
         whole(sum=[*step(SUM, "sum", "b0", "b1", "a0", "a1"), row(SUM, "sum", result="x")]),

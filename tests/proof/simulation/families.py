@@ -1,4 +1,7 @@
-"""The two families of scenarios: the pair of supervisor and runner, and the pair with tasks. Each has its own seeds."""
+"""The families of scenarios: the pair of supervisor and runner, the pair with tasks, and that with groups of tasks.
+
+Each has seeds of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     from tests.proof.simulation.scenario import Scenario
 
-FamilyName = Literal["pair", "tasks"]
+FamilyName = Literal["pair", "tasks", "groups"]
 FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 
 
@@ -38,12 +41,17 @@ def family(name: FamilyName) -> Family:
     from tests.proof.simulation.tasks.streams import checker as of_tasks
     from tests.proof.simulation.tasks.streams import directed as streams_directed
 
+    if name == "groups":
+        from tests.proof.simulation.tasks.groups import directed as groups_directed
+        from tests.proof.simulation.tasks.groups import drawing as groups_drawing
+
+        return Family(name, "--groups ", groups_drawing.draw, tasks_world.run, of_tasks.check, groups_directed.DIRECTED)
     scenarios = tasks_directed.DIRECTED | streams_directed.DIRECTED | maps_directed.DIRECTED
     return Family(name, "--tasks ", tasks_scenario.draw, tasks_world.run, of_tasks.check, scenarios)
 
 
 def family_of(plan: Scenario) -> Family:
-    """Return the family that a scenario belongs to."""
+    """Return a family that runs and judges a scenario as its own does."""
     from tests.proof.simulation.tasks.scenario import TaskScenario
 
     return family("tasks" if isinstance(plan, TaskScenario) else "pair")

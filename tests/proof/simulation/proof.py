@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tests.proof import document as proof
 from tests.proof.simulation.families import FamilyName
 from tests.proof.simulation.mutants import MUTANTS, Mutant
+from tests.proof.simulation.tasks.groups.mutants import MUTANTS as GROUP_MUTANTS
 from tests.proof.simulation.tasks.mutants import MUTANTS as TASK_MUTANTS
 
 _ROW = re.compile(r"\| ([\d,]+) to ([\d,]+) \| ([\d,]+) \| (\d+) \| ([^|]+) \| `([^`]+)` \|")
@@ -31,6 +32,13 @@ diamonds, forks, branches), what each step and each wait of each try does, what 
 the faults. In half of the seeds some tasks take [streams](streaming.md): the seed draws what their triggers fire and
 how these end, and what each call of a handler does; each step, each place and each wait is held against a model.
 Written by `make simulate SEEDS=N ARGS="--tasks --proof"`.
+"""
+OF_GROUPS = """\
+The same, from seeds of their own, with one DAG each that has a [mapped group, a loop, a worklist or a task that emits
+elements](dags.md#groups-loops-and-worklists): with a task outside that one of the group waits for, trigger rules,
+windows of 1 to 4, failures, retries and branches at single indexes, keys that repeat, gates that stop sooner or later
+in another try, and users who clear and mark single indexes and whole tasks. The checker holds I24, I26 and I27 against
+the rows of every transaction. Written by `make simulate SEEDS=N ARGS="--groups --proof"`.
 """
 MUTANTS_INTRODUCTION = """\
 Each breaks one promise by a small patch of the real code or of its tables. It has to be found among so many random
@@ -57,6 +65,7 @@ class Section(NamedTuple):
 SECTIONS: Mapping[FamilyName, Section] = {
     "pair": Section("simulation", "## Simulation", OF_PAIR, MUTANTS),
     "tasks": Section("simulation of tasks", "## Simulation of tasks", OF_TASKS, TASK_MUTANTS),
+    "groups": Section("simulation of groups", "## Simulation of groups", OF_GROUPS, GROUP_MUTANTS),
 }
 
 

@@ -16,10 +16,15 @@ from tests.proof.simulation.families import FAMILIES, FamilyName, family
 pytestmark = pytest.mark.campaign
 
 ROOT = Path(__file__).parents[3]
-SEEDS: dict[FamilyName, int] = {"pair": 2000, "tasks": 300}  # in `make proof`; `make simulate SEEDS=N` judges more
+SEEDS: dict[FamilyName, int] = {
+    "pair": 2000,
+    "tasks": 300,
+    "groups": 60,
+}  # in `make proof`; `make simulate SEEDS=N` judges more
 SEEDS_REPEATED: list[tuple[FamilyName, int]] = [
     *(("pair", seed) for seed in (1, 79, 456, 919)),
     *(("tasks", seed) for seed in (3, 49, 162)),
+    ("groups", 12),
 ]
 JOBS = 2
 WITHIN_S = 900.0  # the longest a busy machine may take

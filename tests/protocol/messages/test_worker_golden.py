@@ -12,7 +12,7 @@ from headgate.protocol.link.worker_dialect import (
 )
 from headgate.protocol.messages import worker as work
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
-from headgate.protocol.messages.maps import Batch, Concat, Elements, MapSpec, Output, Product, Values, Zip
+from headgate.protocol.messages.maps import Batch, Concat, Elements, MapSpec, Output, Product, Values, Worklist, Zip
 from headgate.protocol.messages.queries import (
     CreateRun,
     ElementRoom,
@@ -23,15 +23,23 @@ from headgate.protocol.messages.queries import (
     GetVariable,
     GetXCom,
     GetXComs,
+    ListenSignals,
+    ListSignals,
     Request,
     Response,
     RunCreated,
     SecretText,
+    SendSignals,
+    SignalPage,
+    SignalsHeard,
+    SignalsSent,
     TaskState,
     TaskStates,
     XComPage,
 )
+from headgate.protocol.messages.signals import SentSignal, SignalSend, SignalWait, StoredSignal
 from headgate.protocol.messages.steps import (
+    Appended,
     Emitted,
     StepDeferred,
     StepFailed,
@@ -45,10 +53,12 @@ from headgate.protocol.messages.worker import (
     AssetEvent,
     FileParsed,
     ParseFile,
+    RecallSteps,
     RunStep,
     Step,
     StepEnded,
     StepLoaded,
+    StepsReturned,
     WorkerHello,
     WorkerSettings,
     WorkerWelcome,
@@ -56,6 +66,8 @@ from headgate.protocol.messages.worker import (
 
 _XCOMS = (XCom("k", b"1"),)
 _EMITTED = Emitted(first=6, values=(b"7",))
+_SIGNALS = (SignalSend(key="k", value=b"8", dedup="d", namespace="n", is_of_run=True),)
+_APPENDED = Appended(task_id="t", values=(b"8", b"9"), keys=(None, b"hash"), length_max=10)
 _HANDLED = Handled(event_id=70001, count=3, state=b'{"n":3}')
 _STREAM = StreamOptions(contract="batch", count=50, seconds=2.5, ahead=500, poison="skip")
 _DAG = DagSpec(
@@ -80,7 +92,13 @@ _DAG = DagSpec(
             pool="p",
             pool_slots=8,
             start_trigger=StartTrigger(
-                classpath="a.B", kwargs=b"{}", next_method="m", next_kwargs=b'{"a":1}', timeout_s=9.5, stream=_STREAM
+                classpath="a.B",
+                kwargs=b"{}",
+                next_method="m",
+                next_kwargs=b'{"a":1}',
+                timeout_s=9.5,
+                stream=_STREAM,
+                signal=SignalWait(key="k", namespace="n", value=b"1", since="latest"),
             ),
             map=MapSpec(
                 source=Product(
@@ -88,6 +106,7 @@ _DAG = DagSpec(
                         Values(length=3),
                         Zip((Output(task_id="s", key="k"), Values(length=4)), is_longest=True),
                         Concat((Batch(Values(length=5), count=6), Elements(task_id="s"))),
+                        Worklist(task_id="t", given=7, length_max=8, is_loop=True),
                     )
                 ),
                 window=10,
@@ -96,6 +115,7 @@ _DAG = DagSpec(
             ),
             active_max=12,
             emits=True,
+            group="g",
         ),
     ),
     is_paused_upon_creation=True,
@@ -107,10 +127,20 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "WorkerHello": WorkerHello(protocol_version=3, pid=4711, headgate_version="0.1.0"),
     "StepLoaded": StepLoaded(token="a"),
     "StepSucceeded": StepEnded(
-        token="a", outcome=StepSucceeded(xcoms=_XCOMS, skips=("u",), handled=_HANDLED, emitted=_EMITTED), map_name="n"
+        token="a",
+        outcome=StepSucceeded(
+            xcoms=_XCOMS, skips=("u",), handled=_HANDLED, emitted=_EMITTED, signals=_SIGNALS, appended=_APPENDED
+        ),
+        map_name="n",
+        took_s=0.25,
     ),
     "StepSkipped": StepEnded(
-        token="a", outcome=StepSkipped(reason="none", xcoms=_XCOMS, handled=_HANDLED, emitted=_EMITTED), map_name="n"
+        token="a",
+        outcome=StepSkipped(
+            reason="none", xcoms=_XCOMS, handled=_HANDLED, emitted=_EMITTED, signals=_SIGNALS, appended=_APPENDED
+        ),
+        map_name="n",
+        took_s=0.25,
     ),
     "StepFailed": StepEnded(
         token="a",
@@ -118,6 +148,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             error="Error", traceback="Traceback", may_retry=False, xcoms=_XCOMS, handled=_HANDLED, emitted=_EMITTED
         ),
         map_name="n",
+        took_s=0.25,
     ),
     "StepDeferred": StepEnded(
         token="a",
@@ -131,12 +162,18 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             handled=_HANDLED,
             stream=_STREAM,
             emitted=_EMITTED,
+            signals=_SIGNALS,
         ),
         map_name="n",
+        took_s=0.25,
     ),
     "StepHandled": StepEnded(
-        token="a", outcome=StepHandled(handled=_HANDLED, xcoms=_XCOMS, emitted=_EMITTED), map_name="n"
+        token="a",
+        outcome=StepHandled(handled=_HANDLED, xcoms=_XCOMS, emitted=_EMITTED, signals=_SIGNALS, appended=_APPENDED),
+        map_name="n",
+        took_s=0.25,
     ),
+    "StepsReturned": StepsReturned(tokens=("b", "c")),
     "FileParsed": FileParsed(
         file="/dag.py",
         dags=(_DAG,),
@@ -157,13 +194,16 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         traceback="Traceback",
         more=True,
     ),
-    "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k")),
-    "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3, limit=4)),
+    "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k", map_index=7)),
+    "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3, limit=4, is_counted=False)),
     "RequestEmission": Request(id=6, query=EmitElements(first=1, values=(b"2",))),
     "RequestVariable": Request(id=2, query=GetVariable(name="v")),
     "RequestConnection": Request(id=3, query=GetConnection(name="c")),
     "RequestStates": Request(id=4, query=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),
     "RequestRun": Request(id=5, query=CreateRun(dag_id="d", run_id="r", params=b"{}", logical_date_s=1.5)),
+    "RequestSend": Request(id=7, query=SendSignals(signals=_SIGNALS, sender="a.B")),
+    "RequestSignals": Request(id=8, query=ListSignals(key="k", namespace="n", after=1, limit=2, version=3)),
+    "RequestListening": Request(id=9, query=ListenSignals(key="k", namespace="n", after=1, within_s=2.5)),
     "WorkerWelcome": WorkerWelcome(
         protocol_version=3, settings=WorkerSettings(frame_bytes_max=1, import_paths=("dags",), hook_timeout_s=2.5)
     ),
@@ -204,8 +244,10 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             map_index=8,
             emitted=9,
             map_length=10,
-        )
+        ),
+        is_behind=True,
     ),
+    "RecallSteps": RecallSteps(tokens=("b", "c")),
     "ParseFile": ParseFile(file="/dag.py"),
     "ResponseValue": Response(id=1, result=EncodedValue(value=b"1"), error="none"),
     "ResponseXComs": Response(id=1, result=XComPage(values=((3, b"1"), (4, None)), count=5, missing=6), error="none"),
@@ -215,6 +257,19 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         id=4,
         result=TaskStates(
             run_id="r", run_state="running", tasks=(("t", TaskState.DEFERRED),), missing=("u",), has_dag=False
+        ),
+        error="none",
+    ),
+    "ResponseSent": Response(id=7, result=SignalsSent(sent=(SentSignal(version=4, is_new=True),)), error="none"),
+    "ResponseSignals": Response(
+        id=8,
+        result=SignalPage(signals=(StoredSignal(version=4, value=b"5", sender="s", sent_at_s=6.5, is_of_run=True),)),
+        error="none",
+    ),
+    "ResponseHeard": Response(
+        id=9,
+        result=SignalsHeard(
+            signals=(StoredSignal(version=4, value=b"5", sender="s", sent_at_s=6.5, is_of_run=True),), seen=7
         ),
         error="none",
     ),

@@ -255,7 +255,7 @@ class Sleeps:
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(changes, "COMMITS_LOOK_S", NEVER_S)
         self._store = store
-        store.database.listen_for_events()
+        store.database.listen_for("events")
         self.said: list[str] = []
         assert store.database._connection is not None
         driver = store.database._connection.connection.driver_connection
@@ -263,7 +263,7 @@ class Sleeps:
         driver.set_trace_callback(self.said.append)
 
     def wait(self, timeout_s: float) -> bool:
-        return self._store.database.wait_for_events(timeout_s, lambda trigger_id: True)
+        return self._store.database.wait_for("events", timeout_s, lambda trigger_id: True)
 
 
 def test_an_idle_reader_on_sqlite_looks_once_and_hears_of_events(
@@ -314,7 +314,7 @@ def test_a_bell_that_was_taken_down_is_hung_up_again(
         assert not store.has_changes()
         add(other, "new")
         assert rings(bell)
-        store.database.listen_for_events()
-        assert not store.database.listen_for_events()
+        store.database.listen_for("events")
+        assert not store.database.listen_for("events")
         shutil.rmtree(tmp_path / "headgate.db-bells")
-        assert store.database.listen_for_events()
+        assert store.database.listen_for("events")

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from sqlalchemy.engine import make_url
+from tests.store.harness import WAITED_MAX_S
 
+from headgate.store.db.deadline import Deadline
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway
@@ -82,3 +84,27 @@ def test_a_server_that_falls_silent_is_given_up_in_time_and_asked_again_later(
             store.inspect.watchers()
         forwarder.is_silent = False
         assert store.inspect.watchers() == []
+
+
+def test_a_deadline_has_a_thread_only_while_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each store has one of its own: of those that are closed, or only kept, no thread may be left."""
+    made: list[threading.Thread] = []
+
+    class Recorded(threading.Thread):
+        def start(self) -> None:
+            made.append(self)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Recorded)
+    ours, theirs = socket.socketpair()
+    deadline = Deadline(0.02)
+    with ours, theirs:
+        for number in (1, 2):
+            with deadline.watching(ours.fileno()):
+                pass
+            assert len(made) == number
+            made[-1].join(WAITED_MAX_S)
+            assert not made[-1].is_alive()
+        with deadline.watching(ours.fileno()):
+            assert theirs.recv(1) == b"", "the new one watches as well"
+    assert len(made) == 3

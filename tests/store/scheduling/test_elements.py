@@ -14,7 +14,7 @@ from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState, check_
 from headgate.protocol.messages.maps import Available, Concat, Elements, MapSpec, Product, Source, Values, Zip
 from headgate.protocol.messages.maps import available as available_of
 from headgate.protocol.messages.queries import XComPage
-from headgate.protocol.messages.steps import Emitted, StepFailed, StepOutcome, StepSucceeded
+from headgate.protocol.messages.steps import Emitted, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.store.errors import ValueRefused
 from headgate.store.store import Store
 from headgate.store.tasks.dispatch import TaskToRun
@@ -164,6 +164,49 @@ def test_another_value_than_in_an_earlier_try_is_refused(store: Store, query: Qu
     assert maps.elements() == list(values(1, 2)), "nothing of them is stored"
 
 
+def test_a_retry_that_is_skipped_must_have_emitted_as_much_as_the_try_before(store: Store, query: Query) -> None:
+    maps = Emitting(store, query)
+    source = maps.begin()
+    maps.emit(source, 0, 1, 2, 3)
+    maps.end(source, StepFailed("boom"))
+    maps.store.tasks.retry_due(maps.epoch)
+    again = maps.begin()
+    with pytest.raises(ValueRefused, match="it has emitted 1 elements, and an earlier try 3"):
+        maps.end(again, StepSkipped(emitted=Emitted(0, values(1))))
+    assert maps.end(again, StepSkipped(emitted=Emitted(0, values(1, 2, 3)))) is TaskState.SKIPPED
+
+
+def test_a_source_that_is_cleared_beside_results_over_its_elements_must_emit_the_same(
+    store: Store, query: Query
+) -> None:
+    """Instance 0 has succeeded with the first element, and nobody clears it."""
+    maps = Emitting(store, query, spec={"window": 1})
+    source = maps.begin()
+    maps.emit(source, 0, 1, 2)
+    assert maps.run_some(1) == [0]
+    maps.end(source, StepFailed("boom", may_retry=False))
+    store.tasks.clear_many(maps.run, ["source"], downstream=True, only_failed=True, streams="from_start")
+    again = maps.begin()
+    assert maps.elements() == list(values(1, 2))
+    with pytest.raises(ValueRefused, match="element 0 was 1 in an earlier try and is 7 now"):
+        maps.emit(again, 0, 7)
+    maps.emit(again, 0, 1, 2, 3)
+    maps.end(again, StepSucceeded(emitted=Emitted(3, ())))
+    maps.run_all()
+    assert (maps.instances(), maps.ended()) == (["success"] * 3, "success")
+
+
+def test_a_source_that_is_cleared_with_all_results_forgets_its_elements(store: Store, query: Query) -> None:
+    maps = Emitting(store, query)
+    source = maps.begin()
+    maps.emit(source, 0, 1, 2)
+    maps.run_some(9)
+    maps.end(source, StepFailed("boom", may_retry=False))
+    store.tasks.clear_many(maps.run, ["source"], downstream=True)
+    maps.emit(maps.begin(), 0, 7)
+    assert maps.elements() == list(values(7))
+
+
 def test_a_step_that_has_lost_its_task_emits_nothing(store: Store, query: Query) -> None:
     maps = Emitting(store, query)
     source = maps.begin()
@@ -289,3 +332,12 @@ def test_only_the_elements_of_a_task_that_emits_can_be_expanded_over() -> None:
         check()
     with pytest.raises(ValueError, match="is mapped, and cannot emit elements"):
         check(emits=True, map=MapSpec(Values(1)))
+
+
+def test_a_source_that_ends_after_all_instances_lets_go_on_what_is_below(store: Store, query: Query) -> None:
+    maps = Emitting(store, query)
+    source = maps.begin()
+    maps.emit(source, 0, 10)
+    assert maps.run_some(9) == [0]
+    maps.end(source, StepSucceeded(emitted=Emitted(1, ())))
+    assert (maps.own()["state"], task_states(store, maps.run)["total"]) == ("success", TaskState.SCHEDULED)

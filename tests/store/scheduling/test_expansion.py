@@ -297,8 +297,11 @@ def test_what_is_expanded_over_a_mapped_task_has_an_instance_for_each_that_succe
     assert maps.instances("again") == ["scheduled"] * 3
     pulled = store.tasks.pull_xcoms(maps.run, "each", "return_value", after=-1, offset=0, limit=9, bytes_max=10_000)
     assert pulled == XComPage(tuple((index, b'"%d"' % index) for index in range(3)), 3, 1)
-    pulled = store.tasks.pull_xcoms(maps.run, "each", "return_value", after=0, offset=1, limit=9, bytes_max=1)
+    where: Any = {"after": 0, "offset": 1, "limit": 9, "bytes_max": 1}
+    pulled = store.tasks.pull_xcoms(maps.run, "each", "return_value", **where)
     assert pulled == XComPage(((2, b'"2"'),), 3, 1)
+    pulled = store.tasks.pull_xcoms(maps.run, "each", "return_value", **where, is_counted=False)
+    assert pulled == XComPage(((2, b'"2"'),), 0, 0)
     pulled = store.tasks.pull_xcoms(maps.run, "each", "other", after=-1, offset=0, limit=9, bytes_max=1)
     assert pulled.values == ((0, None), (1, None), (2, None))
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import msgspec
+import pytest
 from tests.store import ends
 from tests.store.harness import QUEUES, Query
 from tests.store.scheduling.test_elements import Emitting
 from tests.store.scheduling.test_expansion import Maps
-from tests.supervisor.tasks_harness import WAIT, clear, event_of, instance_of, task_states
+from tests.supervisor.tasks_harness import WAIT, Tasks, clear, event_of, instance_of, task_states
 
-from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.maps import Values
+from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
+from headgate.protocol.messages.maps import MapSpec, Output, Values
 from headgate.protocol.messages.steps import Emitted, StepSucceeded
+from headgate.store.errors import ValueRefused
 from headgate.store.store import Store
 
 # --- skipped -------------------------------------------------------------------------------------
@@ -124,3 +128,33 @@ def test_what_fail_fast_has_kept_from_beginning_is_cleared_with_what_has_failed(
     maps.plan()
     maps.run_all()
     assert (maps.instances(), maps.ended()) == (["success"] * 4, "success")
+
+
+@pytest.mark.parametrize("below", ["a sequence", "expanded"])
+def test_a_task_that_is_mapped_after_it_has_succeeded_has_no_values_and_says_so(
+    store: Store, query: Query, below: str
+) -> None:
+    over_each = MapSpec(Output("each", "return_value")) if below == "expanded" else None
+    plain = (TaskSpec("each", "Op"), TaskSpec("total", "Op", upstream=("each",)))
+    maps = Maps.__new__(Maps)
+    Tasks.__init__(maps, store, query, tasks=plain)
+    mapped = msgspec.structs.replace(plain[0], map=MapSpec(Values(3)))
+    total = msgspec.structs.replace(plain[1], map=over_each)
+    maps.source_leaves("what each leaves")
+    store.tasks.save_file(maps.epoch, "etl.py", [DagSpec("etl", tasks=(mapped, total))])
+    maps.plan()
+    reason = "the task 'each' has succeeded in this run before it was mapped, and so has no instances: "
+    if below == "expanded":
+        query("UPDATE task_instance SET state = 'none' WHERE task_id = 'total'")
+        query("UPDATE dag_run SET needs_look = :yes", yes=True)
+        maps.plan()
+        assert maps.own("total")["state"] == "failed"
+        assert maps.own("total")["last_error"].startswith(reason)
+        return
+    where: Any = {"after": -1, "offset": 0, "limit": 9, "bytes_max": 9}
+    with pytest.raises(ValueRefused, match=reason):
+        store.tasks.pull_xcoms(maps.run, "each", "return_value", **where)
+    store.tasks.clear_many(maps.run, ["each"])
+    maps.plan()
+    maps.run_all()
+    assert store.tasks.pull_xcoms(maps.run, "each", "return_value", **where).count == 3

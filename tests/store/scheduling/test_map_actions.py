@@ -16,7 +16,7 @@ from tests.supervisor.tasks_harness import task_states
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Values
 from headgate.store.db.engine import open_engine
-from headgate.store.errors import NoSuchRow
+from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import Instances
 from headgate.store.store import Store
 from headgate.store.tasks import task_rows
@@ -224,6 +224,37 @@ def test_instances_that_are_named_are_marked_alone(store: Store, query: Query) -
     maps.source_leaves(None)
     assert store.tasks.mark_map(maps.run, Instances("each", 1, 2), "success").tasks == 2
     assert maps.instances() == ["scheduled", "success", "success", "scheduled"]
+
+
+def test_a_mapped_task_is_not_marked_without_its_unfinished_instances(store: Store, query: Query) -> None:
+    """Or those that were cleared would begin, all at once, beside its window."""
+    maps = Maps(store, query, Values(9), spec={"window": 2})
+    maps.source_leaves(None)
+    maps.run_all()
+    store.tasks.clear_many(maps.run, ["each"])
+    with pytest.raises(ValueRefused, match="the task each has instances that have not ended: mark it with all of them"):
+        store.tasks.mark(maps.own()["id"], "success")
+    maps.plan()
+    assert maps.instances() == ["scheduled"] * 2 + ["none"] * 7
+    maps.run_all()
+    assert not store.tasks.mark(maps.own()["id"], "success"), "it has ended"
+
+
+@pytest.mark.parametrize("name", ["each[0]", "each[2]"])
+def test_with_fail_fast_an_instance_that_a_user_clears_begins_though_another_has_failed(
+    store: Store, query: Query, name: str
+) -> None:
+    maps = Maps(store, query, Values(4), spec={"window": 3, "fail_fast": True})
+    maps.source_leaves(None)
+    maps.run_some(2, fails=(0, 1))
+    assert (maps.instances(), maps.ended()) == (["failed", "failed", "upstream_failed"], "failed")
+    index = int(name[-2])
+    assert store.tasks.clear_many(maps.run, [name]).instances == {"each": 1}
+    maps.plan()
+    assert maps.instances()[index] == "scheduled"
+    assert maps.run_some(9) == [index]
+    assert maps.instances()[index] == "success"
+    assert maps.ended() == "failed", "the other one"
 
 
 @pytest.mark.parametrize("action", ["cancel", "mark"])

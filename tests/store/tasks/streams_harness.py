@@ -63,6 +63,7 @@ class Streams(Tasks):
         """Run ``execute``, which defers with a stream; claim its trigger if it can be; return the task's state."""
 
         fields = msgspec.structs.asdict(wait or stream_wait())
+        del fields["signal"]
         state = self.end(self.run_it(), StepDeferred(**fields))
         self.trigger_id = self.stream()["trigger_id"]
         self.claim()

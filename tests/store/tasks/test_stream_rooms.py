@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tests.store import ends
 from tests.store.harness import Query, register
 from tests.store.tasks.streams_harness import Streams, handled, stream_wait
 
-from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.steps import StepHandled
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.maps import Elements, MapSpec
+from headgate.protocol.messages.steps import Emitted, StepHandled
 from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.store.db import changes
 from headgate.store.store import Store
@@ -70,3 +74,33 @@ def test_the_room_says_how_long_a_batch_is(store: Store, query: Query) -> None:
     tasks.stream_it(stream_wait(StreamOptions("batch", count=4, ahead=5)))
     tasks.fire(1)
     assert store.tasks.stream_rooms([tasks.trigger_id]) == {tasks.trigger_id: Room(5, 1, 4)}
+
+
+def emitting(store: Store, query: Query, **each: Any) -> Streams:
+    """A task with a stream of ``ahead=9``, whose handler has emitted five elements; ``each`` is expanded over them."""
+    over = TaskSpec("each", "Op", upstream=("a",), map=MapSpec(Elements("a"), window=2), **each)
+    tasks = Streams(store, query, tasks=(TaskSpec("a", "Op", emits=True), over))
+    tasks.stream_it(stream_wait(StreamOptions(count=2, ahead=9)))
+    tasks.fire(1)
+    task, part = tasks.take()
+    tasks.end(task.token, StepHandled(handled(part), emitted=Emitted(0, (b"1", b"2", b"3", b"4", b"5"))))
+    return tasks
+
+
+def test_elements_take_room_until_instances_of_them_are_made(store: Store, query: Query) -> None:
+    tasks = emitting(store, query)
+    assert store.tasks.stream_rooms([tasks.trigger_id]) == {tasks.trigger_id: Room(9, 0, elements=5)}
+    tasks.plan()
+    assert store.tasks.stream_rooms([tasks.trigger_id]) == {tasks.trigger_id: Room(9, 0, elements=3)}
+    for _ in range(2):
+        for task in tasks.dispatch(limit=2):
+            assert ends.succeed(store.tasks, tasks.epoch, task.id, task.token)
+        tasks.plan()
+    assert store.tasks.stream_rooms([tasks.trigger_id]) == {tasks.trigger_id: Room(9, 0)}
+
+
+def test_elements_over_which_nothing_is_expanded_before_the_end_take_none(store: Store, query: Query) -> None:
+    """Its trigger would stand, and the end never come."""
+    tasks = emitting(store, query, trigger_rule="one_success")
+    tasks.plan()
+    assert store.tasks.stream_rooms([tasks.trigger_id]) == {tasks.trigger_id: Room(9, 0)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.store.harness import Clock, OpenStore, Query
 from tests.store.tasks.streams_harness import Streams, payloads, stream_wait
+from tests.supervisor.tasks_harness import event_of
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.steps import StepSucceeded
 from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import WorkerLost
@@ -79,6 +81,40 @@ def test_a_redriven_event_goes_to_the_end_of_its_stream(store: Store, query: Que
     _, part = tasks.take()
     assert (payloads(part), part.handled) == (["lost"], 1)
     assert tasks.is_open(), "its trigger runs on"
+
+
+def test_a_redrive_says_that_the_task_has_ended_and_a_clear_has_it_handle_the_event(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    store.dead_letter_event(tasks.epoch, tasks.events("lost")[0], "the database cannot take it")
+    (letter,) = query("SELECT id FROM dead_letter")
+    tasks.finish()
+    tasks.end(tasks.take()[0].token, StepSucceeded())
+    done = store.letters.redrive(letter["id"], by="me", note="again")
+    assert done.state == "redriven"
+    assert done.unhandled == (
+        "the task a of run r1 of etl has ended (success): "
+        "`headgate tasks clear etl r1 a --go-on` has it handle the event"
+    )
+    (action,) = query("SELECT note FROM letter_action")
+    assert action["note"] == f"again; {done.unhandled}"
+    store.tasks.clear_many(tasks.run, ["a"], streams="go_on")
+    tasks.let_go()
+    tasks.plan()
+    tasks.stream_it()
+    _, part = tasks.take()
+    assert payloads(part) == ["lost"]
+
+
+def test_a_redrive_to_a_task_that_waits_no_more_for_one_event_says_so(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    _, trigger = tasks.defer_it()
+    lost = event_of(trigger)
+    store.dead_letter_event(tasks.epoch, lost, "the database cannot take it")
+    (letter,) = query("SELECT id FROM dead_letter")
+    store.store_slice(tasks.epoch, events=[event_of(trigger, 1, index=1)])
+    done = store.letters.redrive(letter["id"], by="me")
+    assert done.unhandled == "the task that its trigger was for does not wait for it any more"
 
 
 # --- what is shown -------------------------------------------------------------------------------

@@ -96,6 +96,8 @@ def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int)
             trigger_fails(tasks, trigger_id)
         case "worker_lost" | "worker_lost_to_retry" | "restarted":
             ends.lose_worker(verbs, epoch, a, token, "killed by SIGKILL")
+        case "returned":
+            ends.give_back(verbs, epoch, a, token)
         case "adopted" | "adopted_to_retry":
             adopt(tasks)
         case "cleared":
@@ -167,7 +169,7 @@ def test_what_is_not_in_the_table_does_not_happen(open_store: OpenStore, query: 
     ):
         possible |= alike if possible & alike else set()
     if state is S.RESTARTING:  # the worker is done with it, whatever its outcome is: it is restarted
-        possible |= {"deferred", "succeeded", "skipped", "failed", "failed_to_retry"}
+        possible |= {"deferred", "succeeded", "skipped", "failed", "failed_to_retry", "returned"}
     events = sorted({row.event for row, _ in ROWS} - possible)
     # Last of all: it ends the lease with which the others act, and a removal changes the DAG.
     events.sort(key=lambda event: (event.startswith("adopted"), event == "removed"))

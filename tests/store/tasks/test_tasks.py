@@ -295,6 +295,7 @@ def calls(tasks: Tasks, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "reopen_streams": lambda: verbs.reopen_streams(epoch),
         "store_ends": lambda: verbs.store_ends(epoch, [StepEnd(a, token, WorkerLost("error"))]),
         "emit": lambda: verbs.emit(epoch, a, token, Emitted(0, (b"1",))),
+        "send_signals": lambda: verbs.send_signals(epoch, a, token, []),
         "adopt": lambda: verbs.adopt(epoch),
     }
 

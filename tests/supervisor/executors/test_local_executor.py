@@ -352,8 +352,8 @@ def test_a_worker_has_no_database_and_no_key(author: Author, pool: Pool, monkeyp
     )
     assert isinstance(outcome, StepSucceeded)
     kinds, names = decode_value(outcome.xcoms[0].value)
-    # Standard output and error, and the pipe by which a worker hears of its signals.
-    assert kinds == ["/dev/null", "pipe", "pipe", "pipe", "pipe", "socket", "socket"]
+    # Standard output and error, a copy for where a step begins, and the pipe by which a worker hears of its signals.
+    assert kinds == ["/dev/null", "pipe", "pipe", "pipe", "pipe", "pipe", "socket", "socket"]
     assert not [name for name in names if name.startswith("HEADGATE_")]
 
 

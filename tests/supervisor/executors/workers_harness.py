@@ -15,7 +15,7 @@ from typing import Any
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.worker import FileParsed, Step, StepEnded, WorkerSettings
 from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
-from headgate.supervisor.executors.base import ExecutorEvent, StepLost, StepQuery
+from headgate.supervisor.executors.base import ExecutorEvent, StepLost, StepQuery, StepReturned
 from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
 
@@ -140,6 +140,7 @@ class Pool(Loop):
 
     def __init__(self, folder: Path, *, workers: int = 1, **options: Any) -> None:
         super().__init__()
+        self.begun: list[tuple[str, int]] = []  # tokens, and the number of records by then
         settings = WorkerSettings(import_paths=(str(folder),), hook_timeout_s=options.pop("hook_timeout_s", 10.0))
         self.executor = LocalExecutor(
             self.selector,
@@ -148,6 +149,7 @@ class Pool(Loop):
             settings=settings,
             on_record=lambda step, record: self.records.append((step, record)),
             on_output=lambda step, line: self.output.append((step, line)),
+            on_begun=lambda step: self.begun.append((step.token, len(self.records))),
             clock=self.clock,
             **options,
         )
@@ -155,7 +157,7 @@ class Pool(Loop):
 
     def ended(self, token: str) -> ExecutorEvent | None:
         """What became of a step, None while it runs. No step may end twice."""
-        ends = [e for e in self.events if isinstance(e, StepEnded | StepLost) and e.token == token]
+        ends = [e for e in self.events if isinstance(e, StepEnded | StepLost | StepReturned) and e.token == token]
         assert len(ends) <= 1, ends
         return ends[0] if ends else None
 

@@ -15,12 +15,14 @@ from headgate.protocol.messages.queries import EncodedValue, QueryResult, Respon
 from headgate.protocol.messages.steps import StepDeferred, StepOutcome
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import encode_value
+from headgate.scheduling.bundles import Room, StepTimes
 from headgate.store.errors import DatabaseAway
 from headgate.store.ids import Epoch, TryName
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepReturned
 from headgate.supervisor.logs.task_logs import TaskLogs
+from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.dag_files import DagFiles
 from headgate.supervisor.tasks.scheduler import Scheduler, SchedulerStep
@@ -33,6 +35,8 @@ class FakeExecutor:
 
     def __init__(self, room: int) -> None:
         self.workers = room
+        self.behind: list[Room] = []  # what busy workers may be given
+        self.expected: dict[str, float | None] = {}  # by token
         self.steps: dict[str, Step] = {}
         self.ended: list[tuple[str, EndReason]] = []
         self.answers: list[tuple[str, Response]] = []
@@ -40,11 +44,15 @@ class FakeExecutor:
         self.is_closed = False
 
     def room(self) -> int:
-        return self.workers - len(self.steps)
+        return max(0, self.workers - len(self.steps))
 
-    def submit(self, step: Step) -> None:
-        assert self.room() > 0
+    def rooms(self) -> list[Room]:
+        return self.behind
+
+    def submit(self, step: Step, expected_s: float | None = None) -> None:
+        assert self.room() > 0 or self.behind or expected_s is not None
         self.steps[step.token] = step
+        self.expected[step.token] = expected_s
 
     def end(self, token: str, why: EndReason, text: str) -> None:
         self.ended.append((token, why))
@@ -68,11 +76,15 @@ class FakeExecutor:
 
     # --- what the test says ---
 
-    def finish(self, outcome: StepOutcome, token: str | None = None) -> str:
+    def finish(self, outcome: StepOutcome, token: str | None = None, *, took_s: float = 1.0) -> str:
         token = token or next(iter(self.steps))
         del self.steps[token]
-        self.pending.append(StepEnded(token, outcome))
+        self.pending.append(StepEnded(token, outcome, took_s=took_s))
         return token
+
+    def give_back(self, token: str) -> None:
+        del self.steps[token]
+        self.pending.append(StepReturned(token))
 
     def lose(self, token: str, reason: str) -> None:
         del self.steps[token]
@@ -84,10 +96,14 @@ class QuietScheduler(Scheduler):
 
     def __init__(self) -> None:
         self.notices = 0
+        self.signals = 0
         self.news = SchedulerStep()
 
     def notify(self) -> None:
         self.notices += 1
+
+    def notify_signals(self) -> None:
+        self.signals += 1
 
     def notify_fenced(self) -> None:
         self.notices += 1
@@ -143,7 +159,16 @@ class Logs(TaskLogs):
 class Scene:
     """A run with tasks that are scheduled, and a core that has a worker for each of ``workers``."""
 
-    def __init__(self, store: Store, query: Query, *names: str, workers: int = 4, **options: Any) -> None:
+    def __init__(
+        self,
+        store: Store,
+        query: Query,
+        *names: str,
+        workers: int = 4,
+        step_times: StepTimes | None = None,
+        answers: QueryHandler | None = None,
+        **options: Any,
+    ) -> None:
         self.tasks = Tasks(store, query, tasks=tuple(TaskSpec(name, "Op", **options) for name in names or ("a",)))
         self.store = Flaky(store)
         self.executor = FakeExecutor(workers)
@@ -153,12 +178,13 @@ class Scene:
             cast(Any, self.store),
             self.executor,
             self.scheduler,
-            Answers(),
+            answers or Answers(),
             NoFiles(),
             self.logs,
             queues=QUEUES,
             times=TaskTimes(),
             retry=DatabaseRetry("tasks", 1.0, 10.0),
+            step_times=step_times,
         )
         self.tasks.plan()
 

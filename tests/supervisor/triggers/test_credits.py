@@ -74,6 +74,28 @@ def test_a_run_begins_with_what_is_free_and_gets_more_when_a_quarter_is() -> Non
     assert streams.step() == [Credit(1, "run-1", 95)]
 
 
+def test_a_trigger_stands_while_the_elements_of_its_task_wait_for_instances() -> None:
+    streams = Streams(t1=100)
+    streams.start()
+    assert streams.step() == [Credit(1, "run-1", 100)]
+    streams.credits.fired({(1, "run-1"): 100})
+    streams.rooms[1] = Room(100, 0, elements=90)
+    streams.credits.handled({TriggerId(1): 100})
+    assert streams.step() == [], "no more than 10 are free"
+    streams.rooms[1] = Room(100, 0, elements=80)
+    streams.credits.expanded()
+    assert streams.step() == []
+    streams.rooms[1] = Room(100, 0, elements=70)
+    streams.credits.expanded()
+    assert streams.step() == [Credit(1, "run-1", 130)]
+    streams.credits.fired({(1, "run-1"): 130})
+    streams.rooms[1] = Room(100, 0)
+    streams.credits.expanded()
+    assert streams.step() == [Credit(1, "run-1", 230)]
+    streams.credits.expanded()
+    assert streams.credits.wake_at() is None, "none of its elements takes room"
+
+
 def test_one_step_that_takes_only_the_newest_frees_all_that_waited() -> None:
     streams = Streams(t1=100)
     streams.rooms[1] = Room(100, 0, is_latest=True)

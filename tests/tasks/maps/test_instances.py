@@ -9,7 +9,7 @@ import pytest
 
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import NAME_CHARS_MAX
-from headgate.protocol.messages.maps import Available, Elements, OfTask
+from headgate.protocol.messages.maps import Available, Counted, Elements, Worklist
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSucceeded
 from headgate.tasks import DAG, BaseOperator, BashOperator, PythonOperator, TaskSkipped, XComArg, task
 from headgate.tasks.context import make_context
@@ -62,7 +62,8 @@ def instances(output: XComArg, xcoms: dict[Any, Any] | None = None) -> list[Task
     assert spec.map is not None
     given = XCOMS if xcoms is None else xcoms
 
-    def count(of: OfTask) -> Available:
+    def count(of: Counted) -> Available:
+        assert not isinstance(of, Worklist)
         key = of.task_id if isinstance(of, Elements) or of.key == "return_value" else (of.task_id, of.key)
         return Available(len(given[key]), is_complete=True)
 

@@ -26,14 +26,24 @@ class Pages:
         self.rows = [(2 * index + 1, value) for index, value in enumerate(encoded)]
         self.key = key
         self.asked: list[tuple[int, int]] = []
+        self.counted = 0
 
     def __call__(
-        self, task_id: str, key: str | None, *, after: int = -1, offset: int = 0, limit: int = PAGE
+        self,
+        task_id: str,
+        key: str | None,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = PAGE,
+        is_counted: bool = True,
     ) -> XComPage:
         assert task_id == "each"
         self.asked.append((after, offset))
+        self.counted += is_counted
         rows = [(index, value if key == self.key else None) for index, value in self.rows if index > after]
-        return XComPage(tuple(rows[offset : offset + min(limit, PAGE)]), len(self.rows), len(self.rows))
+        count = len(self.rows) if is_counted else 0
+        return XComPage(tuple(rows[offset : offset + min(limit, PAGE)]), count, count)
 
 
 def test_iteration_reads_a_page_after_the_other_and_gives_none_for_what_left_nothing() -> None:
@@ -79,7 +89,16 @@ def test_places_one_after_the_other_are_read_by_pages() -> None:
     pages = Pages(range(7))
     values = MappedOutput("each", "k", pages)
     assert [values[index] for index in range(7)] == list(range(7))
-    assert len(pages.asked) == 2 * 3, "of 1, 3 and 3 values; twice, because others are missing between them"
+    assert len(pages.asked) == 4, "of 1, 3 and 3 values; the first twice, because others are missing before it"
+    assert pages.counted == 2, "those of the first"
+
+
+def test_not_all_instances_are_counted_for_each_page() -> None:
+    pages = Pages(range(100))
+    values = MappedOutput("each", "k", pages)
+    assert [sum(values), len(list(values)), len(values[:]), len(values.missing)] == [4950, 100, 100, 100]
+    assert len(pages.asked) > 100
+    assert pages.counted == 5, "for the lengths of the list and of the slice, for its first value, for what is missing"
 
 
 def test_instances_without_a_value_are_missing() -> None:

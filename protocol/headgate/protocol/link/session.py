@@ -82,6 +82,10 @@ class Dialect(ABC, Generic[FromChild, FromSupervisor]):
     def note(self, here: Role, message: WireStruct) -> None:  # not every dialect has to remember
         """Keep the data of a sent or received message that `check` needs later."""
 
+    def settled(self, to: State) -> State:
+        """Return the state after the last message, which is ``to`` by the table, unless earlier messages decide it."""
+        return to
+
     def check_handshake(
         self, here: Role, sender: Role, message: Hello | Welcome | WorkerHello | WorkerWelcome
     ) -> str | None:
@@ -133,7 +137,7 @@ class Session:
             self.dialect.note(self.role, event)
             if getattr(event, "more", False):
                 return
-        self._state = to
+        self._state = self.dialect.settled(to)
 
     def _fault(self, sender: Role, problem: str) -> ProtocolError:
         kind = LocalProtocolError if sender is self.role else RemoteProtocolError

@@ -10,7 +10,8 @@ and has a default. Durations are in seconds; points in time are seconds since th
 from __future__ import annotations
 
 import typing
-from typing import Final, Literal, TypeAlias
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from headgate.protocol.messages import WireStruct, maps
 from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.messages.signals import SignalWait, wait_problem
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
 
 # The limits of a DAG (I11). A DAG that exceeds one is refused when its file is parsed, where its author sees the error.
@@ -75,7 +77,8 @@ class StartTrigger(WireStruct, frozen=True):
     """The trigger in which a task starts, without a worker; part of `TaskSpec`.
 
     ``kwargs`` and ``next_kwargs`` are dicts encoded by `headgate.protocol.values`. The task resumes in ``next_method``,
-    with ``stream`` for many events (`headgate.protocol.messages.steps.StepDeferred`).
+    with ``stream`` for many events (`headgate.protocol.messages.steps.StepDeferred`). With ``signal`` it waits for that
+    in the database alone: no runner gets the trigger, and its end is the end of the task.
     """
 
     classpath: str
@@ -84,6 +87,7 @@ class StartTrigger(WireStruct, frozen=True):
     next_kwargs: bytes
     timeout_s: float | None = None
     stream: StreamOptions | None = None
+    signal: SignalWait | None = None
 
 
 class TaskSpec(WireStruct, frozen=True):
@@ -91,7 +95,8 @@ class TaskSpec(WireStruct, frozen=True):
 
     ``upstream`` are sorted task ids. ``execution_timeout_s`` limits the whole try, deferrals included. None means no
     limit, for ``max_retry_delay_s`` as well. A mapped task has ``map``; ``active_max`` is how many of its instances may
-    be with workers at once, in one run. A task that ``emits`` leaves elements while it runs.
+    be with workers at once, in one run. A task that ``emits`` leaves elements while it runs. All tasks of the mapped
+    ``group`` have the same map, and one instance at each index, which waits for those at the same index.
     """
 
     task_id: str
@@ -111,6 +116,7 @@ class TaskSpec(WireStruct, frozen=True):
     map: MapSpec | None = None
     active_max: int | None = None
     emits: bool = False
+    group: str = ""
 
 
 class CronSchedule(WireStruct, frozen=True, tag="cron"):
@@ -233,6 +239,7 @@ def check_dag(spec: DagSpec) -> None:
             need(holds, task.task_id, f"is expanded over the elements of {source.task_id!r}, which emits none")
     cycle = find_cycle({task.task_id: task.upstream for task in spec.tasks})
     need(cycle is None, cycle[0] if cycle else None, f"is upstream of itself: {' >> '.join(cycle or ())}")
+    _check_groups(spec)
 
 
 def id_problem(name: str) -> str | None:
@@ -255,14 +262,68 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def find_cycle(upstream: dict[str, tuple[str, ...]]) -> list[str] | None:
-    """Return the ids of one cycle in the order of execution, with the first one repeated at the end, or None."""
-    done: set[str] = set()
+def _check_groups(spec: DagSpec) -> None:
+    """Raise `DagMalformed` for a mapped group that cannot be expanded as one."""
+    groups: dict[str, list[TaskSpec]] = {}
+    for task in spec.tasks:
+        if task.group:
+            groups.setdefault(task.group, []).append(task)
+    for name, tasks in groups.items():
+        if (problem := _group_problem(name, tasks)) is not None:
+            raise DagMalformed(spec.dag_id, tasks[0].task_id, f"the mapped group {name!r:.100} {problem}")
+    if not groups:
+        return
+    part_of = _parts_of_graph(spec.tasks)
+    above: dict[tuple[str, str], list[tuple[str, str]]] = {part: [] for part in part_of.values()}
+    for task in spec.tasks:
+        part = part_of[task.task_id]
+        above[part] += [part_of[one] for one in task.upstream if part_of[one] != part]
+    if (cycle := find_cycle(above)) is not None:
+        at = next(index for index, (group, _) in enumerate(cycle) if group)
+        path = [group or name for group, name in (*cycle[at:-1], *cycle[:at], cycle[at])]
+        raise DagMalformed(
+            spec.dag_id,
+            groups[path[0]][0].task_id,
+            f"is in a mapped group that others leave and come back to, {' >> '.join(path)}: they would wait for all of "
+            f"its indexes, and each index for them",
+        )
+
+
+def _parts_of_graph(tasks: Iterable[TaskSpec]) -> dict[str, tuple[str, str]]:
+    """Return, by task id, the part of the graph that each task is in: its mapped group, or the task by itself."""
+    return {task.task_id: (task.group, "" if task.group else task.task_id) for task in tasks}
+
+
+def _group_problem(name: str, tasks: Sequence[TaskSpec]) -> str | None:
+    """Return the problem with a mapped group of these tasks; None if there is none."""
+    if (problem := id_problem(name)) is not None:
+        return problem
+    if len(tasks) > maps.GROUP_TASKS_MAX:
+        return f"has {len(tasks)} tasks; the limit is {maps.GROUP_TASKS_MAX}"
+    spec = tasks[0].map
+    if spec is None or any(task.map != spec for task in tasks):
+        return "has tasks that are not mapped as the others are"
+    ids = {task.task_id for task in tasks}
+    upstream = {above for task in tasks for above in task.upstream}
+    for source in maps.of_tasks(spec.source):
+        if source.task_id in ids:
+            return f"is expanded over the output of {source.task_id!r}, which is one of its tasks"
+    if isinstance(spec.source, maps.Worklist) and spec.source.task_id not in ids:
+        return f"is expanded over what is appended to {spec.source.task_id!r:.100}, which is none of its tasks"
+    return map_problem(spec, upstream)
+
+
+_Node = TypeVar("_Node", bound=Hashable)
+
+
+def find_cycle(upstream: Mapping[_Node, Sequence[_Node]]) -> list[_Node] | None:
+    """Return the nodes of one cycle in the order of execution, with the first one repeated at the end, or None."""
+    done: set[_Node] = set()
     for root in upstream:
         if root in done:
             continue
         # Depth first, but not recursive: a chain may be as long as TASKS_PER_DAG_MAX.
-        path: list[str] = [root]
+        path = [root]
         on_path = {root}
         pending = [iter(upstream[root])]
         while path:
@@ -355,8 +416,11 @@ def task_problem(task: TaskSpec) -> str | None:
         return f"max_active_tis_per_dagrun must be in 1..{POOL_SLOTS_MAX}, not {task.active_max}"
     if task.map is not None and task.emits:
         return "is mapped, and cannot emit elements: what its instances return is there for others"
-    if task.map is not None and (problem := map_problem(task.map, frozenset(task.upstream))) is not None:
-        return problem
+    if task.map is not None and not task.group:
+        if (problem := map_problem(task.map, task.upstream)) is not None:
+            return problem
+        if isinstance(task.map.source, maps.Worklist) and task.map.source.task_id != task.task_id:
+            return f"is expanded over what is appended to {task.map.source.task_id!r:.100}, which is another task"
     return None if task.start_trigger is None else _start_problem(task.start_trigger)
 
 
@@ -378,4 +442,8 @@ def _start_problem(start: StartTrigger) -> str | None:
         return f"the start trigger's next_kwargs need {len(start.next_kwargs):,} bytes, not {EVENT_BYTES_MAX:,} at most"
     if start.stream is not None and (problem := stream_problem(start.stream)) is not None:
         return f"the stream of the start trigger: {problem}"
+    if start.signal is not None:
+        if start.stream is not None:
+            return "a wait for a signal has no stream"
+        return wait_problem(start.signal)
     return None

@@ -8,7 +8,7 @@ find, when it runs that instance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from headgate.protocol.messages import WireStruct
@@ -19,6 +19,7 @@ DEFAULT_WINDOW: Final = 256
 PARTS_MAX: Final = 100  # of a product, a zip or a concatenation
 DEPTH_MAX: Final = 20  # of sources in sources
 KEY_CHARS_MAX: Final = 250
+GROUP_TASKS_MAX: Final = 100  # of one mapped group; all of them have an instance at each of its indexes
 
 
 class Values(WireStruct, frozen=True, tag="values"):
@@ -38,6 +39,20 @@ class Elements(WireStruct, frozen=True, tag="elements"):
     """The elements that a task emits, while it runs: how many there will be is known when it has ended."""
 
     task_id: str
+
+
+class Worklist(WireStruct, frozen=True, tag="worklist"):
+    """As many values as stand in the DAG file, and those that the instances append while they run.
+
+    They are appended to the task ``task_id``: the one that is mapped over them, or one of its mapped group. There are
+    no more when all of them have an instance, and no instance is unfinished. There are never more than ``length_max``.
+    Of a loop they are its iterations: each is appended by the one before.
+    """
+
+    task_id: str
+    given: int
+    length_max: int
+    is_loop: bool = False
 
 
 class Zip(WireStruct, frozen=True, tag="zip"):
@@ -66,8 +81,9 @@ class Batch(WireStruct, frozen=True, tag="batch"):
     count: int
 
 
-Source: TypeAlias = Values | Output | Elements | Zip | Concat | Product | Batch
+Source: TypeAlias = Values | Output | Elements | Worklist | Zip | Concat | Product | Batch
 OfTask: TypeAlias = Output | Elements
+Counted: TypeAlias = OfTask | Worklist
 
 
 class MapSpec(WireStruct, frozen=True):
@@ -91,9 +107,9 @@ class Available(NamedTuple):
 
 
 def of_tasks(source: Source) -> Iterator[OfTask]:
-    """Yield what tasks leave or emit among the sources, as often as it stands there."""
+    """Yield what other tasks leave or emit among the sources, as often as it stands there."""
     match source:
-        case Values():
+        case Values() | Worklist():
             return
         case Output() | Elements():
             yield source
@@ -106,15 +122,15 @@ def of_tasks(source: Source) -> Iterator[OfTask]:
             assert_never(source)
 
 
-def available(source: Source, of: Callable[[OfTask], Available]) -> Available:
-    """Return how many values there are; ``of`` says so of what a task leaves or emits.
+def available(source: Source, of: Callable[[Counted], Available]) -> Available:
+    """Return how many values there are; ``of`` says so of what tasks leave, emit or append.
 
     A value that there is keeps its index, whatever values are still to come.
     """
     match source:
         case Values(count):
             return Available(count, is_complete=True)
-        case Output() | Elements():
+        case Output() | Elements() | Worklist():
             return of(source)
         case Zip(parts, is_longest):
             found = [available(part, of) for part in parts]
@@ -145,13 +161,16 @@ def available(source: Source, of: Callable[[OfTask], Available]) -> Available:
             assert_never(source)
 
 
-def map_problem(spec: MapSpec, upstream: frozenset[str]) -> str | None:
-    """Return the problem with how a task is mapped, or None. ``upstream`` are its direct upstream tasks."""
+def map_problem(spec: MapSpec, upstream: Collection[str]) -> str | None:
+    """Return the problem with how a task is mapped, or None.
+
+    ``upstream`` are the tasks directly upstream of it; of a mapped group those of any of its tasks.
+    """
     if not 1 <= spec.window <= WINDOW_MAX:
         return f"window must be in 1..{WINDOW_MAX}, not {spec.window}"
     if spec.failures_max is not None and not 1 <= spec.failures_max <= INSTANCES_MAX:
         return f"failures_max must be in 1..{INSTANCES_MAX}, not {spec.failures_max}"
-    if (problem := _source_problem(spec.source, 1)) is not None:
+    if (problem := _source_problem(spec.source, 0)) is not None:
         return problem
     for output in of_tasks(spec.source):
         if output.task_id not in upstream:
@@ -161,7 +180,7 @@ def map_problem(spec: MapSpec, upstream: frozenset[str]) -> str | None:
 
 
 def _source_problem(source: Source, depth: int) -> str | None:
-    if depth > DEPTH_MAX:
+    if depth >= DEPTH_MAX:
         return f"is expanded over sources in sources, more than {DEPTH_MAX} deep"
     match source:
         case Values(count):
@@ -173,6 +192,12 @@ def _source_problem(source: Source, depth: int) -> str | None:
             return None if holds else f"the key of an XCom must have 1..{KEY_CHARS_MAX} characters, not {len(key)}"
         case Elements():
             return None
+        case Worklist(given=given, length_max=length_max):
+            if depth:
+                return "a worklist cannot be combined with other values: what is appended decides when it ends"
+            holds = 0 <= given <= length_max <= INSTANCES_MAX
+            limits = f"0..max_length values, and max_length at most {INSTANCES_MAX:,}"
+            return None if holds else f"a worklist has {limits}, not {given:,} values and max_length={length_max:,}"
         case Zip(parts=parts) | Concat(parts) | Product(parts):
             if not 1 <= len(parts) <= PARTS_MAX:
                 return f"is expanded over {len(parts)} sources at once, not 1..{PARTS_MAX}"

@@ -11,6 +11,14 @@ import enum
 from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.signals import (
+    DEFAULT_NAMESPACE,
+    LISTEN_S_MAX,
+    SIGNALS_PER_PAGE_MAX,
+    SentSignal,
+    SignalSend,
+    StoredSignal,
+)
 
 XCOMS_PER_PAGE_MAX: Final = 1000
 
@@ -24,17 +32,22 @@ class LastEvent(WireStruct, frozen=True, tag="last_event"):
 
 
 class GetXCom(WireStruct, frozen=True, tag="get_xcom"):
-    """An XCom of a task in the same run. For tasks. Answered by `EncodedValue`."""
+    """An XCom of a task in the same run. For tasks. Answered by `EncodedValue`.
+
+    ``map_index`` is that of an instance, from 0; -1 for a task that is not mapped.
+    """
 
     task_id: str
     key: str
+    map_index: int = -1
 
 
 class GetXComs(WireStruct, frozen=True, tag="get_xcoms"):
     """XComs of the instances of a mapped task in the same run that have succeeded. For tasks. Answered by `XComPage`.
 
     The page begins with the first instance whose index is above ``after``, ``offset`` further on, and has ``limit``
-    values at most. Without ``key`` it is of the elements that a task has emitted.
+    values at most. Without ``key`` it is of the elements that a task has emitted. ``is_counted``: the answer has the
+    number of all values, for which all instances are looked at.
     """
 
     task_id: str
@@ -42,6 +55,7 @@ class GetXComs(WireStruct, frozen=True, tag="get_xcoms"):
     after: int = -1
     offset: int = 0
     limit: int = XCOMS_PER_PAGE_MAX
+    is_counted: bool = True
 
 
 class EmitElements(WireStruct, frozen=True, tag="emit"):
@@ -88,8 +102,54 @@ class CreateRun(WireStruct, frozen=True, tag="create_run"):
     logical_date_s: float | None = None
 
 
-Query: TypeAlias = GetXCom | GetXComs | EmitElements | GetVariable | GetConnection | GetTaskStates | CreateRun
-TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates  # those that a trigger may send
+class SendSignals(WireStruct, frozen=True, tag="send_signals"):
+    """Send signals, all or none. Answered by `SignalsSent`. ``sender`` is the class of a trigger, "" for a task."""
+
+    signals: tuple[SignalSend, ...]
+    sender: str = ""
+
+
+class ListSignals(WireStruct, frozen=True, tag="list_signals"):
+    """Versions of a key above ``after``, the oldest first; with ``version`` that one alone. Answered by `SignalPage`.
+
+    Signals for another run alone are not among them.
+    """
+
+    key: str
+    namespace: str = DEFAULT_NAMESPACE
+    after: int = 0
+    limit: int = SIGNALS_PER_PAGE_MAX
+    version: int | None = None
+
+
+class ListenSignals(WireStruct, frozen=True, tag="listen_signals"):
+    """Versions of a key above ``after``, as soon as there are some. For tasks. Answered by `SignalsHeard`.
+
+    If there are none, the answer comes with the next that is sent, or without one after ``within_s`` seconds, but not
+    later than after `LISTEN_S_MAX`. With ``after`` None it comes at once, without versions, and says where the next one
+    will be. Signals for another run alone are not among them.
+    """
+
+    key: str
+    namespace: str = DEFAULT_NAMESPACE
+    after: int | None = None
+    within_s: float = LISTEN_S_MAX
+
+
+Query: TypeAlias = (
+    GetXCom
+    | GetXComs
+    | EmitElements
+    | GetVariable
+    | GetConnection
+    | GetTaskStates
+    | CreateRun
+    | SendSignals
+    | ListSignals
+    | ListenSignals
+)
+# Those that a trigger may send.
+TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates | SendSignals | ListSignals
 
 
 # --- results -------------------------------------------------------------------------------------
@@ -114,7 +174,8 @@ class XComPage(WireStruct, frozen=True, tag="xcom_page"):
     """A part of the XComs of a mapped task: (index of the instance, encoded value, None if it left none), by index.
 
     ``count`` is the number of instances that have succeeded, ``missing`` that of the others that are in the run. Of
-    elements the index is the position, ``count`` the number of those that are emitted, and none is missing.
+    elements the index is the position, ``count`` the number of those that are emitted, and none is missing. Both are 0
+    if the query did not ask for them.
     """
 
     values: tuple[tuple[int, bytes | None], ...]
@@ -170,7 +231,40 @@ class RunCreated(WireStruct, frozen=True, tag="run_created"):
     is_new: bool
 
 
-QueryResult: TypeAlias = StoredEvent | EncodedValue | XComPage | ElementRoom | SecretText | TaskStates | RunCreated
+class SignalsSent(WireStruct, frozen=True, tag="signals_sent"):
+    """The signals are sent: what each has become, in the order in which they were given."""
+
+    sent: tuple[SentSignal, ...]
+
+
+class SignalPage(WireStruct, frozen=True, tag="signal_page"):
+    """Versions of a key, the oldest first; there may be more."""
+
+    signals: tuple[StoredSignal, ...]
+
+
+class SignalsHeard(WireStruct, frozen=True, tag="signals_heard"):
+    """Versions of a key that a task listens for, the oldest first; there may be more.
+
+    It goes on after ``seen``, also if there are none.
+    """
+
+    signals: tuple[StoredSignal, ...]
+    seen: int
+
+
+QueryResult: TypeAlias = (
+    StoredEvent
+    | EncodedValue
+    | XComPage
+    | ElementRoom
+    | SecretText
+    | TaskStates
+    | RunCreated
+    | SignalsSent
+    | SignalPage
+    | SignalsHeard
+)
 
 
 # --- the messages --------------------------------------------------------------------------------

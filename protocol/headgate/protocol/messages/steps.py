@@ -3,6 +3,8 @@
 The worker process that made the call reports one of these five; the supervisor stores it. The worker has encoded every
 value in them by `headgate.protocol.values`, so that an author whose value cannot be encoded sees it there. ``emitted``
 are the elements that the step has emitted and not sent before, by `headgate.protocol.messages.queries.EmitElements`.
+``signals`` are sent in the transaction that stores the outcome; a step that fails sends none.
+What a step has ``appended`` counts if it goes well: a try that fails appends nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.signals import SignalSend
 from headgate.protocol.messages.task_streams import Handled, StreamOptions
 
 EXECUTION_TIMEOUT_OVER: Final = "its execution_timeout is over"  # the error of a try that has no time left
@@ -29,6 +32,19 @@ class Emitted(WireStruct, frozen=True):
     values: tuple[bytes, ...]
 
 
+class Appended(WireStruct, frozen=True):
+    """Encoded values that an instance appends to what the task ``task_id`` of its run is expanded over.
+
+    ``keys`` has one for each value, 32 bytes or None: a value whose key is there already is not appended again. There
+    are ``length_max`` appended values at most.
+    """
+
+    task_id: str
+    values: tuple[bytes, ...]
+    keys: tuple[bytes | None, ...]
+    length_max: int
+
+
 class StepSucceeded(WireStruct, frozen=True, tag="succeeded"):
     """The task succeeded. ``skips`` are downstream tasks to be skipped in this run."""
 
@@ -36,6 +52,8 @@ class StepSucceeded(WireStruct, frozen=True, tag="succeeded"):
     skips: tuple[str, ...] = ()
     handled: Handled | None = None
     emitted: Emitted | None = None
+    signals: tuple[SignalSend, ...] = ()
+    appended: Appended | None = None
 
 
 class StepSkipped(WireStruct, frozen=True, tag="skipped"):
@@ -45,6 +63,8 @@ class StepSkipped(WireStruct, frozen=True, tag="skipped"):
     xcoms: tuple[XCom, ...] = ()
     handled: Handled | None = None
     emitted: Emitted | None = None
+    signals: tuple[SignalSend, ...] = ()
+    appended: Appended | None = None
 
 
 class StepFailed(WireStruct, frozen=True, tag="failed"):
@@ -75,6 +95,7 @@ class StepDeferred(WireStruct, frozen=True, tag="deferred"):
     handled: Handled | None = None
     stream: StreamOptions | None = None
     emitted: Emitted | None = None
+    signals: tuple[SignalSend, ...] = ()
 
 
 class StepHandled(WireStruct, frozen=True, tag="handled"):
@@ -83,6 +104,8 @@ class StepHandled(WireStruct, frozen=True, tag="handled"):
     handled: Handled
     xcoms: tuple[XCom, ...] = ()
     emitted: Emitted | None = None
+    signals: tuple[SignalSend, ...] = ()
+    appended: Appended | None = None
 
 
 StepOutcome: TypeAlias = StepSucceeded | StepSkipped | StepFailed | StepDeferred | StepHandled

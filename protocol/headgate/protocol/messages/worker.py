@@ -1,7 +1,8 @@
 """The messages between a task worker and its supervisor: one frozen struct per message.
 
 A worker is a process that runs users' code: steps of tasks, and DAG files. It does one thing at a time, and sends
-nothing unasked except the queries of the step it runs::
+nothing unasked except the queries of the step it runs. It may be given further steps while one runs: it begins them in
+the order in which they were given, each after the outcome of the one before is sent, unless they are recalled::
 
     worker                                supervisor
     ------                                ----------
@@ -11,6 +12,11 @@ nothing unasked except the queries of the step it runs::
     StepLoaded                ------>
     Request(id=1)             ------>
                               <------     Response(id=1)
+                              <------     RunStep
+                              <------     RunStep
+                              <------     RecallSteps
+    StepsReturned             ------>
+    StepEnded                 ------>
     StepEnded                 ------>
                               <------     ParseFile
     FileParsed                ------>
@@ -22,7 +28,7 @@ nothing unasked except the queries of the step it runs::
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.dags import DagSpec
@@ -30,6 +36,12 @@ from headgate.protocol.messages.queries import Request, Response
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.steps import StepOutcome
 from headgate.protocol.messages.task_streams import StreamPart
+
+# Steps that a worker has at once, with the one that runs: so many tries at most are lost with a supervisor for each of
+# its workers, and more of them at once make nothing faster (docs/performance.md).
+BUNDLE_MAX: Final = 64
+
+STEP_LINE: Final = b"\0headgate begins step "  # before the token, in the pipe of a worker's output
 
 # --- parts of messages ---------------------------------------------------------------------------
 
@@ -95,9 +107,20 @@ class WorkerWelcome(WireStruct, frozen=True, tag="work_welcome"):
 
 
 class RunStep(WireStruct, frozen=True, tag="run_step"):
-    """Supervisor to worker: run this step. Answered by `StepEnded`."""
+    """Supervisor to worker: run this step, after those given before. Answered by `StepEnded`, unless it is recalled.
+
+    ``is_behind`` another one: then the worker writes a line to its output where this one begins (`STEP_LINE`), because
+    the supervisor may read what this one prints before it has read the end of the other.
+    """
 
     step: Step
+    is_behind: bool = False
+
+
+class RecallSteps(WireStruct, frozen=True, tag="recall_steps"):
+    """Supervisor to worker: do not begin the steps with these tokens. Answered by `StepsReturned`, whatever runs."""
+
+    tokens: tuple[str, ...]
 
 
 class ParseFile(WireStruct, frozen=True, tag="parse_file"):
@@ -126,12 +149,20 @@ class StepLoaded(WireStruct, frozen=True, tag="step_loaded"):
 class StepEnded(WireStruct, frozen=True, tag="step_ended"):
     """Worker to supervisor: the outcome of the step with this token, sent after all its output and log records.
 
-    ``map_name`` is the name of the instance of a mapped task, if it has one.
+    ``map_name`` is the name of the instance of a mapped task, if it has one. ``took_s`` is how long the worker was busy
+    with the step, in seconds.
     """
 
     token: str
     outcome: StepOutcome
     map_name: str | None = None
+    took_s: float = 0.0
+
+
+class StepsReturned(WireStruct, frozen=True, tag="steps_returned"):
+    """Worker to supervisor: these are the recalled steps that had not begun, and now never will."""
+
+    tokens: tuple[str, ...]
 
 
 class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
@@ -147,5 +178,5 @@ class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
     more: bool = False
 
 
-FromWorker: TypeAlias = WorkerHello | StepLoaded | StepEnded | FileParsed | Request
-ToWorker: TypeAlias = WorkerWelcome | RunStep | ParseFile | Response
+FromWorker: TypeAlias = WorkerHello | StepLoaded | StepEnded | StepsReturned | FileParsed | Request
+ToWorker: TypeAlias = WorkerWelcome | RunStep | RecallSteps | ParseFile | Response

@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 import msgspec
 
-from headgate.child.error_text import storable
-from headgate.child.queries import secrets
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskSpec
 from headgate.protocol.messages.maps import DEFAULT_WINDOW, MapSpec, map_problem
 from headgate.tasks.context import Context
 from headgate.tasks.graph import DAG, detached
-from headgate.tasks.maps.sources import Combinations, Given, Mappable, function_problem, mappable
+from headgate.tasks.maps.expansion import OF_TASK, Expansion, InstanceNamer, wanted
 from headgate.tasks.operator import BaseOperator, XComArg
 from headgate.tasks.operators import (
     BranchPythonOperator,
@@ -32,9 +30,7 @@ from headgate.tasks.operators import (
 from headgate.tasks.options import DEFAULTS, NAMES, unknown_option
 from headgate.triggers.airflow_names import OPTIONS
 
-InstanceNamer: TypeAlias = Callable[..., Any]
 _UNMAPPED: Final = (BranchPythonOperator, ShortCircuitOperator)
-_OF_TASK: Final = frozenset({*NAMES, "task_id", "dag"})
 
 
 class MappedOperator(BaseOperator):
@@ -44,56 +40,47 @@ class MappedOperator(BaseOperator):
     others: tuples of values for ``names``, or, if that is None, dicts.
     """
 
-    is_mapped = True
-
     def __init__(
-        self,
-        kind: type[BaseOperator],
-        *,
-        task_id: str,
-        dag: DAG | None,
-        shared: Mapping[str, Any],
-        over: Mapping[str, Any] | None,
-        over_kwargs: Any = None,
-        window: int = DEFAULT_WINDOW,
-        fail_fast: bool = False,
-        failures_max: int | None = None,
-        map_index_name: InstanceNamer | None = None,
+        self, kind: type[BaseOperator], *, task_id: str, dag: DAG | None, shared: Mapping[str, Any], **over: Any
     ) -> None:
         self.kind = kind
         self._name = kind.operator_name or kind.__name__
         self._shared = {name: value for name, value in shared.items() if name not in NAMES}
         options: Any = {name: value for name, value in shared.items() if name in NAMES}
         self._options: Mapping[str, Any] = options
-        self._names = None if over is None else tuple(over)
-        self._namer = map_index_name
         self._made: BaseOperator | None = None
         self._map: MapSpec | None = None
         super().__init__(task_id=task_id, dag=dag, **options)
         if issubclass(kind, _UNMAPPED):
             raise self._malformed(f"a {self._name} cannot be mapped: what it skips, it would skip for all")
+        if self.mapping is not None:
+            raise self._malformed(
+                f"cannot be expanded in the mapped group {self.mapping.group_id!r}: it has an instance at each index "
+                f"of the group already"
+            )
         if self.start_from_trigger or kind.start_from_trigger:
             raise self._malformed(
                 "a mapped task cannot begin in its trigger, because it has arguments of its own there"
             )
         if kind.emits or self._is_generator():
             raise self._malformed("is mapped, and cannot emit elements: what its instances return is there for others")
-        self._over = self._read(over, over_kwargs)
-        for name, value, kinds in (
-            ("window", window, (int,)),
-            ("fail_fast", fail_fast, (bool,)),
-            ("failures_max", failures_max, (int, type(None))),
-        ):
-            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                raise self._malformed(
-                    f"{name} must be {' or '.join(one.__name__ for one in kinds)}, not {value!r:.100}"
-                )
-        self._check_arguments()
-        for output in [*outputs_in(self._shared), *self._over_outputs()]:
-            self.set_upstream(output)
-        self._map = MapSpec(self._over.source(), window, fail_fast, failures_max)
-        if (problem := map_problem(self._map, frozenset(self.upstream_task_ids))) is not None:
+        try:
+            self._expansion = Expansion(f"the task {self.task_id!r}", **over)
+            self._check_arguments()
+            self._expansion.bind(self.task_id)
+            outputs = [*outputs_in(self._shared), *self._expansion.outputs()]
+        except (TypeError, ValueError) as error:
+            raise self._malformed(str(error)) from None
+        for output in outputs:
+            self.set_upstream(output.awaited())
+        self._map = self._expansion.spec()
+        if (problem := map_problem(self._map, self.upstream_task_ids)) is not None:
             raise self._malformed(problem)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether only instances of the task are run."""
+        return True
 
     def execute(self, context: Context) -> NoReturn:
         """Raise RuntimeError: what runs is an instance."""
@@ -109,18 +96,14 @@ class MappedOperator(BaseOperator):
         index = context["ti"].map_index
         if index < 0:
             raise RuntimeError(f"the task {self.task_id!r} is mapped now; it was not when this run began")
-        values = self._over.values(context)
-        counted, length = context["ti"].map_length, len(values)
-        if index >= length or (counted is not None and length != counted):
-            # A value is found by its place: among others than were counted it may be that of another instance.
-            was = "" if counted is None else f"; it was expanded over {counted:,}"
-            raise RuntimeError(
-                f"there are {length:,} values for the task {self.task_id!r} now, and this is instance {index}{was}: "
-                f"clear it together with what it is expanded over"
+        own = self._expansion.own(context)
+        if options := sorted(OF_TASK & own.keys()):
+            raise TypeError(
+                f"the value {index} has {', '.join(options)}, the same for all instances: give it to partial()"
             )
-        value = values[index]
-        own = dict(zip(self._names, value, strict=True)) if self._names is not None else self._arguments(index, value)
-        context["ti"].map_name = self._name_of(own)
+        if twice := sorted(self._shared.keys() & own.keys()):
+            raise TypeError(f"the value {index} has {', '.join(twice)}, which all instances have from partial()")
+        context["ti"].take_appends(self._expansion.appends())
         try:
             made = self._make({name: resolved(shared, context) for name, shared in self._shared.items()}, own)
         except DagMalformed as error:
@@ -138,7 +121,7 @@ class MappedOperator(BaseOperator):
         return self._shared.get("python_callable")
 
     def mapped_over(self) -> Iterator[XComArg]:
-        return (leaf for leaf in self._over.leaves() if isinstance(leaf, XComArg))
+        return self._expansion.mapped_over()
 
     # --- parts ---
 
@@ -150,50 +133,6 @@ class MappedOperator(BaseOperator):
     def _templated(self) -> Iterator[tuple[str, Any]]:
         yield from ((name, value) for name, value in self._shared.items() if name in self.kind.template_fields)
 
-    def _read(self, over: Mapping[str, Any] | None, over_kwargs: Any) -> Mappable:
-        if over is None:
-            return self._mappable("expand_kwargs()", over_kwargs)
-        if not over:
-            raise self._malformed("expand() needs the name of a parameter, with the values for it")
-        return Combinations([self._mappable(f"expand({name}=...)", value) for name, value in over.items()])
-
-    def _mappable(self, where: str, value: Any) -> Mappable:
-        try:
-            return mappable(value)
-        except TypeError as error:
-            raise self._malformed(f"{where}: {error}") from None
-
-    def _over_outputs(self) -> Iterator[XComArg]:
-        """Yield the outputs that the values are made of, also those within lists of the file."""
-        for leaf in self._over.leaves():
-            yield from outputs_in(list(leaf.given) if isinstance(leaf, Given) else leaf)
-
-    def _arguments(self, index: int, value: object) -> dict[str, Any]:
-        """Return the arguments that an instance gets from expand_kwargs(). Raises TypeError."""
-        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise TypeError(f"expand_kwargs needs dicts of arguments; the value {index} is {value!r:.100}")
-        if options := sorted(_OF_TASK & value.keys()):
-            raise TypeError(
-                f"the value {index} has {', '.join(options)}, the same for all instances: give it to partial()"
-            )
-        if twice := sorted(self._shared.keys() & value.keys()):
-            raise TypeError(f"the value {index} has {', '.join(twice)}, which all instances have from partial()")
-        return dict(value)
-
-    def _name_of(self, own: Mapping[str, Any]) -> str | None:
-        """Return the name of the instance with these arguments of its own; None if it has none."""
-        if self._namer is None:
-            return None
-        try:
-            name = self._namer(**_wanted(self._namer, own))
-            text = "" if name is None else " ".join(str(name).split())
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a name is not worth a try
-            self.log.warning("map_index_name has failed: the instance has no name", exc_info=True)
-            return None
-        return storable(secrets.hide(text))[:NAME_CHARS_MAX] or None
-
     def _is_generator(self) -> bool:
         return False
 
@@ -201,34 +140,18 @@ class MappedOperator(BaseOperator):
         with detached():
             return self.kind(task_id=self.task_id, **self._options, **shared, **own)
 
-    def _given_names(self) -> Iterator[tuple[str, ...]]:
-        """Yield the names of the arguments that instances have of their own, as far as the file has them.
-
-        Raises `DagMalformed` for a value of expand_kwargs() that is no dict of arguments.
-        """
-        if self._names is not None:
-            yield self._names
-        elif isinstance(self._over, Given):
-            dicts = [value for value in self._over.given if not isinstance(value, XComArg)]
-            for value in dicts:
-                if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-                    raise self._malformed(f"expand_kwargs(): dicts of arguments are needed, not {value!r:.100}")
-            yield from dict.fromkeys(tuple(value) for value in dicts)
-
     def _check_arguments(self) -> None:
-        """Raise `DagMalformed` for an argument that the operator lacks, does not have, or has twice."""
-        if self._namer is not None and (problem := function_problem(self._namer)) is not None:
-            raise self._malformed(f"map_index_name: {problem}")
+        """Raise TypeError, or `DagMalformed`, for an argument that the operator lacks, does not have, or has twice."""
         self._check_function()
         is_known = False
-        for own in self._given_names():
+        for own in self._expansion.given_names():
             is_known = True
-            if options := sorted(_OF_TASK.intersection(own)):
-                raise self._malformed(f"{options[0]} is the same for all instances: give it to partial()")
+            if options := sorted(OF_TASK.intersection(own)):
+                raise TypeError(f"{options[0]} is the same for all instances: give it to partial()")
             if twice := sorted(self._shared.keys() & set(own)):
-                raise self._malformed(f"{twice[0]!r:.100} stands in partial() and in what the task is expanded over")
+                raise TypeError(f"{twice[0]!r:.100} stands in partial() and in what the task is expanded over")
             self._check_call(own, is_whole=True)
-            self._check_namer(own)
+            self._expansion.check_namer(own)
         if not is_known:
             self._check_call((), is_whole=False)
 
@@ -236,17 +159,6 @@ class MappedOperator(BaseOperator):
         function = self.python_callable
         if function is not None and (problem := callable_problem(function)) is not None:
             raise self._malformed(problem)
-
-    def _check_namer(self, own: tuple[str, ...]) -> None:
-        if self._namer is None:
-            return
-        try:
-            inspect.signature(self._namer).bind(**_wanted(self._namer, dict.fromkeys(own)))
-        except TypeError as error:
-            there = ", ".join(own)
-            raise self._malformed(f"map_index_name gets the arguments of an instance ({there}): {error}") from None
-        except ValueError:
-            raise self._malformed(f"map_index_name: a plain function is needed, not {self._namer!r:.100}") from None
 
     def _check_call(self, own: tuple[str, ...], *, is_whole: bool) -> None:
         """Raise `DagMalformed` if the operator has no such arguments, or, if these are all, lacks one."""
@@ -289,10 +201,10 @@ class MappedFunction(MappedOperator):
 
     def _check_call(self, own: tuple[str, ...], *, is_whole: bool) -> None:
         given = dict.fromkeys((*self._shared, *own))
-        wanted = given
+        taken = given
         with contextlib.suppress(ValueError):  # written in C, it may have no signature
-            wanted = _wanted(self._function, given)
-        if unknown := sorted(OPTIONS.keys() & given.keys() - wanted.keys()):
+            taken = wanted(self._function, given)
+        if unknown := sorted(OPTIONS.keys() & given.keys() - taken.keys()):
             raise self._malformed(unknown_option(unknown[0], NAMES))
         if not is_whole:
             return  # the other arguments are known when an instance has its value
@@ -303,9 +215,12 @@ class MappedFunction(MappedOperator):
 
 
 class Partial:
-    """The arguments that all instances of a mapped task have; ``expand`` adds those that each has of its own."""
+    """The arguments that all instances have; ``expand`` adds those that each has of its own.
 
-    def __init__(self, make: Callable[..., MappedOperator]) -> None:
+    ``make`` gets the arguments of an `Expansion`, and returns the output of what is expanded.
+    """
+
+    def __init__(self, make: Callable[..., XComArg]) -> None:
         self._make = make
 
     def expand(
@@ -326,7 +241,7 @@ class Partial:
         Raises `DagMalformed`.
         """
         limits: Any = {"window": window, "fail_fast": fail_fast, "failures_max": failures_max}
-        return self._make(over=over, map_index_name=map_index_name, **limits).output
+        return self._make(over=over, map_index_name=map_index_name, **limits)
 
     def expand_kwargs(
         self,
@@ -339,15 +254,7 @@ class Partial:
     ) -> XComArg:
         """Add a mapped task, with an instance for each dict of arguments in ``over``; as `expand` otherwise."""
         limits: Any = {"window": window, "fail_fast": fail_fast, "failures_max": failures_max}
-        return self._make(over=None, over_kwargs=over, map_index_name=map_index_name, **limits).output
-
-
-def _wanted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the named arguments that a function has parameters for. Raises ValueError as `inspect` does."""
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(given)
-    return {name: given[name] for name in parameters if name in given}
+        return self._make(over=None, over_kwargs=over, map_index_name=map_index_name, **limits)
 
 
 def _parameters(kind: type[BaseOperator]) -> set[str]:

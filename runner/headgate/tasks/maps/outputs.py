@@ -13,7 +13,14 @@ class XComPageReader(Protocol):
     """Return a page of the XComs of a mapped task of this run: see `headgate.protocol.messages.queries.GetXComs`."""
 
     def __call__(
-        self, task_id: str, key: str | None, *, after: int = -1, offset: int = 0, limit: int = XCOMS_PER_PAGE_MAX
+        self,
+        task_id: str,
+        key: str | None,
+        *,
+        after: int = -1,
+        offset: int = 0,
+        limit: int = XCOMS_PER_PAGE_MAX,
+        is_counted: bool = True,
     ) -> XComPage: ...
 
 
@@ -53,8 +60,8 @@ class MappedOutput(Sequence[Any]):
         first, page = self._page
         if offset >= 0 and not first <= offset < first + len(page.values):
             # One value alone, unless the one before was asked for last.
-            limit = XCOMS_PER_PAGE_MAX if page.values and offset == first + len(page.values) else 1
-            first, page = self._page = offset, self._at(offset, limit)
+            follows = page.values and offset == first + len(page.values)
+            first, page = self._page = offset, self._after(page.values[-1][0]) if follows else self._at(offset)
         if offset < 0 or not page.values:
             raise IndexError(f"{self!r} has no value {index}")
         return _decoded(page.values[offset - first][1])
@@ -70,16 +77,20 @@ class MappedOutput(Sequence[Any]):
         there = {index for index, _ in self._items()}
         return [index for index in range(first.count + first.missing) if index not in there]
 
-    def _at(self, number: int, limit: int) -> XComPage:
-        # If none is missing before it, it is the one with this index, which is found without counting the others.
-        page = self._read(self._task_id, self._key, after=number - 1, limit=limit)
+    def _at(self, number: int) -> XComPage:
+        # If none is missing before it, it is the one with this index, which is found without passing over the others.
+        page = self._read(self._task_id, self._key, after=number - 1, limit=1)
         if not page.missing and page.values and page.values[0][0] == number:
             return page
-        return self._read(self._task_id, self._key, offset=number, limit=limit)
+        return self._read(self._task_id, self._key, offset=number, limit=1)
+
+    def _after(self, index: int) -> XComPage:
+        # Not counted, so that to read all pages does not look at all instances for each of them.
+        return self._read(self._task_id, self._key, after=index, is_counted=False)
 
     def _items(self) -> Iterator[tuple[int, bytes | None]]:
         after = -1
-        while values := self._read(self._task_id, self._key, after=after).values:
+        while values := self._after(after).values:
             yield from values
             after = values[-1][0]
 

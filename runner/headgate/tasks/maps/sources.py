@@ -85,7 +85,7 @@ class Given(Mappable):
     def values(self, context: Context) -> Sequence[Any]:
         from headgate.tasks.operators import resolved  # it imports this module
 
-        return _Computed(len(self.given), lambda index: resolved(self.given[index], context))
+        return Computed(len(self.given), lambda index: resolved(self.given[index], context))
 
 
 class MappedValues(Mappable):
@@ -103,7 +103,7 @@ class MappedValues(Mappable):
 
     def values(self, context: Context) -> Sequence[Any]:
         of = self._of.values(context)
-        return _Computed(len(of), lambda index: self._value(of[index], index))
+        return Computed(len(of), lambda index: self._value(of[index], index))
 
     def leaves(self) -> Iterator[Mappable]:
         return self._of.leaves()
@@ -154,7 +154,7 @@ class Zipped(_Combined):
                 part[index] if index < length else self._fillvalue for part, length in zip(parts, lengths, strict=True)
             )
 
-        return _Computed((max if self._is_longest else min)(lengths), at)
+        return Computed((max if self._is_longest else min)(lengths), at)
 
 
 class Concatenated(_Combined):
@@ -174,7 +174,7 @@ class Concatenated(_Combined):
                 index -= length
             raise AssertionError("the index is below the sum of the lengths")
 
-        return _Computed(sum(lengths), at)
+        return Computed(sum(lengths), at)
 
 
 class Combinations(_Combined):
@@ -195,7 +195,7 @@ class Combinations(_Combined):
                 places.append(place)
             return tuple(part[place] for part, place in zip(parts, reversed(places), strict=True))
 
-        return _Computed(math.prod(lengths), at)
+        return Computed(math.prod(lengths), at)
 
 
 class Batched(Mappable):
@@ -226,7 +226,7 @@ class Batched(Mappable):
                 raise TaskSkipped(f"all values of the batch {index} were left out")
             return found
 
-        return _Computed(-(-length // self._count), at)
+        return Computed(-(-length // self._count), at)
 
     def leaves(self) -> Iterator[Mappable]:
         return self._of.leaves()
@@ -243,7 +243,7 @@ def function_problem(function: object) -> str | None:
     return None
 
 
-class _Computed(Sequence[Any]):
+class Computed(Sequence[Any]):
     """A sequence whose values are computed when they are asked for; by index only."""
 
     def __init__(self, length: int, at: Callable[[int], Any]) -> None:

@@ -32,7 +32,8 @@ class MarkedDeaths:
 
     def ask(self, mark: str) -> None:
         """Have the next process that reaches the mark die there."""
-        of_tasks = marks.TASK_MARKS | marks.TASK_STREAM_MARKS | marks.MAP_MARKS
+        of_tasks = marks.TASK_MARKS | marks.BUNDLE_MARKS | marks.TASK_STREAM_MARKS
+        of_tasks |= marks.MAP_MARKS | marks.BELL_MARKS
         assert mark in marks.MARKS | of_tasks | marks.POISON_MARKS | marks.RUNAWAY_MARKS, mark
         (self._wanted / f"{mark}.died").unlink(missing_ok=True)
         (self._wanted / mark).touch()

@@ -17,7 +17,7 @@ from headgate.protocol.values import encode_value
 from headgate.scheduling.error_text import error_line
 
 if TYPE_CHECKING:
-    from headgate.protocol.messages.dags import DagSpec
+    from headgate.protocol.messages.dags import DagSpec, TaskSpec
 
 app = typer.Typer(help="DAGs, and their files.", no_args_is_help=True)
 
@@ -36,7 +36,8 @@ _SHOWN: tuple[Column, ...] = (
     ("file", lambda dag: place(dag.file)),
 )
 _TASK_COLUMNS = (
-    *("task_id", "operator", "upstream", "trigger_rule", "retries", "execution_timeout_s"),
+    *("task_id", "operator", "group", "expanded_over"),
+    *("upstream", "trigger_rule", "retries", "execution_timeout_s"),
     *("queue", "pool", "pool_slots", "priority_weight"),
 )
 
@@ -92,7 +93,7 @@ def show(ctx: typer.Context, dag: DagArgument, as_json: JsonOption = False) -> N
         "catchup": spec.catchup,
         "max_active_runs": spec.max_active_runs,
     }
-    tasks = [fields(task, _TASK_COLUMNS) for task in spec.tasks]
+    tasks = [_task_fields(task) for task in spec.tasks]
     if as_json:
         print_record(record | {"import_error": error, "task_list": tasks}, as_json=True)
         return
@@ -102,6 +103,13 @@ def show(ctx: typer.Context, dag: DagArgument, as_json: JsonOption = False) -> N
     if error:
         print("\nits file cannot be parsed now; this is the DAG as it was parsed last:")
         print_block(without_own_frames(error))
+
+
+def _task_fields(task: TaskSpec) -> dict[str, object]:
+    from headgate.scheduling.map_states import source_text
+
+    own = {"group": task.group or None, "expanded_over": None if task.map is None else source_text(task.map.source)}
+    return {name: own[name] if name in own else getattr(task, name) for name in _TASK_COLUMNS}
 
 
 @app.command()

@@ -7,8 +7,6 @@ their way to their triggers then arrive without it.
 
 from __future__ import annotations
 
-import getpass
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ import typer
 
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, LimitOption, WideOption, print_json_lines, print_record, print_structs
-from headgate.cli.options import json_value
+from headgate.cli.options import json_value, user_name
 from headgate.cli.output import json_line, payload
 from headgate.cli.progress import ProgressShown
 from headgate.cli.tables import Column, fields, print_block, print_table
@@ -197,11 +195,15 @@ def redrive(
     which = _wanted(letters, watcher, content, reason, State.open, everything=everything, dry_run=dry_run)
     event_bytes_max = invocation(ctx).settings().event_bytes_max
     with invocation(ctx).store() as store:
-        by = _user()
+        by = user_name()
 
         def act(letter_id: int) -> dict[str, Any]:
             done = store.letters.redrive(letter_id, by=by, note=note, payload_bytes_max=event_bytes_max)
-            return {"id": letter_id, "state": done.state, "event_id": done.event_id, "is_same": done.is_same}
+            told = {"id": letter_id, "state": done.state, "event_id": done.event_id, "is_same": done.is_same}
+            if not done.unhandled:
+                return told
+            print(f"headgate: dead letter {letter_id}: its event is stored, but {done.unhandled}", file=sys.stderr)
+            return told | {"unhandled": done.unhandled}
 
         if dry_run and which is not None:
             _print_counts(store, which, as_json=as_json)
@@ -228,7 +230,7 @@ def discard(
     """
     which = _wanted(letters, watcher, content, reason, State.unresolved, everything=everything, dry_run=dry_run)
     with invocation(ctx).store() as store:
-        by = _user()
+        by = user_name()
 
         def act(letter_id: int) -> dict[str, Any]:
             store.letters.discard(letter_id, by=by, note=note)
@@ -263,7 +265,7 @@ def edit(
     value = json_value(text, option)
     encoded = encode_value(value, where="payload", bytes_max=invocation(ctx).settings().event_bytes_max)
     with invocation(ctx).store() as store:
-        store.letters.edit(letter, encoded, by=_user(), note=note)
+        store.letters.edit(letter, encoded, by=user_name(), note=note)
     print(f"edited dead letter {letter}; `headgate dlq redrive {letter}` stores it")
 
 
@@ -272,14 +274,6 @@ def _read(file: Path) -> str:
         return sys.stdin.read() if str(file) == "-" else file.read_text()
     except UnicodeDecodeError as exc:
         raise CommandError(f"--payload-file: {file} is not text in UTF-8: {exc.reason}", exit_code=2) from exc
-
-
-def _user() -> str:
-    """Return the user of this process, for the record of a letter."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may have no name for it
-        return f"uid {os.getuid()}"
 
 
 # --- many ----------------------------------------------------------------------------------------

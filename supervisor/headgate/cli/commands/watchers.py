@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Watchers: event triggers that run on their own, by name.", no_args_is_help=True)
 
 _SHOWN: tuple[Column, ...] = (
-    *("name", "asset", "classpath", "queue", "triggerer_id", "created_date"),
+    *("name", "asset", "signal", "classpath", "queue", "triggerer_id", "created_date"),
     ("failures", lambda watcher: watcher.failure_count or None),
     *("hold", "last_error", "finished_at"),
 )
@@ -31,6 +31,7 @@ MAX_DELIVERIES_HELP = (
     "After N failures on one message of a shared stream, the message becomes a dead letter, and the trigger goes on "
     "without it: 5 by default, at most 1,000; 0: never."
 )
+SIGNAL_HELP = "Each of its events is sent as a signal under this key, in the transaction that stores the event."
 NoCheckOption = Annotated[
     bool, typer.Option("--no-check", help="Do not try the class and its kwargs: this machine need not have it.")
 ]
@@ -44,6 +45,8 @@ def add(
     kwargs: Annotated[str, typer.Option(metavar="JSON", help=KWARGS_HELP)] = "{}",
     queue: Annotated[str, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = "default",
     asset: Annotated[str | None, typer.Option(metavar="A", help="The asset that its events are about.")] = None,
+    signal: Annotated[str | None, typer.Option(metavar="KEY", help=SIGNAL_HELP)] = None,
+    namespace: Annotated[str | None, typer.Option(metavar="NS", help="The namespace of --signal.")] = None,
     max_deliveries: Annotated[int | None, typer.Option(metavar="N", help=MAX_DELIVERIES_HELP)] = None,
     no_check: NoCheckOption = False,
 ) -> None:
@@ -53,11 +56,15 @@ def add(
     """
     check_classpath(classpath)
     given = parse_kwargs(kwargs)
+    if namespace is not None and signal is None:
+        raise CommandError("--namespace is that of --signal, which is not given", exit_code=2)
+    more: dict[str, Any] = {} if max_deliveries is None else {"max_deliveries": max_deliveries}
+    if namespace is not None:
+        more["namespace"] = namespace
     with invocation(ctx).store() as store:
         if not no_check:
             check_loads(ctx, store, classpath, encode_kwargs(given))
-        limit = {} if max_deliveries is None else {"max_deliveries": max_deliveries}
-        store.add_watcher(name, classpath, given, queue=queue, asset=asset, **limit)
+        store.add_watcher(name, classpath, given, queue=queue, asset=asset, signal=signal, **more)
     print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
 
 

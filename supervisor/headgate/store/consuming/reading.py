@@ -103,6 +103,11 @@ class Page(msgspec.Struct, frozen=True):
     triggers: frozenset[int] = frozenset()
     newest_trigger: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there were no events."""
+        return not self.events
+
     def concerns(self, trigger_id: int) -> bool:
         """Whether new events of this trigger may belong to the next page."""
         return trigger_id in self.triggers or trigger_id > self.newest_trigger

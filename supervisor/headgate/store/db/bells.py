@@ -29,7 +29,9 @@ from sqlalchemy import Engine
 
 from headgate.store.db.engine import is_in_memory
 
-Kind = Literal["changes", "events"]  # those of supervisors, and those of readers of events
+Kind = Literal[
+    "changes", "events", "signals"
+]  # those of supervisors, of readers of events, and of listeners to signals
 
 ADDRESS_BYTES_MAX = 107  # unix(7): the path of a socket, without the NUL at its end
 RUNG_MAX = 1000  # bells that one commit rings; the others look by themselves

@@ -12,7 +12,8 @@ Where no bell can be hung up, SQLite's counter of the commits of other connectio
 **Readers of events** wait in the same way, for bells of their own; the notifications of PostgreSQL name the triggers
 that have new events. A supervisor sends these only if there is a reader that waits: such a reader holds an advisory
 lock, which ends with its connection, and a supervisor that stores events looks for it once in `FOLLOWERS_LOOK_S`. So
-without a reader a slice costs nothing more, and an idle reader runs no statement.
+without a reader a slice costs nothing more, and an idle reader runs no statement. **Listeners to signals** wait in the
+same way; their notifications name the keys, and are always sent, because who sends a signal wakes supervisors as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, LiteralString, cast
 
 from sqlalchemy import Connection
 
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 
 CHANNEL = "headgate_triggers"  # of PostgreSQL's notifications: a trigger may be claimable now, or was removed
 
+News = Literal["events", "signals"]  # what readers wait for: events of triggers, or versions of signals
+
 EVENTS_CHANNEL = "headgate_events"  # of PostgreSQL's notifications: the triggers that have new events, or nothing: any
+SIGNALS_CHANNEL = "headgate_signals"  # the same of the keys that have new versions
+_CHANNELS: Final[dict[News, LiteralString]] = {"events": EVENTS_CHANNEL, "signals": SIGNALS_CHANNEL}
 FOLLOWERS_LOCK = 0x68676576  # "hgev": the advisory lock of PostgreSQL that readers share while they listen
 FOLLOWERS_LOOK_S = 1.0  # a new reader gets no notification for so long, so it looks by itself meanwhile
-TRIGGERS_NAMED_MAX = 350  # in one notification, which has room for 8,000 bytes: an id has at most 20, with its comma
+IDS_NAMED_MAX = 350  # in one notification, which has room for 8,000 bytes: an id has at most 20, with its comma
 COMMITS_LOOK_S = 5.0  # a reader on SQLite looks so often for commits whose bell it has missed
 NO_BELL_LOOK_S = 0.05  # the same without a bell: a look into shared memory, some microseconds
 IN_MEMORY = "the database is in memory"
@@ -148,18 +153,18 @@ class Followers:
         return self._are_there
 
 
-def notify_events(connection: Connection, trigger_ids: Collection[int]) -> None:
-    """PostgreSQL: report new events of these triggers to readers, once the transaction is committed."""
+def notify_readers(connection: Connection, news: News, ids: Collection[int]) -> None:
+    """PostgreSQL: report new events of these triggers, or new versions of these keys, once it is committed."""
     if connection.dialect.name == "postgresql":
-        named = ",".join(map(str, sorted(trigger_ids))) if len(trigger_ids) <= TRIGGERS_NAMED_MAX else ""
-        driver_of(connection).execute("SELECT pg_notify(%s, %s)", (EVENTS_CHANNEL, named))
+        named = ",".join(map(str, sorted(ids))) if len(ids) <= IDS_NAMED_MAX else ""
+        driver_of(connection).execute("SELECT pg_notify(%s, %s)", (_CHANNELS[news], named))
 
 
-class EventListener:
-    """Waits over one connection, outside of transactions, for new events."""
+class NewsListener:
+    """Waits over one connection, outside of transactions, for new events or signals."""
 
     def wait(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
-        """Wait until there may be new events of a trigger that ``concerns`` the caller; False after ``timeout_s``."""
+        """Wait until there may be news of an id that ``concerns`` the caller; False after ``timeout_s``."""
         raise NotImplementedError
 
     def is_lost(self) -> bool:
@@ -170,21 +175,21 @@ class EventListener:
         """Listen no more."""
 
 
-def listen_for_events(connection: Connection, bells: Bells | None) -> EventListener:
-    """Begin to listen for new events over this connection; what is stored before the return may go unnoticed."""
+def listen_for(connection: Connection, bells: Bells | None, news: News) -> NewsListener:
+    """Begin to listen for news over this connection; what is stored before the return may go unnoticed."""
     driver = connection.connection.driver_connection
     if not isinstance(driver, sqlite3.Connection):
-        return _EventNotifications(cast("psycopg.Connection[Any]", driver))
+        return _NewsNotifications(cast("psycopg.Connection[Any]", driver), news)
     if bells is None:
         return _Commits(listen(connection, None), None)
     bell = None
     with suppress(OSError):
-        bell = bells.hang("events")
+        bell = bells.hang(news)
     return _Commits(_commits(driver, ""), bell)
 
 
-class _Commits(EventListener):
-    """SQLite: any commit of another connection may have stored events; the ``bell`` says when to look for one."""
+class _Commits(NewsListener):
+    """SQLite: any commit of another connection may have stored news; the ``bell`` says when to look for one."""
 
     def __init__(self, commits: ChangeListener, bell: Bell | None) -> None:
         self._commits = commits
@@ -211,20 +216,25 @@ class _Commits(EventListener):
             self._bell.close()
 
 
-class _EventNotifications(EventListener):
-    """PostgreSQL: notifications, which are read from the socket when it has some."""
+class _NewsNotifications(NewsListener):
+    """PostgreSQL: notifications, which are read from the socket when it has some.
 
-    def __init__(self, driver: psycopg.Connection[Any]) -> None:
+    Those of the other kind that are read meanwhile are dropped: who waits for them looks before each wait.
+    """
+
+    def __init__(self, driver: psycopg.Connection[Any], news: News) -> None:
         self._driver = driver
+        self._channel = _CHANNELS[news]
         self._payloads: list[str] = []
         driver.add_notify_handler(lambda notification: self._note(notification.channel, notification.payload))
         before, driver.autocommit = driver.autocommit, True
-        driver.execute(f"LISTEN {EVENTS_CHANNEL}")
-        driver.execute("SELECT pg_advisory_lock_shared(%s::bigint)", (FOLLOWERS_LOCK,))
+        driver.execute(f"LISTEN {self._channel}")
+        if news == "events":
+            driver.execute("SELECT pg_advisory_lock_shared(%s::bigint)", (FOLLOWERS_LOCK,))
         driver.autocommit = before
 
     def _note(self, channel: str, payload: str) -> None:
-        if channel == EVENTS_CHANNEL:
+        if channel == self._channel:
             self._payloads.append(payload)
 
     def wait(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:

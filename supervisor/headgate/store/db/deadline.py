@@ -48,6 +48,9 @@ class Deadline:
                 if self._ends_at is None:
                     # Transactions do not wake this thread when they begin: that would cost each a switch of threads.
                     self._changed.wait(self._limit_s / 2)
+                    if self._ends_at is None:
+                        self._thread = None  # the next transaction starts another: an unused database has none
+                        return
                 elif (left_s := self._ends_at - time.monotonic()) > 0:
                     self._changed.wait(left_s)
                 else:

@@ -14,8 +14,10 @@ from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, func, select, true, update
 
+from headgate.protocol import marks
 from headgate.store.db import changes, driver_errors
 from headgate.store.db.bells import Bells, Kind
+from headgate.store.db.changes import News
 from headgate.store.db.database_file import DatabaseFile
 from headgate.store.db.deadline import Deadline
 from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
@@ -133,7 +135,12 @@ class Tx:
     def notify_readers(self, trigger_ids: Collection[int]) -> None:
         """Make readers look for new events of these triggers, once this is committed."""
         self.rings.add("events")
-        changes.notify_events(self.connection, trigger_ids)
+        changes.notify_readers(self.connection, "events", trigger_ids)
+
+    def notify_listeners(self, key_ids: Collection[int]) -> None:
+        """Make listeners look for new versions of these keys of signals, once this is committed."""
+        self.rings.add("signals")
+        changes.notify_readers(self.connection, "signals", key_ids)
 
     def mark_run_dirty(self, dag_run: DagRunId) -> None:
         """Have the scheduler evaluate this run, once this is committed."""
@@ -181,7 +188,7 @@ class Database:
         self.engine = engine
         self._connection: Connection | None = None
         self._changes: changes.ChangeListener | None = None
-        self._events: changes.EventListener | None = None
+        self._news: dict[News, changes.NewsListener] = {}
         self._doorbell: changes.Doorbell | None = None
         self._deadline = Deadline(ANSWER_MAX_S)
         self._bells = Bells.of(engine)
@@ -271,26 +278,26 @@ class Database:
                     self._doorbell.hang(self._changes)
             return self._changes.has_changes()
 
-    def listen_for_events(self) -> bool:
-        """Listen for new events from now on; return False if it has done so since it connected."""
-        if self._events is not None and self._events.is_lost():
+    def listen_for(self, news: News) -> bool:
+        """Listen for new events, or signals, from now on; return False if it has done so since it connected."""
+        listener = self._news.get(news)
+        if listener is not None and listener.is_lost():
             self._stop_listening()
-        if self._connection is not None and self._events is not None:
+        if self._connection is not None and news in self._news:
             return False
         with self._translating():
             connection = self._connected()
             with self._within_deadline(connection):
-                self._events = changes.listen_for_events(connection, self._bells)
+                self._news[news] = changes.listen_for(connection, self._bells, news)
         return True
 
-    def wait_for_events(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
-        """Wait, outside of transactions, until there may be new events of a trigger that ``concerns`` the caller.
+    def wait_for(self, news: News, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
+        """Wait, outside of transactions, until there may be news of a trigger, or a key, that ``concerns`` the caller.
 
-        Return False if there were none within ``timeout_s`` seconds. `listen_for_events` must have been called.
+        Return False if there were none within ``timeout_s`` seconds. `listen_for` must have been called.
         """
-        assert self._events is not None
         with self._translating():
-            return self._events.wait(timeout_s, concerns)
+            return self._news[news].wait(timeout_s, concerns)
 
     @contextmanager
     def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
@@ -310,8 +317,10 @@ class Database:
 
     def _ring(self, tx: Tx) -> None:
         """Ring the bells of others, who see by now what was committed. The server of PostgreSQL has done so itself."""
-        if tx.rings and self._bells is not None:
-            self._bells.ring(tx.rings)
+        if tx.rings:
+            marks.reach("bells.unrung")
+            if self._bells is not None:
+                self._bells.ring(tx.rings)
 
     def _check_file(self) -> None:
         """Raise `DatabaseReplaced` if what SQLite has just committed is lost."""
@@ -360,7 +369,8 @@ class Database:
     def _stop_listening(self) -> None:
         if self._doorbell is not None:
             self._doorbell.unhang()
-        for listener in (self._changes, self._events):
+        for listener in (self._changes, *self._news.values()):
             if listener is not None:
                 listener.close()
-        self._changes = self._events = None
+        self._changes = None
+        self._news = {}

@@ -33,6 +33,7 @@ NEAR_NAMES_MAX = 3
 _C = task_instance.c
 # A run that waits, because its DAG has as many active runs as it may have, is shown as queued.
 _waits = and_(dag_run.c.state == "running", dag_run.c.started_at.is_(None))
+IS_PRESENT = dag_run.c.removed_at.is_(None)  # what is left of a run that is being deleted is shown nowhere
 RUN_STATE: Label[str] = case((_waits, "queued"), else_=dag_run.c.state).label("state")
 
 
@@ -115,7 +116,7 @@ _DAGS = (
         .outerjoin(_ACTIVE_RUNS, _ACTIVE_RUNS.c.dag_id == dag.c.id)
         .outerjoin(_WAITING, _WAITING.c.dag_id == dag.c.id)
         .outerjoin(_NEWEST_RUN, _NEWEST_RUN.c.dag_id == dag.c.id)
-        .outerjoin(dag_run, dag_run.c.id == _NEWEST_RUN.c.id)
+        .outerjoin(dag_run, and_(dag_run.c.id == _NEWEST_RUN.c.id, IS_PRESENT))
     )
     .where(dag.c.removed_at.is_(None))
 )

@@ -11,10 +11,12 @@ from collections.abc import Collection, Iterable
 
 from sqlalchemy import ColumnElement, and_, exists, func, literal_column, not_, or_, select
 
-from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.maps import INSTANCES_MAX, Elements, MapSpec, Output, of_tasks
+from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
+from headgate.protocol.messages.maps import INSTANCES_MAX, Elements, Output, Worklist, of_tasks
+from headgate.scheduling import planning
+from headgate.scheduling.planning import Graph
 from headgate.scheduling.states import UNFINISHED
-from headgate.scheduling.why import MapFacts
+from headgate.scheduling.why import NAMES_SHOWN_MAX, GroupFacts, MapFacts, WorklistFacts
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import Instances
@@ -82,8 +84,9 @@ def counts_by_run(tx: Tx, runs: Iterable[int]) -> dict[int, Counts]:
     return {run: {state: counts[state] for state in order if state in counts} for run, counts in found.items()}
 
 
-def map_facts(tx: Tx, task_id: str, spec: MapSpec | None, seen: RunStates) -> MapFacts | None:
-    """Return the facts about a mapped task of a run; None if it is not mapped."""
+def map_facts(tx: Tx, task: TaskSpec, index: int, whole: DagSpec, seen: RunStates) -> MapFacts | None:
+    """Return the facts about a mapped task of a run, or an instance of it; None if it is not mapped."""
+    spec, task_id = task.map, task.task_id
     if spec is None:
         return None
     counts = counts_of(tx, [seen.run], task_id).get((seen.run, task_id), {})
@@ -105,4 +108,35 @@ def map_facts(tx: Tx, task_id: str, spec: MapSpec | None, seen: RunStates) -> Ma
         stopped_by=stopped_by if error is not None and seen.own[task_id] is TaskState.SUCCESS else None,
         is_held=length == HELD,
         first_open=first[0].map_index if first else None,
+        group=_group_facts(tx, task.group, index, whole, seen) if task.group else None,
+        worklist=_worklist_facts(tx, spec.source, seen) if isinstance(spec.source, Worklist) else None,
+    )
+
+
+def _worklist_facts(tx: Tx, source: Worklist, seen: RunStates) -> WorklistFacts:
+    gate = source.task_id if source.is_loop else None
+    return WorklistFacts(source.given, elements.count(tx, seen.run, source.task_id), source.length_max, gate)
+
+
+def _group_facts(tx: Tx, name: str, index: int, whole: DagSpec, seen: RunStates) -> GroupFacts:
+    graph = Graph(whole)
+    tasks = graph.groups[name]
+    names = [task.task_id for task in tasks]
+    spec = graph.maps[names[0]]
+    now = seen.for_rules()
+    nothing_yet = {task_id: TaskState.NONE for task_id in names if seen.own.get(task_id) is TaskState.NONE}
+    outside = dict.fromkeys(above for task in tasks for above in task.upstream if above not in names)
+    # A new index waits for all that have not ended, one that was cleared only for those that have begun again.
+    blocking = UNFINISHED if index < 0 else UNFINISHED - {TaskState.NONE}
+    open_ = sorted(seen.indexes(tx, names, blocking, limit=spec.window))
+    shown = index if index >= 0 else open_[0] if open_ else None
+    at = {} if shown is None else seen.states_at(tx, names, shown)
+    states = seen.of_tasks()
+    return GroupFacts(
+        name=name,
+        upstream=tuple((above, states[above]) for above in outside if states.get(above) in UNFINISHED),
+        may_begin="run" in planning.decide_index(graph, name, now, nothing_yet).values(),
+        open=tuple(open_[:NAMES_SHOWN_MAX]),
+        open_count=len(open_),
+        at=tuple((task_id, at[task_id]) for task_id in names if task_id in at),
     )

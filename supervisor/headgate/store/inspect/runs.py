@@ -20,7 +20,7 @@ from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchInstance, NoSuchRow, SpecUnreadable
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name, instances_named
 from headgate.store.inspect import maps
-from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX, RUN_STATE, dag_id_of, near_names
+from headgate.store.inspect.dags import IS_PRESENT, ROWS_PER_PAGE_MAX, RUN_STATE, dag_id_of, near_names
 from headgate.store.tables import asset, dag, dag_run, dag_run_event, task_instance, xcom
 from headgate.store.tasks import run_states, task_rows
 from headgate.store.tasks.graphs import read_spec
@@ -143,14 +143,14 @@ _RUN_COLUMNS = (
 def run_id_of(tx: Tx, dag_name: str, run_id: str) -> DagRunId:
     """Return the id of the row of a run; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
     dag_id = dag_id_of(tx, dag_name)
-    of_dag = select(dag_run.c.id).where(dag_run.c.dag_id == dag_id)
+    of_dag = select(dag_run.c.id).where(dag_run.c.dag_id == dag_id, IS_PRESENT)
     found = tx.connection.execute(of_dag.where(dag_run.c.run_id == run_id)).scalar_one_or_none()
     if found is None and run_id == LATEST:
         found = tx.connection.execute(of_dag.order_by(dag_run.c.id.desc()).limit(1)).scalar_one_or_none()
         if found is None:
             raise NoSuchRow("run", LATEST, of=f"the DAG {dag_name}, which has no runs yet")
     if found is None:
-        names = select(dag_run.c.run_id).where(dag_run.c.dag_id == dag_id).order_by(dag_run.c.id.desc())
+        names = select(dag_run.c.run_id).where(dag_run.c.dag_id == dag_id, IS_PRESENT).order_by(dag_run.c.id.desc())
         raise NoSuchRow("run", run_id, of=f"the DAG {dag_name}", near=near_names(tx, run_id, names))
     return DagRunId(found)
 
@@ -247,7 +247,7 @@ class RunInspection(Verbs):
         limit: int = ROWS_PER_PAGE_MAX,
     ) -> list[RunLine]:
         """Return runs beyond an id, newest first. ``since``: created no earlier. Raises `NoSuchRow` for the DAG."""
-        where: list[ColumnElement[bool]] = []
+        where: list[ColumnElement[bool]] = [IS_PRESENT]
         if dag is not None:
             where.append(dag_run.c.dag_id == dag_id_of(tx, dag))
         if states:
@@ -299,7 +299,7 @@ class RunInspection(Verbs):
         in its place. ``since``: of runs created no earlier. ``beyond_id``: those that come after it.
         """
         is_of_run = run_id is not None
-        where: list[ColumnElement[bool]] = [maps.is_counted() if each else maps.IS_TASK]
+        where: list[ColumnElement[bool]] = [IS_PRESENT, maps.is_counted() if each else maps.IS_TASK]
         if dag is not None and run_id is not None:
             where.append(_C.dag_run_id == run_id_of(tx, dag, run_id))
         elif dag is not None:

@@ -25,6 +25,7 @@ from headgate.scheduling.why import shortened
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
+from headgate.store.signals import waits
 from headgate.store.tables import (
     asset_watcher,
     consumer,
@@ -83,12 +84,16 @@ def _name(row: Any) -> str:
 
 
 def _trigger_queues(tx: Tx) -> tuple[str, ...]:
-    """Return the queues of open triggers: each takes one look at the index of claims, however many triggers it has."""
+    """Return the queues of open triggers: each takes one look at the index of claims, however many triggers it has.
+
+    Nobody is to claim the triggers of waits for signals.
+    """
     found: list[str] = []
     least = select(func.min(trigger.c.queue)).where(_OPEN)
     queue = tx.connection.execute(least).scalar_one()
     while queue is not None and len(found) < QUEUES_MAX:
-        found.append(queue)
+        if queue != waits.QUEUE:
+            found.append(queue)
         queue = tx.connection.execute(least.where(trigger.c.queue > queue)).scalar_one()
     return tuple(found)
 

@@ -41,7 +41,10 @@ class TriggererLine(TriggererRow, frozen=True):
 
 
 class WatcherRow(msgspec.Struct, frozen=True):
-    """One watcher that was not removed, with the state of its trigger."""
+    """One watcher that was not removed, with the state of its trigger.
+
+    ``signal`` is the key under which its events are sent as signals, in ``signal_namespace``.
+    """
 
     id: int
     name: str
@@ -59,6 +62,8 @@ class WatcherRow(msgspec.Struct, frozen=True):
     hold_reason: str | None
     held_at: datetime | None
     max_deliveries: int
+    signal: str | None = None
+    signal_namespace: str | None = None
 
 
 class TriggerLine(msgspec.Struct, frozen=True):
@@ -115,6 +120,8 @@ class TriggerDetail(msgspec.Struct, frozen=True):
     max_deliveries: int
     passed_over: int
     strikes: tuple[StrikeLine, ...]
+    signal: str | None = None
+    signal_namespace: str | None = None
 
 
 _COLUMNS = (
@@ -179,6 +186,7 @@ class TriggerInspection(Verbs):
                 *(trigger.c.classpath, trigger.c.queue, asset_watcher.c.created_date, trigger.c.triggerer_id),
                 *(trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at, trigger.c.finished_at),
                 *(trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at, trigger.c.max_deliveries),
+                *(asset_watcher.c.signal_key.label("signal"), asset_watcher.c.signal_namespace),
             )
             .select_from(asset_watcher.join(trigger).outerjoin(asset))
             .where(asset_watcher.c.removed_at.is_(None))
@@ -241,7 +249,8 @@ class TriggerInspection(Verbs):
     def trigger(self, tx: Tx, trigger_id: int) -> TriggerDetail:
         """Return all details of a trigger except its kwargs. Raises `NoSuchRow`."""
         names = (asset.c.name.label("asset"), stream.c.name.label("stream"))
-        columns = (*_COLUMNS, *names, trigger.c.last_failed_run_id, trigger.c.max_deliveries)
+        sends = (asset_watcher.c.signal_key, asset_watcher.c.signal_namespace)
+        columns = (*_COLUMNS, *names, *sends, trigger.c.last_failed_run_id, trigger.c.max_deliveries)
         from_ = _FROM.outerjoin(asset, asset.c.id == asset_watcher.c.asset_id)
         from_ = from_.outerjoin(stream, stream.c.id == trigger.c.stream_id)
         row = tx.connection.execute(select(*columns).select_from(from_).where(trigger.c.id == trigger_id)).first()
@@ -265,6 +274,8 @@ class TriggerInspection(Verbs):
             max_deliveries=row.max_deliveries,
             passed_over=count_passed_over(tx, trigger_id),
             strikes=tuple(strikes_of(tx, trigger_id)),
+            signal=row.signal_key,
+            signal_namespace=row.signal_namespace,
         )
 
     @reading

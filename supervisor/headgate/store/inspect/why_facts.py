@@ -17,6 +17,7 @@ from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
     Pool,
     RunState,
+    SignalFacts,
     StoredEvent,
     StreamFacts,
     StruckMessage,
@@ -31,10 +32,11 @@ from headgate.scheduling.why import (
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
 from headgate.store.ids import TaskInstanceId, instance_name
-from headgate.store.inspect import maps, runs
+from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
 from headgate.store.inspect.runs import TaskRef
 from headgate.store.inspect.strikes import count_passed_over, strikes_of
+from headgate.store.signals import waits
 from headgate.store.tables import (
     asset_watcher,
     dag,
@@ -42,6 +44,8 @@ from headgate.store.tables import (
     import_error,
     pool,
     redelivery,
+    signal_key,
+    signal_wait,
     stream,
     task_instance,
     trigger,
@@ -49,6 +53,7 @@ from headgate.store.tables import (
     triggerer,
 )
 from headgate.store.tasks import run_states, stream_steps, task_rows, task_streams
+from headgate.store.tasks.graphs import read_spec
 from headgate.store.triggers.leases import SILENCE_MAX_S, TriggererRow, triggerer_row
 
 _C = task_instance.c
@@ -158,7 +163,20 @@ def trigger_facts(tx: Tx, trigger_id: int, *, liveness: Liveness) -> TriggerFact
         passed_over=count_passed_over(tx, trigger_id),
         others_of_stream=_others_of_stream(tx, row),
         stream=_stream(tx, row.stream_id, trigger_id, liveness),
+        signal=_signal(tx, trigger_id),
     )
+
+
+def _signal(tx: Tx, trigger_id: int) -> SignalFacts | None:
+    last = signal_key.c.last_version
+    row = tx.connection.execute(
+        select(signal_wait, func.coalesce(last, 0).label("last_version"))
+        .select_from(signal_wait.outerjoin(signal_key, waits.SAME_KEY))
+        .where(signal_wait.c.trigger_id == trigger_id)
+    ).first()
+    if row is None:
+        return None
+    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.value is not None)
 
 
 def _struck(tx: Tx, row: Any) -> StruckMessage | None:
@@ -264,14 +282,22 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         .where(_C.id == task.id)
     ).one()
     state = TaskState(row.state)
-    spec, unreadable = None, None
+    whole, spec, unreadable = None, None, None
     try:
-        spec = runs.task_spec(task.dag, row.spec, task.task_id)
+        whole = read_spec(task.dag, row.spec)
+        spec = next((one for one in whole.tasks if one.task_id == task.task_id), None)
     except SpecUnreadable as error:
         unreadable = str(error)
-    upstream = () if spec is None else spec.upstream
     of_run = run_states.read(tx, task.dag_run_id)
+    of_map = None if spec is None or whole is None else maps.map_facts(tx, spec, task.map_index, whole, of_run)
     states, seen = of_run.of_tasks(), of_run.for_rules()
+    upstream = {} if spec is None else {name: name for name in spec.upstream}
+    if task.map_index >= 0 and of_map is not None and of_map.group is not None:
+        # Of its group an instance waits for those at its own index.
+        for name, at in of_map.group.at:
+            if name in upstream:
+                upstream[name] = instance_name(name, task.map_index)
+                states[name], seen[name] = at, frozenset({at})
     waits_for = None
     if row.trigger_id is not None:
         waits_for = trigger_facts(tx, row.trigger_id, liveness=liveness)
@@ -293,7 +319,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         max_active_runs=row.max_active_runs,
         other_runs=_other_runs(tx, row.dag_id, task.dag_run_id),
         trigger_rule="all_success" if spec is None else spec.trigger_rule,
-        upstream=tuple((name, states.get(name, TaskState.NONE)) for name in upstream),
+        upstream=tuple((shown, states.get(name, TaskState.NONE)) for name, shown in upstream.items()),
         queue=row.queue,
         pool_slots=row.pool_slots,
         ahead=_ahead(tx, row) if state is TaskState.SCHEDULED else 0,
@@ -306,9 +332,9 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         last_error=row.last_error,
         stream=_task_stream(tx, task.id),
         map_index=task.map_index,
-        map=maps.map_facts(tx, task.task_id, None if spec is None else spec.map, of_run),
+        map=of_map,
         map_state=of_run.own.get(task.task_id),
-        seen={name: seen[name] for name in upstream if name in seen},
+        seen={shown: seen[name] for name, shown in upstream.items() if name in seen},
     )
 
 

@@ -27,6 +27,7 @@ from headgate.store.db.times import DatabaseNow, read
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import single_statement
 from headgate.store.ids import Epoch
+from headgate.store.signals import waits
 from headgate.store.tables import asset_subscription, dag, dag_run, task_instance, task_stream, triggerer, waiting_event
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
 from headgate.store.tasks.task_rows import is_in
@@ -46,6 +47,7 @@ class Due(msgspec.Struct, frozen=True):
     ``deadline_in_s`` is for the executor: the first end of an execution_timeout among the epoch's own tasks.
     ``has_dirty``: there are runs to evaluate. ``has_waiting``: there are events that wait for runs. ``has_orphans``:
     there are tasks whose supervisor is gone. ``has_reopening``: there are triggers of streams to be opened again.
+    ``has_signals``: there are signals that tasks may wait for.
     """
 
     in_s: float | None
@@ -54,6 +56,7 @@ class Due(msgspec.Struct, frozen=True):
     has_waiting: bool
     has_orphans: bool
     has_reopening: bool
+    has_signals: bool
 
 
 def _row(
@@ -106,6 +109,7 @@ def _due(readable: ColumnElement[bool]) -> CompoundSelect[Any]:
         _row("dirty").where(exists(select(dag_run.c.id).where(text("dag_run.needs_look")))),
         _row("waiting").where(exists(select(waiting_event.c.dag_id).select_from(_WAITING).where(_OPEN_DAG))),
         _row("reopening").where(exists(reopening.free())),
+        _row("signals").where(or_(*waits.WORK)),
         _row("orphans").where(exists(select(_C.id).join(triggerer, triggerer.c.id == _C.triggerer_id).where(_GONE))),
     )
 
@@ -125,7 +129,7 @@ class DueVerbs(GraphVerbs):
         for kind, moment, plus_s in _DUE.run(tx, self.graphs.unreadable(tx), epoch=epoch).fetchall():
             if kind == "now":
                 now = now or read(tx.connection, moment)
-            elif kind in ("dirty", "waiting", "orphans", "reopening"):
+            elif kind in ("dirty", "waiting", "orphans", "reopening", "signals"):
                 flags.add(kind)
             elif moment is not None:
                 assert now is not None, "its row is the first"
@@ -138,4 +142,5 @@ class DueVerbs(GraphVerbs):
             has_waiting="waiting" in flags,
             has_orphans="orphans" in flags,
             has_reopening="reopening" in flags,
+            has_signals="signals" in flags,
         )

@@ -12,14 +12,14 @@ for any more are removed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import bindparam, select, update
 
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.maps import INSTANCES_MAX, Available, Elements, MapSpec, OfTask
+from headgate.protocol.messages.maps import INSTANCES_MAX, Available, Counted, Elements, Worklist
 from headgate.protocol.values import count_items
 from headgate.scheduling import states
 from headgate.scheduling.states import TERMINAL, UNFINISHED
@@ -29,11 +29,11 @@ from headgate.store.db.transaction import Tx
 from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import task_instance
 from headgate.store.tasks import dags, elements, run_states, task_rows, values
-from headgate.store.tasks.run_states import Instance, RunStates, is_unbegun
+from headgate.store.tasks.run_states import Instance, OwnMap, RunStates, is_unbegun
 from headgate.store.tasks.task_rows import LockedTask
 
 _C = task_instance.c
-_BEGUN = UNFINISHED - {TaskState.NONE}
+BEGUN = UNFINISHED - {TaskState.NONE}
 
 
 class Unexpandable(Exception):
@@ -59,108 +59,142 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, mapped: Collection[str], *, 
     when the last instance is made.
     """
     assert task.map is not None
-    own = task_rows.locked_unless_busy(tx, seen.ids[task.task_id])
-    if own is None or own.state is not TaskState.NONE:
+    row = task_rows.locked_unless_busy(tx, seen.ids[task.task_id])
+    if row is None or row.state is not TaskState.NONE:
         return Expanded([], is_done=False)
-    if run_states.is_held(tx, own.id):
+    own = run_states.own_map(tx, row.id)
+    if own.is_held:
         return Expanded([], is_done=True)  # until the user's action on it has ended, which has the run looked at
     if TaskState.RESTARTING in seen.mapped.get(task.task_id, ()):
         return Expanded([], is_done=True)  # until its old worker is gone: there may be no value for it any more
     try:
-        there = _available(tx, seen, own, task, mapped)
+        there = available(tx, seen, [own], [task], mapped)
     except Unexpandable as error:
-        _end_early(tx, seen, own, task.task_id, "unexpandable", str(error), limit=limit)
+        _end_early(tx, seen, row, task.task_id, "unexpandable", str(error), limit=limit)
         return Expanded([], is_done=False)
-    if (stopped := _stopped(tx, seen, own, task.task_id, task.map)) is not None:
-        _end_early(tx, seen, own, task.task_id, "expanded", stopped, limit=limit)
+    if (reason := stopped(tx, seen, [task], own.made)) is not None:
+        _end_early(tx, seen, row, task.task_id, "expanded", reason, limit=limit)
         return Expanded([], is_done=False)
-    room = task.map.window - seen.count_of_map(tx, task.task_id, _BEGUN, limit=task.map.window)
+    room = task.map.window - seen.count_of_map(tx, task.task_id, BEGUN, limit=task.map.window)
     left = seen.of_map(tx, task.task_id, TaskState.NONE, limit=limit)
     again = [one.id for one in left if one.map_index < there.length]
     surplus = [one.id for one in left if one.map_index >= there.length] if there.is_complete else []
     begin, new = again[:room], list[TaskInstanceId]()
     all_begin = len(left) < limit and len(begin) == len(again)
     if all_begin:
-        made = _made(tx, own)
+        made = own.made
         to_make = range(made, min(made + min(room, limit) - len(begin), there.length))
         if to_make:
-            new = dags.insert_instances(tx, seen.run, task, to_make)
+            new = make(tx, seen, own, task, to_make)
             begin += new
             made = to_make.stop
-            _SET_MADE.run(tx.connection, of_id=own.id, made=made)
         all_begin = made >= there.length
     removed = [dags.remove_task(tx, id_) for id_ in surplus]
     if not (all_begin and there.is_complete and all(removed)):
         return Expanded(begin, len(begin) >= room or (all_begin and all(removed)), frozenset(new))
-    task_rows.apply(tx, own, "expanded" if there.length else "expanded_to_nothing")
-    return Expanded(begin, there.length > 0, frozenset(new))
+    task_rows.apply(tx, row, "expanded" if there.length else "expanded_to_nothing")
+    # If none begins now, all may have ended before: then nobody else has the run looked at again.
+    return Expanded(begin, bool(begin), frozenset(new))
 
 
 def stop(tx: Tx, seen: RunStates, task_id: str, *, limit: int) -> int:
     """End up to ``limit`` instances of a mapped task that have not begun, and are not to.
 
     If the task was skipped, so are they. If another instance has failed they are ``upstream_failed``: a user who clears
-    what has failed clears them as well. Return how many there are, though others may have some of them locked.
+    what has failed clears them as well. One that a user has cleared when all were made is to begin nevertheless. Return
+    how many there are, though others may have some of them locked.
     """
-    if run_states.is_held(tx, seen.ids[task_id]):
+    if run_states.own_map(tx, seen.ids[task_id]).is_held:
         return 0  # the failed one is being cleared, too, and comes later
-    left = seen.unbegun(tx, task_id, limit=limit)
-    _end_all(tx, "map_skipped" if seen.own[task_id] is TaskState.SKIPPED else "map_stopped", left)
+    is_skipped, is_made = seen.own[task_id] is TaskState.SKIPPED, seen.own[task_id] is not TaskState.NONE
+    left = seen.unbegun(tx, task_id, limit=limit, with_cleared=is_skipped or not is_made)
+    end_all(tx, "map_skipped" if is_skipped else "map_stopped", left)
     return len(left)
 
 
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def _available(tx: Tx, seen: RunStates, own: LockedTask, task: TaskSpec, mapped: Collection[str]) -> Available:
-    """Return how many values there are; once they are complete, they are not counted again. Raises `Unexpandable`.
+def make(tx: Tx, seen: RunStates, own: OwnMap, task: TaskSpec, indexes: range) -> list[TaskInstanceId]:
+    """Make the next instances of a mapped task, in ``none``; return their ids."""
+    new = dags.insert_instances(tx, seen.run, task, indexes)
+    _SET_MADE.run(tx.connection, of_id=own.id, made=indexes.stop)
+    return new
 
-    Unless a task whose elements were counted was cleared: it has forgotten them, and emits them again.
+
+def available(
+    tx: Tx, seen: RunStates, owns: Sequence[OwnMap], tasks: Sequence[TaskSpec], mapped: Collection[str]
+) -> Available:
+    """Return over how many values a task, or all tasks of a mapped group, are expanded. Raises `Unexpandable`.
+
+    ``owns`` are the own rows in ``none``. Once the values are complete, they are not counted again. Unless a task whose
+    elements were counted was cleared: it has forgotten them, and emits them again.
     """
-    assert task.map is not None
-    emitters = {one.task_id for one in maps.of_tasks(task.map.source) if isinstance(one, Elements)}
-    (known,) = _LENGTH.run(tx.connection, of_id=own.id).fetchone()
-    if known is not None and all(seen.own.get(name) in TERMINAL for name in emitters):
-        return Available(known, is_complete=True)
+    spec, own = tasks[0].map, owns[0]
+    assert spec is not None
+    name = f"the group {tasks[0].group!r}" if tasks[0].group else f"the task {tasks[0].task_id!r}"
+    emitters = {one.task_id for one in maps.of_tasks(spec.source) if isinstance(one, Elements)}
+    if (
+        own.length is not None
+        and not isinstance(spec.source, Worklist)
+        and all(seen.own.get(name) in TERMINAL for name in emitters)
+    ):
+        return Available(own.length, is_complete=True)
 
-    def count(output: OfTask) -> Available:
+    def count(output: Counted) -> Available:
+        if isinstance(output, Worklist):
+            return _of_worklist(tx, seen, output, [task.task_id for task in tasks], min(one.made for one in owns))
         if isinstance(output, Elements):
             has_ended = seen.own.get(output.task_id) in TERMINAL
             return Available(elements.count(tx, seen.run, output.task_id), has_ended)
         if output.task_id in mapped:  # it may have no instance
             some = seen.count_of_map(tx, output.task_id, [TaskState.SUCCESS], limit=INSTANCES_MAX + 1)
+            if not some and (reason := values.why_without_instances(tx, seen.run, output.task_id)) is not None:
+                raise Unexpandable(reason)
             return Available(some, is_complete=True)
         value = values.xcom_of(tx, seen.run, output.task_id, output.key)
         items = None if value is None else count_items(value)
         if items is None:
             found = "nothing" if value is None else f"{value[:60].decode(errors='replace')}, which is no list or dict,"
             raise Unexpandable(
-                f"the task {task.task_id!r} is expanded over what {output.task_id!r} has left under {output.key!r}, "
-                f"and it has left {found} there"
+                f"{name} is expanded over what {output.task_id!r} has left under {output.key!r}, and it has left "
+                f"{found} there"
             )
         return Available(items, is_complete=True)
 
-    there = maps.available(task.map.source, count)
+    there = maps.available(spec.source, count)
     if there.length > INSTANCES_MAX:
         over = f"{there.length:,} values; the limit is {INSTANCES_MAX:,}"
-        raise Unexpandable(f"the task {task.task_id!r} is expanded over {over}")
-    if there.is_complete or known is not None:
-        _SET_LENGTH.run(tx.connection, of_id=own.id, length=there.length if there.is_complete else None)
+        raise Unexpandable(f"{name} is expanded over {over}")
+    for one in owns:
+        if there.is_complete or one.length is not None:
+            _SET_LENGTH.run(tx.connection, of_id=one.id, length=there.length if there.is_complete else None)
     return there
 
 
-def _end_early(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, event: str, reason: str, *, limit: int) -> None:
+def _of_worklist(tx: Tx, seen: RunStates, source: Worklist, tasks: Sequence[str], made: int) -> Available:
+    """Return how many values a worklist has: there will be no more if nobody is left who could append one."""
+    # In this order: what an instance appends is stored together with its end.
+    has_ended = not any(seen.count_of_map(tx, name, BEGUN, limit=1) for name in tasks)
+    length = source.given + elements.count(tx, seen.run, source.task_id)
+    unbegun = min(
+        (one.map_index for name in tasks for one in seen.of_map(tx, name, TaskState.NONE, limit=1)), default=length
+    )
+    return Available(length, has_ended and made >= length <= unbegun)
+
+
+def _end_early(tx: Tx, seen: RunStates, row: LockedTask, task_id: str, event: str, reason: str, *, limit: int) -> None:
     """End a task that makes no more instances; those that were cleared, and have not begun again, fail before it does.
 
     They are not skipped: who clears what has failed means them as well.
     """
     left = seen.of_map(tx, task_id, TaskState.NONE, limit=limit)
-    _end_all(tx, "upstream_failed", left)
+    end_all(tx, "upstream_failed", left)
     if not left:
-        task_rows.apply(tx, own, event, last_error=reason)
+        task_rows.apply(tx, row, event, last_error=reason)
 
 
-def _end_all(tx: Tx, event: str, instances: Iterable[Instance]) -> None:
+def end_all(tx: Tx, event: str, instances: Iterable[Instance]) -> None:
     """End instances that have not begun, but for those that another transaction has locked: it may wait for the run."""
     (row,) = states.of(event)
     for some in chunks(sorted(one.id for one in instances)):
@@ -169,23 +203,22 @@ def _end_all(tx: Tx, event: str, instances: Iterable[Instance]) -> None:
         task_rows.change_all(tx, row, locked)
 
 
-def _made(tx: Tx, own: LockedTask) -> int:
-    return int(_MADE.run(tx.connection, of_id=own.id).fetchone()[0])
-
-
-def _stopped(tx: Tx, seen: RunStates, own: LockedTask, task_id: str, spec: MapSpec) -> str | None:
-    """Return why no more instances are made, because too many have failed; None if they are not."""
+def stopped(tx: Tx, seen: RunStates, tasks: Sequence[TaskSpec], made: int) -> str | None:
+    """Return why no more instances of a task, or of a mapped group, are made: too many have failed. Else None."""
+    spec = tasks[0].map
+    assert spec is not None
     failures_max = 1 if spec.fail_fast else spec.failures_max
-    if failures_max is None or seen.count_of_map(tx, task_id, [TaskState.FAILED], limit=failures_max) < failures_max:
+    if failures_max is None:
+        return None
+    failed = sum(seen.count_of_map(tx, task.task_id, [TaskState.FAILED], limit=failures_max) for task in tasks)
+    if failed < failures_max:
         return None
     name = "fail_fast" if spec.fail_fast else f"failures_max={failures_max}"
-    return f"no instance is made after the first {_made(tx, own):,}, because of {name}"
+    return f"no instance is made after the first {made:,}, because of {name}"
 
 
 # --- the statements ------------------------------------------------------------------------------
 
 _OF_ID = _C.id == bindparam("of_id")
-_LENGTH = Prepared(select(_C.map_length).where(_OF_ID))
-_MADE = Prepared(select(_C.map_made).where(_OF_ID))
 _SET_MADE = Prepared(update(task_instance).where(_OF_ID).values(map_made=bindparam("made")))
 _SET_LENGTH = Prepared(update(task_instance).where(_OF_ID).values(map_length=bindparam("length")))

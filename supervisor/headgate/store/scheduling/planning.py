@@ -13,7 +13,7 @@ locked such a row may wait for the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -29,7 +29,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
-from headgate.store.scheduling import expansion
+from headgate.store.scheduling import expansion, groups
 from headgate.store.tables import dag, dag_run, task_instance
 from headgate.store.tasks import dags, deferral, run_states, task_rows
 from headgate.store.tasks.graphs import Graphs, GraphVerbs, ReadableOnly
@@ -165,6 +165,13 @@ class _Evaluation:
         seen, is_done = self._apply_changes_of_dag(run, graph)
         if self._stop_maps(seen, graph):
             return False
+        for group in graph.groups:
+            advanced = groups.advance(self._tx, seen, graph, group, may_start=run.may_begin, limit=TASKS_PER_RUN_MAX)
+            self.instances += advanced.made
+            self.scheduled += advanced.scheduled
+            if advanced.has_ended:
+                return False  # the states are other ones now
+            is_done = is_done and advanced.is_done
         decisions = planning.decide(graph, seen.for_rules(), may_start=run.may_begin)
         for event, names in (
             ("upstream_failed", decisions.upstream_failed),
@@ -172,6 +179,8 @@ class _Evaluation:
             ("scheduled", decisions.scheduled),
         ):
             is_done = self._move(event, seen, names, graph) and is_done
+        if graph.groups and (decisions.upstream_failed or decisions.upstream_skipped):
+            return False  # instances of a group may wait for them
         if decisions.end is None or not is_done:
             return is_done
         return self._end(run, decisions.end)
@@ -201,7 +210,7 @@ class _Evaluation:
             names = [name for name in names if not _is_expanding(seen, name, graph)]
         found |= seen.instances(self._tx, names, {TaskState.NONE}, limit=TASKS_PER_RUN_MAX + 1)
         some = dict(list(found.items())[:TASKS_PER_RUN_MAX])
-        locked = made.intersection(some) | _lock_fresh(self._tx, some.keys() - made)
+        locked = made.intersection(some) | task_rows.lock_fresh(self._tx, some.keys() - made)
         (row,) = states.of(event)
         task_rows.change_all(self._tx, row, sorted(locked))
         if event == "scheduled":
@@ -240,7 +249,7 @@ class _Evaluation:
             expansion.stop(self._tx, seen, name, limit=TASKS_PER_RUN_MAX)
             for name, spec in graph.maps.items()
             if seen.own.get(name) is TaskState.SKIPPED
-            or (spec.fail_fast and TaskState.FAILED in seen.mapped.get(name, ()))
+            or (spec.fail_fast and not graph.tasks[name].group and TaskState.FAILED in seen.mapped.get(name, ()))
         )
 
     def _end(self, run: _Run, end: RunEnd) -> bool:
@@ -269,15 +278,6 @@ class _Evaluation:
 def _is_expanding(seen: RunStates, name: str, graph: Graph) -> bool:
     """Whether instances of a mapped task are still to be made."""
     return name in graph.maps and seen.own.get(name) is TaskState.NONE
-
-
-def _lock_fresh(tx: Tx, ids: Iterable[TaskInstanceId]) -> set[TaskInstanceId]:
-    """Lock those of these tasks that are in ``none`` and not locked by another transaction; return their ids."""
-    locked: set[TaskInstanceId] = set()
-    for some in chunks(sorted(ids)):
-        statement = select(_C.id).where(_C.id.in_(some), task_rows.is_in(TaskState.NONE)).order_by(_C.id)
-        locked.update(tx.connection.execute(task_rows.skip_locked(statement)).scalars())
-    return locked
 
 
 def _begin_waiting(tx: Tx, dag_row: DagRowId, runs_max: int) -> set[DagRunId]:

@@ -28,6 +28,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading, writing
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
+from headgate.store.signals import waits
 from headgate.store.tables import dag, dag_run, import_error, pool, task_instance
 from headgate.store.tasks import run_states, schedules, task_rows, task_streams
 from headgate.store.tasks.graphs import read_spec
@@ -160,7 +161,7 @@ class DagVerbs(Verbs):
         dag_row = tx.connection.execute(select(dag.c.id).where(dag.c.name == dag_id)).scalar_one_or_none()
         if dag_row is None:
             return None
-        which = [dag_run.c.dag_id == dag_row]
+        which = [dag_run.c.dag_id == dag_row, dag_run.c.removed_at.is_(None)]
         if run_id is not None:
             which.append(dag_run.c.run_id == run_id)
         if logical_date is not None:
@@ -230,6 +231,7 @@ def insert_run(tx: Tx, dag_row: DagRowId, tasks: Sequence[TaskSpec], run: NewRun
     if created is None:
         return None
     insert_tasks(tx, created, tasks)
+    waits.note_starts(tx, created, tasks)
     return DagRunId(created)
 
 
@@ -297,9 +299,11 @@ def end_run(tx: Tx, run: DagRunId, state: RunEnd) -> bool:
 
 
 def reopen(tx: Tx, run: DagRunId) -> None:
-    """Set a run to running again, because one of its tasks was cleared."""
+    """Set a run to running again, because one of its tasks was cleared. Raises `NoSuchRow` if it is being deleted."""
     values = {"state": "running", "ended_at": None, "needs_look": True}
-    tx.connection.execute(update(dag_run).where(dag_run.c.id == run).values(values))
+    present = (dag_run.c.id == run, dag_run.c.removed_at.is_(None))
+    if not tx.connection.execute(update(dag_run).where(*present).values(values)).rowcount:
+        raise NoSuchRow("run", str(run))
 
 
 def task_states(tx: Tx, run: DagRunId) -> dict[str, TaskState]:

@@ -22,17 +22,19 @@ from headgate.protocol.messages.dags import (
     duration_problem,
 )
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX, FinishedTrigger, FiredEvent
+from headgate.protocol.messages.signals import SignalWait
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepDeferred
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
 from headgate.scheduling import states
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
-from headgate.store.db.verbs import Verbs, leased, reading, writing
+from headgate.store.db.verbs import Verbs, leased, writing
 from headgate.store.errors import ValueRefused
 from headgate.store.ids import TaskInstanceId, TriggerId
+from headgate.store.signals import waits
 from headgate.store.tables import asset_watcher, task_instance, task_stream, trigger, trigger_event
-from headgate.store.tasks import resuming, stream_steps, task_rows, task_streams
+from headgate.store.tasks import resuming, task_rows, task_streams
 from headgate.store.tasks.resuming import FailReason
 from headgate.store.tasks.task_rows import LockedTask
 from headgate.store.triggers import reopening
@@ -49,7 +51,7 @@ _TIMEOUT = {
 class Deferral(msgspec.Struct, frozen=True):
     """The trigger that a task waits for, and the method in which it resumes.
 
-    ``kwargs`` and ``next_kwargs`` are encoded dicts, in clear.
+    ``kwargs`` and ``next_kwargs`` are encoded dicts, in clear. With ``signal`` no supervisor gets the trigger.
     """
 
     classpath: str
@@ -58,11 +60,13 @@ class Deferral(msgspec.Struct, frozen=True):
     next_kwargs: bytes
     timeout_s: float | None = None
     stream: StreamOptions | None = None
+    signal: SignalWait | None = None
 
     @classmethod
     def of(cls, said: StartTrigger | StepDeferred) -> Deferral:
         """Return the deferral that a DAG, or a step, asks for."""
-        return cls(**{name: getattr(said, name) for name in cls.__struct_fields__})
+        shared = (said.classpath, said.kwargs, said.next_method, said.next_kwargs, said.timeout_s, said.stream)
+        return cls(*shared, signal=said.signal if isinstance(said, StartTrigger) else None)
 
 
 class DeferralVerbs(Verbs):
@@ -95,14 +99,6 @@ class DeferralVerbs(Verbs):
         Return their ids. Late is what the database's clock says. Tasks that are locked are skipped.
         """
         return task_streams.begin_due_batches(tx, limit)
-
-    @reading
-    def stream_rooms(self, tx: Tx, triggers: Sequence[int]) -> dict[int, stream_steps.Room]:
-        """Return how many events may wait in the streams that these triggers feed, and how many do.
-
-        Those that feed none are not in the result.
-        """
-        return stream_steps.rooms(tx, triggers)
 
     @leased
     def reopen_streams(self, tx: LeasedTx) -> list[TriggerId]:
@@ -187,7 +183,10 @@ def _has_begun(tx: Tx, instance: TaskInstanceId) -> bool:
 def _wait(
     tx: Tx, task: LockedTask, deferral: Deferral, event: str, deadline: datetime | None, **times: datetime
 ) -> TaskState:
-    if deferral.stream is None:
+    if deferral.signal is not None:
+        trigger_id = task_rows.insert_trigger(tx, task, deferral.classpath, deferral.kwargs, queue=waits.QUEUE)
+        waits.begin(tx, task.dag_run_id, trigger_id, deferral.signal)
+    elif deferral.stream is None:
         trigger_id = task_rows.insert_trigger(tx, task, deferral.classpath, deferral.kwargs)
     else:
         options, timeout_s = deferral.stream, deferral.timeout_s

@@ -3,6 +3,9 @@
 Several supervisors may dispatch at once on PostgreSQL, and none waits for another: the one that has locked a pool
 counts its free slots and uses them; the others skip that pool, and say so in their result. A task whose row is locked,
 because a user is clearing it at this moment, is skipped as well. So no pool ever has more slots in use than it has.
+
+Tasks may be given to workers that run others (`headgate.scheduling.bundles`). They are ``running`` like these, because
+the database cannot say which of them has begun, and they use slots.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from sqlalchemy import Integer, and_, bindparam, case, delete, func, or_, select
 from headgate.protocol.messages.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.scheduling import states
+from headgate.scheduling.bundles import Places, StepKind
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
@@ -38,6 +42,7 @@ from headgate.store.tables import (
 )
 from headgate.store.tasks import deferral, elements, stream_steps, task_rows, values
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
+from headgate.store.tasks.run_states import HELD
 from headgate.store.triggers.watchers import check_name
 
 _C = task_instance.c
@@ -92,6 +97,11 @@ class TaskToRun(msgspec.Struct, frozen=True):
     map_length: int | None = None
 
     @property
+    def kind(self) -> StepKind:
+        """Which steps take as long as this one."""
+        return StepKind(self.dag, self.task_id, self.next_method is not None)
+
+    @property
     def name(self) -> TryName:
         """The name of the try."""
         return TryName(self.dag, self.run_id, self.task_id, self.try_number, self.map_index)
@@ -120,6 +130,13 @@ class Candidate(msgspec.Struct, frozen=True):
     dag_run_id: DagRunId
     task_id: str
     active_room: int | None  # how many more of its task's instances may be with workers in this run; None: any number
+    dag: str = ""
+    has_tries_left: bool = False
+
+    @property
+    def kind(self) -> StepKind:
+        """Which steps take as long as its next one."""
+        return StepKind(self.dag, self.task_id, self.is_resumed)
 
 
 class DispatchVerbs(GraphVerbs):
@@ -148,10 +165,10 @@ class DispatchVerbs(GraphVerbs):
         return [task.id for task in due]
 
     @leased
-    def dispatch(self, tx: LeasedTx, *, limit: int, queues: Sequence[str]) -> Dispatched:
-        """Give up to ``limit`` scheduled tasks of these queues to idle workers, as priorities and pools allow.
+    def dispatch(self, tx: LeasedTx, *, limit: int, queues: Sequence[str], places: Places | None = None) -> Dispatched:
+        """Give up to ``limit`` scheduled tasks of these queues to workers, as priorities, pools and ``places`` allow.
 
-        They are ``running`` from now on, with a new token each.
+        They are ``running`` from now on, with a new token each. If ``places`` is None, there is one for each.
         """
         slots, free, passed_over = _lock_pools(tx)
         candidates: list[Candidate] = []
@@ -160,7 +177,7 @@ class DispatchVerbs(GraphVerbs):
                 parameters = {"of_pool": name, "of_queue": queue, "slots": slots[name], "limit": limit}
                 rows = _CANDIDATES.run(tx.connection, **parameters).fetchall()
                 candidates += [Candidate(*row) for row in rows]
-        chosen, has_more = fit(candidates, slots, free, limit)
+        chosen, has_more = fit(candidates, slots, free, limit, places)
         return Dispatched(_give(tx, chosen), passed_over, has_more)
 
     @writing  # it writes nothing, but its lock is a writer's
@@ -240,13 +257,18 @@ def _lock_pools(tx: Tx) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]
 
 
 def fit(
-    candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int
+    candidates: Sequence[Candidate],
+    slots: dict[str, int],
+    free: dict[str, int],
+    limit: int,
+    places: Places | None = None,
 ) -> tuple[list[TaskInstanceId], bool]:
     """Return the ids of those that get a worker, most urgent first: resumed tasks, then by priority, then by id.
 
     A task that needs more slots than are free blocks less urgent ones of its pool, because it would starve otherwise.
     One that needs more slots than the pool has blocks none, and neither does one of a mapped task of which as many run
-    as may. Whether there was such a one is returned as well: others may stand behind it that were not read.
+    as may. Whether there was such a one is returned as well: others may stand behind it that were not read. One for
+    which there is no place blocks all: a worker that always gets short ones would never be free for it.
     """
     left, blocked, chosen, has_full = dict(free), set[str](), list[TaskInstanceId](), False
     active: Counter[tuple[DagRunId, str]] = Counter()
@@ -262,6 +284,8 @@ def fit(
         if task.pool_slots > left[task.pool]:
             blocked.add(task.pool)
             continue
+        if places is not None and not places.take(task.kind, has_tries_left=bool(task.has_tries_left)):
+            return chosen, False
         left[task.pool] -= task.pool_slots
         active[of_task] += 1
         chosen.append(task.id)
@@ -275,6 +299,13 @@ _IS_RESUMED = _C.next_method.is_not(None)
 # A subquery, and no join, which could be begun with the DAGs: then all scheduled tasks would be read, and sorted.
 _IS_ACTIVE = (
     select(and_(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None)))
+    .select_from(dag_run.join(dag))
+    .where(dag_run.c.id == _C.dag_run_id)
+    .correlate(task_instance)
+    .scalar_subquery()
+)
+_OF_DAG = (
+    select(dag.c.name)
     .select_from(dag_run.join(dag))
     .where(dag_run.c.id == _C.dag_run_id)
     .correlate(task_instance)
@@ -295,7 +326,7 @@ _CANDIDATES = Prepared(
     task_rows.skip_locked(
         select(
             *(_C.id, _C.pool, _C.pool_slots, _IS_RESUMED, _C.priority_weight),
-            *(_C.dag_run_id, _C.task_id, _ACTIVE_ROOM_IF_LIMITED),
+            *(_C.dag_run_id, _C.task_id, _ACTIVE_ROOM_IF_LIMITED, _OF_DAG, _C.try_number < _C.tries_max),
         )
         .where(
             task_rows.is_in(TaskState.SCHEDULED),
@@ -438,7 +469,7 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         stream_trigger=row.stream_trigger,
         map_index=row.map_index,
         emitted=row.emitted or 0,
-        map_length=None if row.map_length is None or row.map_length < 0 else row.map_length,  # not while it is cleared
+        map_length=None if row.map_length == HELD else row.map_length,
     )
 
 

@@ -8,15 +8,16 @@ expanded over the old one. A task that goes on in its stream goes on behind its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Integer, bindparam, delete, exists, select, update
+from sqlalchemy import Integer, and_, bindparam, delete, exists, or_, select, update
 
 from headgate.protocol import marks
-from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskState
+from headgate.protocol.messages import maps
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec, TaskState
 from headgate.protocol.messages.maps import INSTANCES_MAX
 from headgate.protocol.messages.queries import ElementRoom, XComPage
-from headgate.protocol.messages.steps import Emitted
+from headgate.protocol.messages.steps import Appended, Emitted
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
@@ -24,12 +25,14 @@ from headgate.store.db.verbs import leased, reading
 from headgate.store.errors import ValueRefused
 from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
 from headgate.store.tables import dag, dag_run, element, emitter, task_instance, task_stream
-from headgate.store.tasks import task_rows
-from headgate.store.tasks.graphs import GraphVerbs
+from headgate.store.tasks import stream_steps, task_rows, task_streams
+from headgate.store.tasks.graphs import GraphVerbs, read_spec
+from headgate.store.tasks.run_states import is_unbegun
 from headgate.store.tasks.task_rows import LockedTask
 
 AHEAD_MAX = 1000  # elements that a step may emit before instances for them are made
 _C = task_instance.c
+_BEGUN = sorted({TaskState.SUCCESS, TaskState.RUNNING, TaskState.DEFERRED, TaskState.UP_FOR_RETRY})
 
 
 class ElementVerbs(GraphVerbs):
@@ -49,13 +52,37 @@ class ElementVerbs(GraphVerbs):
         task = task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING)
         if task is None:
             return None
-        length = store(tx, task, emitted)
-        task_id, dag_row, spec_hash = _TASK.run(tx.connection, of_id=task.id).fetchone()
+        store(tx, task, emitted)
+        return ElementRoom(AHEAD_MAX - self._unmade(tx, task.id))
+
+    @reading
+    def stream_rooms(self, tx: Tx, triggers: Sequence[int]) -> dict[int, stream_steps.Room]:
+        """Return how much may wait in the streams that these triggers feed, and how much does.
+
+        Those that feed none are not in the result.
+        """
+        found = {}
+        for trigger_id in triggers:
+            stream = task_streams.read_by_trigger(tx, trigger_id)
+            if stream is not None:
+                elements = self._unmade(tx, stream.task_instance_id)
+                found[trigger_id] = stream_steps.room(tx, stream)._replace(elements=elements)
+        return found
+
+    def _unmade(self, tx: Tx, instance: TaskInstanceId) -> int:
+        """Return for how many elements of a task instances are still to be made, by the task that is furthest behind.
+
+        Only tasks count that are expanded as the elements come: no other would be further if there were no more.
+        """
+        emitted = _GET.run(tx.connection, of_instance=instance).fetchone()
+        if emitted is None:
+            return 0
+        task_id, run, dag_row, spec_hash = _TASK.run(tx.connection, of_id=instance).fetchone()
         if not self.graphs.is_readable(tx, dag_row, spec_hash):
-            return ElementRoom(AHEAD_MAX)  # a supervisor that can read it makes the instances
+            return 0  # a supervisor that can read it makes the instances
         graph = self.graphs.get(tx, dag_row, spec_hash)
-        made = [_made(tx, task.dag_run_id, name) for name in graph.expanded_as_emitted.get(task_id, ())]
-        return ElementRoom(AHEAD_MAX - max((length - count for count in made if count is not None), default=0))
+        made = [_made(tx, run, name) for name in graph.expanded_as_emitted.get(task_id, ())]
+        return max((int(emitted[0]) - count for count in made if count is not None), default=0)
 
     @reading
     def pull_elements(
@@ -85,8 +112,8 @@ _OF_INSTANCE = emitter.c.task_instance_id == bindparam("of_instance")
 def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -> int:
     """Store what a step of a locked task has emitted; return how many elements the task has now.
 
-    ``is_end``: the task has succeeded, so all that earlier tries have emitted must have come again. Raises
-    `ValueRefused` for an element that differs from the one stored at its position, is missing, or is too long.
+    ``is_end``: the task has succeeded, or was skipped, so all that earlier tries have emitted must have come again.
+    Raises `ValueRefused` for an element that differs from the one stored at its position, is missing, or is too long.
     """
     length, place = _of(tx, task.id)
     if not 0 <= emitted.first <= place:
@@ -136,6 +163,69 @@ def _shown(value: bytes) -> str:
     return value[:60].decode(errors="replace")
 
 
+# --- what instances append -----------------------------------------------------------------------
+
+_APPENDED = Kind(element, ("task_instance_id", "position", "value", "key_hash"))
+_KEY = Kind(element, ("task_instance_id", "key_hash"))
+
+
+def append(tx: Tx, instance: TaskInstanceId, appended: Appended) -> None:
+    """Store what a step of an instance appends to what its task is expanded over; those there already by key are not.
+
+    The own row of the task is locked, which gives the values one order. Raises `ValueRefused` if there are too many.
+    """
+    row = _OWN_BESIDE.run(tx.connection, of_instance=instance, of_task=appended.task_id).fetchone()
+    own = None if row is None else task_rows.locked(tx, row[0])
+    if own is None or own.state is not TaskState.NONE:
+        return  # the DAG has it no more, or a user has ended it
+    length, _ = _of(tx, own.id)
+    keys = {(own.id, key) for key in appended.keys if key is not None}
+    there: set[bytes] = {bytes(key) for (key,) in find(tx.connection, _KEY, sorted(keys), returning=("key_hash",))}
+    new: list[tuple[TaskInstanceId, int, bytes, bytes | None]] = []
+    for value, key in zip(appended.values, appended.keys, strict=True):
+        if key is not None and key in there:
+            continue
+        there |= set() if key is None else {key}
+        if len(value) > XCOM_BYTES_MAX:
+            raise ValueRefused(f"it appends {len(value):,} bytes; the limit is {XCOM_BYTES_MAX:,}")
+        new.append((own.id, length + len(new), value, key))
+    if length + len(new) > appended.length_max:
+        raise ValueRefused(
+            f"it appends {len(new):,} values to the {length:,} that are appended to {appended.task_id!r}; the limit is "
+            f"{appended.length_max:,}"
+        )
+    if not new:
+        return
+    insert_new(tx.connection, _APPENDED, new, returning=("position",))
+    _SET.run(tx.connection, of_instance=own.id, length=length + len(new), place=length + len(new))
+    tx.mark_run_dirty(own.dag_run_id)
+    marks.reach("elements.appended")
+
+
+def shorten(tx: Tx, own: TaskInstanceId, length: int) -> None:
+    """Drop what was appended to a task behind the first ``length`` values."""
+    _SHORTEN_ELEMENTS.run(tx.connection, of_instance=own, length=length)
+    _SHORTEN.run(tx.connection, of_instance=own, length=length)
+
+
+_beside = task_instance.alias("beside")
+_OWN_BESIDE = Prepared(
+    select(_C.id)
+    .join(_beside, _beside.c.dag_run_id == _C.dag_run_id)
+    .where(_beside.c.id == bindparam("of_instance"), _C.map_index == -1, _C.task_id == bindparam("of_task"))
+)
+_SHORTEN_ELEMENTS = Prepared(
+    delete(element).where(
+        element.c.task_instance_id == bindparam("of_instance"), element.c.position >= bindparam("length")
+    )
+)
+_SHORTEN = Prepared(
+    update(emitter)
+    .where(_OF_INSTANCE, emitter.c.length > bindparam("length"))
+    .values(length=bindparam("length"), place=bindparam("length"))
+)
+
+
 _NEW_EMITTER = Kind(emitter, ("task_instance_id",))
 _GET = Prepared(select(emitter.c.length, emitter.c.place).where(_OF_INSTANCE))
 _SET = Prepared(update(emitter).where(_OF_INSTANCE).values(length=bindparam("length"), place=bindparam("place")))
@@ -146,7 +236,7 @@ _PAGE = Prepared(
     .limit(bindparam("limit", type_=Integer()))
 )
 _TASK = Prepared(
-    select(_C.task_id, dag.c.id, dag.c.spec_hash)
+    select(_C.task_id, _C.dag_run_id, dag.c.id, dag.c.spec_hash)
     .select_from(task_instance.join(dag_run).join(dag))
     .where(_C.id == bindparam("of_id"))
 )
@@ -196,7 +286,34 @@ def emit_again(tx: Tx, instance: TaskInstanceId) -> None:
     _AGAIN.run(tx.connection, of_instance=instance)
 
 
-def forget(tx: Tx, instance: TaskInstanceId) -> None:
-    """Drop the elements of a task that a user has cleared, unless it goes on in its stream."""
-    _FORGET_ELEMENTS.run(tx.connection, of_instance=instance)
-    _FORGET.run(tx.connection, of_instance=instance)
+def forget(tx: Tx, task: LockedTask) -> None:
+    """Drop the elements of a task that a user has cleared, unless it goes on in its stream.
+
+    If a result stands for one of them, they stay, and the task has to emit them again, as in a retry.
+    """
+    if not among(tx, [task.id]):
+        return
+    if _has_results_over(tx, task):
+        emit_again(tx, task.id)
+        return
+    _FORGET_ELEMENTS.run(tx.connection, of_instance=task.id)
+    _FORGET.run(tx.connection, of_instance=task.id)
+
+
+def _has_results_over(tx: Tx, task: LockedTask) -> bool:
+    """Whether an instance of a task that is expanded over the elements of this one has begun, and was not cleared."""
+    rows = task_instance.join(dag_run).join(dag)
+    row = tx.connection.execute(
+        select(dag.c.name, dag.c.spec, _C.task_id).select_from(rows).where(_C.id == task.id)
+    ).one()
+    over = [one.task_id for one in read_spec(row.name, row.spec).tasks if _is_over(one, row.task_id)]
+    resumed = and_(task_rows.is_in(TaskState.SCHEDULED), ~is_unbegun(TaskState.SCHEDULED))
+    begun = or_(task_rows.is_in(*_BEGUN), resumed)
+    instances = (_C.dag_run_id == task.dag_run_id, _C.map_index >= 0, _C.task_id.in_(over))
+    return tx.connection.execute(select(_C.id).where(*instances, begun).limit(1)).first() is not None
+
+
+def _is_over(task: TaskSpec, task_id: str) -> bool:
+    return task.map is not None and any(
+        isinstance(one, maps.Elements) and one.task_id == task_id for one in maps.of_tasks(task.map.source)
+    )

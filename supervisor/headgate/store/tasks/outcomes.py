@@ -16,6 +16,7 @@ from sqlalchemy import Integer, bindparam, or_, select, update
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskState
+from headgate.protocol.messages.signals import SentSignal
 from headgate.protocol.messages.steps import (
     StepDeferred,
     StepFailed,
@@ -31,6 +32,9 @@ from headgate.store.db.times import read
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.ids import Epoch, TaskInstanceId, TryName
+from headgate.store.signals import reading as signal_log
+from headgate.store.signals import sending
+from headgate.store.signals.sending import NewSignal
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
 from headgate.store.tasks import deferral, elements, poison, stream_steps, task_rows, task_streams, values
 from headgate.store.tasks.deferral import Deferral
@@ -69,21 +73,50 @@ class WorkerLost(msgspec.Struct, frozen=True):
     reason: str
 
 
+class NotBegun(msgspec.Struct, frozen=True):
+    """The end of a step that no worker has begun, and none will under its token: its try goes on."""
+
+
 class StepEnd(msgspec.Struct, frozen=True):
     """The end of one step, as it is to be stored. ``token`` is that of the step, ``events`` the ids of those it got.
 
-    ``map_name`` is the name of the instance that it has learned, if any.
+    ``map_name`` is the name of the instance that it has learned, if any. ``signals`` are sent with the outcome.
     """
 
     id: TaskInstanceId
     token: str
-    outcome: StepOutcome | WorkerLost
+    outcome: StepOutcome | WorkerLost | NotBegun
     events: tuple[int, ...] = ()
     map_name: str | None = None
+    signals: tuple[NewSignal, ...] = ()
 
 
 class OutcomeVerbs(Verbs):
-    """The verbs that end a try."""
+    """The verbs that end a try, and those by which a step sends signals, and hears of them, before its end."""
+
+    def send_signals(
+        self, epoch: Epoch, instance: TaskInstanceId, token: str, signals: Sequence[NewSignal]
+    ) -> list[SentSignal] | None:
+        """Send signals for a running step; return what each has become, None if the token is not the task's.
+
+        May be repeated, and those that were sent are not sent again. Raises `ValueRefused`.
+        """
+        sent = self._send_signals(epoch, instance, token, signals)
+        sending.note_committed()
+        return sent
+
+    @leased
+    def _send_signals(
+        self, tx: LeasedTx, instance: TaskInstanceId, token: str, signals: Sequence[NewSignal]
+    ) -> list[SentSignal] | None:
+        if task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING) is None:
+            return None
+        return sending.send(tx, signals)
+
+    @reading
+    def signal_versions(self, tx: Tx, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        """Return the newest version of each of these keys that there is, by namespace and key."""
+        return signal_log.newest_versions(tx, addresses)
 
     def store_ends(self, epoch: Epoch, ends: Sequence[StepEnd]) -> list[TaskState | None]:
         """Store the ends of some steps in one transaction; return the new state of each task, in the same order.
@@ -105,13 +138,16 @@ class OutcomeVerbs(Verbs):
     def _store_ends(self, tx: LeasedTx, ends: Sequence[StepEnd]) -> list[TaskState | None]:
         left: list[values.XComRow] = []
         # In the order of their ids, as all that lock several tasks do, so that no two of them wait for each other.
-        in_order = sorted(ends, key=lambda end: end.id)
+        every = sorted(ends, key=lambda end: end.id)
+        in_order = [end for end in every if not isinstance(end.outcome, NotBegun)]
         _store_elements(tx, in_order)
         # Those with streams first, because a slice of another supervisor may wait for these tasks while they run.
         new_states: dict[str, TaskState | None] = {**_go_on_with_streams(tx, in_order)}
         new_states |= _end_well(tx, in_order)
+        new_states |= _return(tx, [end for end in every if isinstance(end.outcome, NotBegun)])
         for end in in_order:
             outcome = end.outcome
+            assert not isinstance(outcome, NotBegun), "these are returned"
             if isinstance(outcome, WorkerLost):
                 new_states[end.token] = _lose_worker(tx, end, outcome.reason)
                 continue
@@ -122,7 +158,12 @@ class OutcomeVerbs(Verbs):
             else:
                 left += values.xcom_rows(tx, end.id, outcome.xcoms)
         values.store_xcoms(tx, left)
-        _name_instances(tx, [end for end in in_order if new_states[end.token] is not None])
+        stored = [end for end in in_order if new_states[end.token] is not None]
+        _append(tx, stored)
+        _name_instances(tx, stored)
+        # Last, because keys are locked after tasks.
+        if signals := [signal for end in stored for signal in end.signals]:
+            sending.send(tx, signals)
         marks.reach("outcomes.grouped")
         return [new_states[end.token] for end in ends]
 
@@ -156,12 +197,19 @@ class OutcomeVerbs(Verbs):
 def _store_elements(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
     """Store what steps have emitted whose tasks are still theirs; their rows are locked from here on."""
     for end in ends:
-        emitted = None if isinstance(end.outcome, WorkerLost) else end.outcome.emitted
+        emitted = None if isinstance(end.outcome, WorkerLost | NotBegun) else end.outcome.emitted
         if emitted is None:
             continue
         task = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
         if task is not None:
-            elements.store(tx, task, emitted, is_end=isinstance(end.outcome, StepSucceeded))
+            elements.store(tx, task, emitted, is_end=isinstance(end.outcome, StepSucceeded | StepSkipped))
+
+
+def _append(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
+    """Store what steps that went well append to what their tasks are expanded over."""
+    for end in ends:
+        if isinstance(end.outcome, StepSucceeded | StepSkipped | StepHandled) and end.outcome.appended is not None:
+            elements.append(tx, end.id, end.outcome.appended)
 
 
 def _go_on_with_streams(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState]:
@@ -172,7 +220,7 @@ def _go_on_with_streams(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, Task
     streamed = task_streams.among(tx, [end.id for end in ends])
     states_of: dict[str, TaskState] = {}
     for end in ends:
-        handled = None if isinstance(end.outcome, WorkerLost) else end.outcome.handled
+        handled = None if isinstance(end.outcome, WorkerLost | NotBegun) else end.outcome.handled
         if end.id not in streamed and handled is None:
             continue
         task = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
@@ -188,7 +236,7 @@ def _go_on_with_streams(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, Task
     return states_of
 
 
-def _failure_of(outcome: StepOutcome | WorkerLost) -> poison.Failure | None:
+def _failure_of(outcome: StepOutcome | WorkerLost | NotBegun) -> poison.Failure | None:
     """Return why a step has failed; None if it has not, or if its author wants no other try."""
     match outcome:
         case StepFailed(error, traceback, may_retry=True):
@@ -197,6 +245,17 @@ def _failure_of(outcome: StepOutcome | WorkerLost) -> poison.Failure | None:
             return poison.Failure(reason)
         case _:
             return None
+
+
+def _return(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None]:
+    """Have the tasks of steps that no worker has begun wait for a worker again; return their new states, by token."""
+    (row,) = states.of("returned")
+    by = [{"id": end.id, "token": end.token} for end in ends]
+    won = task_rows.changed_each(tx, row, by, [{}] * len(ends))
+    return {
+        end.token: row.to if is_won else _lose_worker(tx, end, "it was cleared before it began")
+        for end, is_won in zip(ends, won, strict=True)
+    }
 
 
 def _end_well(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None]:
@@ -258,11 +317,12 @@ def _name_instances(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
 
 
 def _skip(tx: Tx, instance: TaskInstanceId, names: Collection[str]) -> None:
-    of_run = select(_C.dag_run_id).where(_C.id == instance).scalar_subquery()
+    """Skip tasks of the run; those of a mapped group at the same index alone."""
+    (skipping,) = tx.connection.execute(select(_C.dag_run_id, _C.map_index).where(_C.id == instance))
     (row,) = states.of("upstream_skipped")
     for some in chunks(sorted(set(names))):
         fresh = select(_C.id).where(
-            *(task_rows.unmapped_of(of_run), _C.task_id.in_(some)),
+            *(_C.dag_run_id == skipping.dag_run_id, _C.map_index == skipping.map_index, _C.task_id.in_(some)),
             *(task_rows.is_in(*sorted(row.from_)), _C.id != instance),
         )
         # One after the other, by id, so that two transactions that skip the same tasks do not deadlock.

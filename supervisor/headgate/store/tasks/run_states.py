@@ -27,6 +27,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    union,
     union_all,
 )
 
@@ -103,12 +104,41 @@ class RunStates(NamedTuple):
         rows = _INSTANCES.run(tx.connection, of_run=self.run, of_task=task_id, of_state=state.value, limit=limit)
         return list(map(Instance._make, rows.fetchall()))
 
-    def unbegun(self, tx: Tx, task_id: str, *, limit: int) -> list[Instance]:
-        """Return up to ``limit`` instances of a mapped task that no worker has had since they were made, or cleared."""
-        found = self.of_map(tx, task_id, TaskState.NONE, limit=limit)
-        if TaskState.SCHEDULED in self.mapped.get(task_id, _NO_STATES) and len(found) < limit:
-            rows = _UNBEGUN.run(tx.connection, of_run=self.run, of_task=task_id, limit=limit - len(found))
-            found += map(Instance._make, rows.fetchall())
+    def indexes(self, tx: Tx, task_ids: Iterable[str], some: Collection[TaskState], *, limit: int) -> set[int]:
+        """Return the indexes at which an instance of one of these mapped tasks is in one of these states.
+
+        If there are more than ``limit`` they are the first ones, or some more of them.
+        """
+        parts = [
+            select(_C.map_index)
+            .where(_is_mapped(_C), _C.task_id == name, task_rows.is_in(state))
+            .order_by(_C.map_index)
+            .limit(limit)
+            .subquery()
+            for name in task_ids
+            for state in sorted(self.mapped.get(name, _NO_STATES).intersection(some))
+        ]
+        if not parts:
+            return set()
+        found = union(*(select(part) for part in parts))
+        return set(tx.connection.execute(found, {"of_run": self.run}).scalars())
+
+    def states_at(self, tx: Tx, task_ids: Iterable[str], index: int) -> dict[str, TaskState]:
+        """Return the states of the instances of these mapped tasks at an index, by task id."""
+        of_tasks = (_is_mapped(_C), _C.task_id.in_(list(task_ids)), _C.map_index == index)
+        rows = tx.connection.execute(select(_C.task_id, _C.state).where(*of_tasks), {"of_run": self.run})
+        return {task_id: TaskState(state) for task_id, state in rows}
+
+    def unbegun(self, tx: Tx, task_id: str, *, limit: int, with_cleared: bool = True) -> list[Instance]:
+        """Return up to ``limit`` instances of a mapped task that no worker has had since they were made, or cleared.
+
+        Without ``with_cleared`` only those that were never cleared after they had been scheduled.
+        """
+        found: list[Instance] = []
+        for state in sorted(self.mapped.get(task_id, _NO_STATES) & _UNBEGUN.keys()):
+            of_task = {"of_run": self.run, "of_task": task_id, "limit": limit - len(found)}
+            rows = _UNBEGUN[state][with_cleared].run(tx.connection, **of_task) if len(found) < limit else None
+            found += [] if rows is None else map(Instance._make, rows.fetchall())
         return found
 
     def count_of_map(self, tx: Tx, task_id: str, some: Collection[TaskState], *, limit: int) -> int:
@@ -146,10 +176,22 @@ def instances_between(
     return sorted(rows, key=lambda one: one.map_index)[:limit]
 
 
-def is_held(tx: Tx, instance: TaskInstanceId) -> bool:
-    """Whether a user's action on this mapped task has not ended."""
-    (length,) = _LENGTH.run(tx.connection, of_id=instance).fetchone()
-    return bool(length == HELD)
+class OwnMap(NamedTuple):
+    """What the own row of a mapped task says of its instances: how many are to be, once that is known, and are made."""
+
+    id: TaskInstanceId
+    length: int | None
+    made: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a user's action on the task has not ended."""
+        return self.length == HELD
+
+
+def own_map(tx: Tx, own: TaskInstanceId) -> OwnMap:
+    """Return what the own row of a mapped task says of its instances."""
+    return OwnMap._make(_OWN_MAP.run(tx.connection, of_id=own).fetchone())
 
 
 def has_unfinished() -> ColumnElement[bool]:
@@ -199,7 +241,7 @@ _STATES = Prepared(
         select(_SEEN.c.task_id, null(), _SEEN.c.state),
     )
 )
-_LENGTH = Prepared(select(_C.map_length).where(_C.id == bindparam("of_id")))
+_OWN_MAP = Prepared(select(_C.id, _C.map_length, _C.map_made).where(_C.id == bindparam("of_id")))
 _LIMIT = bindparam("limit", type_=Integer())
 
 
@@ -214,12 +256,22 @@ def is_unbegun(*some: TaskState) -> ColumnElement[bool]:
 
 
 _IN_STATE = _in_state(bindparam("of_state", type_=Text()))
-_UNBEGUN = Prepared(
-    select(_C.id, _C.map_index)
-    .where(_in_state(literal_column("'scheduled'")), is_unbegun(TaskState.SCHEDULED))
-    .order_by(_C.map_index)
-    .limit(_LIMIT)
-)
+# By state, and by whether those are among them that were cleared, which gives a task more tries than it had.
+_UNBEGUN = {
+    state: {
+        with_cleared: Prepared(
+            select(_C.id, _C.map_index)
+            .where(
+                *(_in_state(literal_column(f"'{state.value}'")), is_unbegun(state)),
+                *([] if with_cleared else [_C.tries_max == _C.retries + literal_column("1")]),
+            )
+            .order_by(_C.map_index)
+            .limit(_LIMIT)
+        )
+        for with_cleared in (True, False)
+    }
+    for state in (TaskState.NONE, TaskState.SCHEDULED)
+}
 _INSTANCES = Prepared(select(_C.id, _C.map_index).where(_IN_STATE).order_by(_C.map_index).limit(_LIMIT))
 
 

@@ -203,25 +203,21 @@ def _tell_owner(tx: LeasedTx, stream: Stream, before: int) -> None:
 class Room(NamedTuple):
     """How many events of a stream may wait, how many do, and how many have to, or their task begins no step.
 
-    ``is_latest``: a step handles all that wait when it begins, by the newest of them.
+    ``is_latest``: a step handles all that wait when it begins, by the newest of them. ``elements`` were emitted, and
+    wait for the instances that are to be made of them.
     """
 
     ahead: int
     waiting: int
     batch: int = 1
     is_latest: bool = False
+    elements: int = 0
 
 
-def rooms(tx: Tx, triggers: Sequence[int]) -> dict[int, Room]:
-    """Return the room in the streams that these triggers feed; those that feed none are not among them."""
-    found = {}
-    for trigger_id in triggers:
-        stream = task_streams.read_by_trigger(tx, trigger_id)
-        if stream is not None:
-            batch = stream.batch_count if stream.contract == "batch" else 1
-            waiting = count_waiting(tx, stream, stream.ahead)
-            found[trigger_id] = Room(stream.ahead, waiting, batch, stream.contract == "latest")
-    return found
+def room(tx: Tx, stream: Stream) -> Room:
+    """Return the room in a stream, without elements."""
+    batch = stream.batch_count if stream.contract == "batch" else 1
+    return Room(stream.ahead, count_waiting(tx, stream, stream.ahead), batch, stream.contract == "latest")
 
 
 def handle(tx: LeasedTx, task: LockedTask, handled: Handled) -> TaskState:

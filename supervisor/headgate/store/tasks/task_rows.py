@@ -12,7 +12,7 @@ a terminal state, or to ``none``, marks the run dirty, so that the scheduler eva
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    case,
     func,
     insert,
     literal_column,
@@ -151,6 +152,15 @@ def locked_of(tx: Tx, instances: Sequence[TaskInstanceId]) -> dict[TaskInstanceI
     return found
 
 
+def lock_fresh(tx: Tx, instances: Iterable[TaskInstanceId]) -> set[TaskInstanceId]:
+    """Lock those of these tasks that are in ``none`` and not locked by another transaction; return their ids."""
+    found: set[TaskInstanceId] = set()
+    for some in chunks(sorted(instances)):
+        statement = select(_C.id).where(_C.id.in_(some), is_in(TaskState.NONE)).order_by(_C.id)
+        found.update(tx.connection.execute(skip_locked(statement)).scalars())
+    return found
+
+
 def locked_by_trigger(tx: Tx, trigger_id: int) -> LockedTask | None:
     """Lock the task that waits for this trigger and return it; None if no task does."""
     row = _LOCK_OF_TRIGGER.run(tx.connection, of_trigger=trigger_id).fetchone()
@@ -204,6 +214,9 @@ def effects(row: Transition) -> dict[str, Any]:
         values["scheduled_at"] = bindparam("now")
         if row.event in ("scheduled", "retry_due"):
             values |= {"try_number": _C.try_number + 1, "started_at": null(), "deadline": null()}
+        elif row.event == "returned":
+            # A try that had begun before it was resumed goes on with its times.
+            values |= {name: case((_C.next_method.is_not(None), _C[name])) for name in ("started_at", "deadline")}
     elif row.to is TaskState.RUNNING:
         values["started_at"] = func.coalesce(_C.started_at, bindparam("now"))
     return values
@@ -303,14 +316,15 @@ _FINISH = Prepared(update(trigger).where(_OPEN).values(finished_at=bindparam("no
 _REMOVE = Prepared(update(trigger).where(_OPEN).values(removed_at=bindparam("now")))
 
 
-def insert_trigger(tx: Tx, task: LockedTask, classpath: str, kwargs: bytes) -> TriggerId:
-    """Make the trigger that a task is to wait for; ``kwargs`` are encoded, in clear."""
+def insert_trigger(tx: Tx, task: LockedTask, classpath: str, kwargs: bytes, *, queue: str | None = None) -> TriggerId:
+    """Make the trigger that a task is to wait for; ``kwargs`` are encoded, in clear. Its queue is that of the task."""
     row = _INSERT.run(
         tx.connection,
         classpath=classpath,
         kwargs=tx.encrypt(kwargs),
         created_date=bound(tx.connection, tx.now),
-        queue=task.queue,  # supervisors that serve the task's queue can run its trigger, and the task afterwards
+        queue=queue
+        or task.queue,  # supervisors that serve the task's queue can run its trigger, and the task afterwards
         priority=task.priority_weight,
     ).fetchone()
     return TriggerId(row[0])

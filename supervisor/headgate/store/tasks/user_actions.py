@@ -14,21 +14,21 @@ stay held, `headgate why` says so, and the same action, repeated, ends it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from sqlalchemy import null, select, update
 
-from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.maps import INSTANCES_MAX
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.maps import INSTANCES_MAX, Worklist
 from headgate.scheduling import states
 from headgate.scheduling.planning import related
-from headgate.scheduling.states import UNFINISHED, IllegalTransition
+from headgate.scheduling.states import TERMINAL, UNFINISHED, IllegalTransition
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, writing
-from headgate.store.errors import NoSuchRow
+from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name, instances_named
 from headgate.store.tables import dag, dag_run, task_instance
 from headgate.store.tasks import dags, elements, run_states, task_rows, task_streams, values
@@ -41,13 +41,18 @@ Mark = Literal["success", "failed"]
 StreamClear = Literal["from_start", "go_on"]
 _C = task_instance.c
 _ENDED_WELL = frozenset({TaskState.SUCCESS, TaskState.SKIPPED})
+_REMOVED = frozenset({TaskState.REMOVED})
 _FAILED = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
 _MARKED: Final[dict[Mark, str | None]] = {"success": None, "failed": "a user marked it as failed"}
 _WITH_OTHERS = frozenset({TaskState.RUNNING, TaskState.RESTARTING, TaskState.DEFERRED})
 
 
 class ToClear(msgspec.Struct, frozen=True):
-    """What is left of a clear: rows of tasks themselves, by task id, and ``instances``. ``held`` are held for it."""
+    """What is left of a clear: rows of tasks themselves, by task id, and ``instances``. ``held`` are held for it.
+
+    Those of ``worklists`` may append when they run again, so these tasks are expanded again, over what there is. Of
+    ``loops``, by the task of their gate, no more than so many iterations are known to follow the first one.
+    """
 
     run: DagRunId
     tasks: tuple[str, ...]
@@ -55,6 +60,8 @@ class ToClear(msgspec.Struct, frozen=True):
     only_failed: bool = False
     streams: StreamClear | None = None
     held: tuple[str, ...] = ()
+    worklists: tuple[str, ...] = ()
+    loops: tuple[tuple[str, int], ...] = ()
 
 
 class Cleared(msgspec.Struct, frozen=True):
@@ -87,11 +94,18 @@ class UserActionVerbs(Verbs):
 
     @writing
     def mark(self, tx: Tx, instance: TaskInstanceId, mark: Mark) -> bool:
-        """End a task as a user says, without a retry; return whether it was unfinished. Raises `NoSuchRow`."""
+        """End a task as a user says, without a retry; return whether it was unfinished. Raises `NoSuchRow`.
+
+        Raises `ValueRefused` for a mapped task that has unfinished instances: `mark_map` ends these as well.
+        """
         tx.notify()
         task = task_rows.locked(tx, instance)
         if task is None:
             raise NoSuchRow("task", str(instance))
+        seen = run_states.read(tx, task.dag_run_id)
+        for name, some in seen.mapped.items():
+            if seen.ids.get(name) == instance and not UNFINISHED.isdisjoint(some):
+                raise ValueRefused(f"the task {name} has instances that have not ended: mark it with all of them")
         return _mark(tx, task, mark, _MARKED[mark])
 
     @writing
@@ -137,8 +151,10 @@ class UserActionVerbs(Verbs):
         start. Raises `NoSuchRow`.
         """
         seen = run_states.read(tx, run)
-        tasks, instances = _chosen(tx, seen, names, upstream=upstream, downstream=downstream)
-        return _clear_some(tx, seen, ToClear(run, tasks, instances, only_failed, streams))
+        chosen = _chosen(tx, seen, names, upstream=upstream, downstream=downstream)
+        loops = () if only_failed else tuple(sorted(chosen.loops.items()))
+        todo = ToClear(run, chosen.tasks, chosen.instances, only_failed, streams, (), chosen.worklists, loops)
+        return _clear_some(tx, seen, todo)
 
     @writing
     def clear_on(self, tx: Tx, left: ToClear) -> Cleared:
@@ -185,7 +201,7 @@ def _clear(tx: Tx, task: LockedTask, streams: StreamClear | None) -> TaskState |
     if streams == "from_start" or (streams is None and task.state in _ENDED_WELL):
         task_streams.forget(tx, task.id)
     values.delete_xcoms(tx, task.id)
-    elements.forget(tx, task.id)
+    elements.forget(tx, task)
     return state
 
 
@@ -207,10 +223,16 @@ def _end_trigger(tx: Tx, task: LockedTask) -> None:
 # --- many tasks of a run -------------------------------------------------------------------------
 
 
-def _chosen(
-    tx: Tx, seen: RunStates, names: Sequence[str], *, upstream: bool, downstream: bool
-) -> tuple[tuple[str, ...], tuple[Instances, ...]]:
-    """Return the tasks to be cleared, with all of their instances, and besides instances of others, which stay."""
+class _Chosen(NamedTuple):
+    """What names stand for: tasks with all of their instances, and besides instances of others, which stay."""
+
+    tasks: tuple[str, ...]
+    instances: tuple[Instances, ...]
+    worklists: tuple[str, ...]
+    loops: dict[str, int]
+
+
+def _chosen(tx: Tx, seen: RunStates, names: Sequence[str], *, upstream: bool, downstream: bool) -> _Chosen:
     row = tx.connection.execute(select(dag.c.name, dag.c.spec).join(dag_run).where(dag_run.c.id == seen.run)).first()
     if row is None:
         raise NoSuchRow("run", str(seen.run))
@@ -223,13 +245,50 @@ def _chosen(
             whole.add(name if name in seen.own else name.removesuffix("[]"))
         if (whole if part is None else {part.task_id}) - seen.own.keys():
             raise NoSuchRow("task", name)
-    edges = {task.task_id: task.upstream for task in read_spec(row.name, row.spec).tasks}
-    in_part = {part.task_id for part in parts}
-    roots = whole | in_part if names else seen.own.keys()
-    chosen = related(edges, roots, upstream=upstream, downstream=downstream) & seen.own.keys()
-    tasks = sorted(chosen - (in_part - whole), key=seen.ids.__getitem__)
+    specs = {task.task_id: task for task in read_spec(row.name, row.spec).tasks}
+    edges = {task_id: task.upstream for task_id, task in specs.items()}
+    roots = whole if names else seen.own.keys()
+    chosen = related(edges, roots, upstream=upstream, downstream=downstream)
+    some: list[Instances] = []
+    loops: dict[str, int] = {}
+    for part in parts:
+        beside = _beside(specs, part.task_id)
+        inside = {name: [above for above in edges.get(name, ()) if above in beside] for name in beside}
+        near = related(inside, {part.task_id}, upstream=upstream, downstream=downstream)
+        some += [part._replace(task_id=name) for name in sorted(near)]
+        chosen |= related(edges, {part.task_id}, upstream=upstream, downstream=downstream) - beside
+        gate = _gate(specs, part.task_id)
+        if downstream and gate in near:  # what comes after an iteration has begun with its result
+            some += [Instances(name, part.first + 1, INSTANCES_MAX) for name in sorted(beside)]
+            loops[gate] = min(part.first, loops.get(gate, part.first))
+    tasks = sorted(chosen & seen.own.keys(), key=seen.ids.__getitem__)
     every = [every_instance(name) for name in tasks if name in seen.mapped]
-    return tuple(tasks), (*(part for part in parts if part.task_id not in whole), *every)
+    instances = (*(part for part in some if part.task_id not in chosen), *every)
+    return _Chosen(tuple(tasks), instances, _worklists(specs, {part.task_id for part in instances}), loops)
+
+
+def _beside(specs: Mapping[str, TaskSpec], task_id: str) -> set[str]:
+    """Return the tasks of the same mapped group; of a task in none, itself."""
+    group = specs[task_id].group if task_id in specs else ""
+    return {task_id, *(name for name, task in specs.items() if group and task.group == group)}
+
+
+def _worklist_of(specs: Mapping[str, TaskSpec], task_id: str) -> Worklist | None:
+    """Return the worklist over which a task is expanded, None if it is over none."""
+    spec = specs[task_id].map if task_id in specs else None
+    return spec.source if spec is not None and isinstance(spec.source, Worklist) else None
+
+
+def _gate(specs: Mapping[str, TaskSpec], task_id: str) -> str:
+    """Return the gate of the loop that a task is in; '' if it is in none."""
+    worklist = _worklist_of(specs, task_id)
+    return worklist.task_id if worklist is not None and worklist.is_loop else ""
+
+
+def _worklists(specs: Mapping[str, TaskSpec], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the tasks that are expanded over a worklist to which instances of these tasks may append."""
+    found = [_beside(specs, name) for name in names if _worklist_of(specs, name) is not None]
+    return tuple(sorted(set().union(*found)))
 
 
 def _clear_some(tx: Tx, seen: RunStates, todo: ToClear) -> Cleared:
@@ -237,8 +296,9 @@ def _clear_some(tx: Tx, seen: RunStates, todo: ToClear) -> Cleared:
     tx.notify()
     wanted = _FAILED if todo.only_failed else frozenset(TaskState)
     left = list(todo.instances)
-    if todo.held or _is_too_much(tx, seen, left, wanted):
-        names = {*todo.held, *(part.task_id for part in left)}
+    removed = [every_instance(name) for name in todo.worklists]
+    if todo.held or _is_too_much(tx, seen, left, wanted) or _is_too_much(tx, seen, removed, _REMOVED):
+        names = {*todo.held, *(part.task_id for part in left), *(set(todo.worklists) & seen.ids.keys())}
         if not all([_hold(tx, seen.ids[name]) for name in sorted(names, key=seen.ids.__getitem__)]):
             return Cleared({}, left=todo, is_busy=True)
         dags.reopen(tx, todo.run)
@@ -262,16 +322,42 @@ def _clear_some(tx: Tx, seen: RunStates, todo: ToClear) -> Cleared:
     if not left:
         tasks = _clear_tasks(tx, seen, todo, cleared, as_before)
         is_busy = bool(tasks)
+    has_cleared = bool(todo.held) or any(instances.values()) or not todo.instances
+    if not left and not tasks and has_cleared:
+        is_busy = not _expand_again(tx, seen, todo)
     if cleared or any(instances.values()):
         dags.reopen(tx, todo.run)
     instances = {name: count for name, count in instances.items() if count}
-    if left or tasks:
+    if left or tasks or is_busy:
         rest = msgspec.structs.replace(todo, tasks=tasks, instances=tuple(left))
         return Cleared(cleared, tuple(as_before), instances, rest, is_busy)
     if todo.held:
         _release(tx, todo.run, todo.held)
         dags.reopen(tx, todo.run)
     return Cleared(cleared, tuple(as_before), instances)
+
+
+def _expand_again(tx: Tx, seen: RunStates, todo: ToClear) -> bool:
+    """Have tasks be expanded again to which cleared instances may append; return False if that was not all."""
+    names = sorted(set(todo.worklists) & seen.ids.keys(), key=seen.ids.__getitem__)
+    for name in names:
+        own = task_rows.locked_unless_busy(tx, seen.ids[name])
+        if own is None:
+            return False
+        if own.state in TERMINAL:
+            task_rows.apply(tx, own, "cleared")
+    for name, length in todo.loops:
+        if name in seen.ids:
+            elements.shorten(tx, seen.ids[name], length)
+    return all([_restore(tx, seen, name) for name in names])
+
+
+def _restore(tx: Tx, seen: RunStates, name: str) -> bool:
+    """Have removed instances wait again: values may be appended for them. Return False if that was not all."""
+    rows = _instances(tx, seen, every_instance(name), _REMOVED, limit=ROWS_MAX)
+    locked = _unless_busy(tx, rows)
+    _clear_each(tx, locked, None)
+    return len(locked) == len(rows) < ROWS_MAX
 
 
 def _clear_tasks(

@@ -33,17 +33,29 @@ class XComVerbs(Verbs):
     """The verb that reads XComs. They are written together with the outcome of a step."""
 
     @reading
-    def pull_xcom(self, tx: Tx, dag_run: DagRunId, task_id: str, key: str) -> bytes | None:
-        """Return the XCom that a task of a run has under ``key``, encoded; None if it has none."""
-        return xcom_of(tx, dag_run, task_id, key)
+    def pull_xcom(self, tx: Tx, dag_run: DagRunId, task_id: str, key: str, map_index: int = -1) -> bytes | None:
+        """Return the XCom that a task of a run, or its instance, has under ``key``, encoded; None if it has none."""
+        return xcom_of(tx, dag_run, task_id, key, map_index)
 
     @reading
     def pull_xcoms(
-        self, tx: Tx, dag_run: DagRunId, task_id: str, key: str, *, after: int, offset: int, limit: int, bytes_max: int
+        self,
+        tx: Tx,
+        dag_run: DagRunId,
+        task_id: str,
+        key: str,
+        *,
+        after: int,
+        offset: int,
+        limit: int,
+        bytes_max: int,
+        is_counted: bool = True,
     ) -> XComPage:
         """Return a page of the XComs that the instances of a mapped task of a run have under ``key``.
 
-        It ends with the value that exceeds ``bytes_max``, if one does.
+        It ends with the value that exceeds ``bytes_max``, if one does. ``is_counted``: with the number of all of them,
+        for which each instance is looked at; otherwise it costs no more than the page. Raises `ValueRefused` if the
+        task was run without instances, because it was not mapped then.
         """
         of_task = {"of_run": dag_run, "of_task": task_id}
         page: list[tuple[int, bytes | None]] = []
@@ -55,7 +67,9 @@ class XComVerbs(Verbs):
             room -= 0 if value is None else len(value)
             if room <= 0:
                 break
-        count, missing = _COUNTS.run(tx.connection, **of_task).fetchone()
+        if not page and (reason := why_without_instances(tx, dag_run, task_id)) is not None:
+            raise ValueRefused(reason)
+        count, missing = _COUNTS.run(tx.connection, **of_task).fetchone() if is_counted else (0, 0)
         return XComPage(tuple(page), count, missing)
 
 
@@ -77,14 +91,32 @@ _IS_MISSING = ~task_rows.is_in(TaskState.SUCCESS, TaskState.REMOVED)
 _COUNTS = Prepared(
     select(func.count(case((task_rows.is_in(TaskState.SUCCESS), 1))), func.count(case((_IS_MISSING, 1)))).where(_MAPPED)
 )
+# A worker has had the row of the task itself, and it was not expanded after that.
+_HAS_RUN_ITSELF = Prepared(
+    select(_C.id).where(
+        task_rows.unmapped_of(bindparam("of_run")),
+        *(_C.task_id == bindparam("of_task"), task_rows.is_in(TaskState.SUCCESS)),
+        *(_C.try_number > literal_column("0"), _C.map_length.is_(None), _C.map_made == literal_column("0")),
+    )
+)
 
 
-def xcom_of(tx: Tx, dag_run: DagRunId, task_id: str, key: str) -> bytes | None:
-    """Return the XCom that a task of a run has under ``key``, encoded; None if it has none."""
+def why_without_instances(tx: Tx, dag_run: DagRunId, task_id: str) -> str | None:
+    """Return why a mapped task has no values, if it has succeeded in this run before it was mapped."""
+    if _HAS_RUN_ITSELF.run(tx.connection, of_run=dag_run, of_task=task_id).fetchone() is None:
+        return None
+    return (
+        f"the task {task_id!r} has succeeded in this run before it was mapped, and so has no instances: "
+        "clear it, with what is below it"
+    )
+
+
+def xcom_of(tx: Tx, dag_run: DagRunId, task_id: str, key: str, map_index: int = -1) -> bytes | None:
+    """Return the XCom that a task of a run, or an instance of it, has under ``key``, encoded; None if it has none."""
     statement = (
         select(xcom.c.value)
         .join(task_instance, task_instance.c.id == xcom.c.task_instance_id)
-        .where(task_rows.unmapped_of(dag_run), task_instance.c.task_id == task_id, xcom.c.key == key)
+        .where(_C.dag_run_id == dag_run, _C.task_id == task_id, _C.map_index == map_index, xcom.c.key == key)
     )
     value: bytes | None = tx.connection.execute(statement).scalar_one_or_none()
     return value

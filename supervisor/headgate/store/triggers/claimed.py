@@ -14,6 +14,7 @@ from headgate.store.db.verbs import Verbs
 from headgate.store.errors import BadKey
 from headgate.store.ids import Hold, TryName
 from headgate.store.triggers.waiting_tasks import WaitingTask
+from headgate.store.triggers.watchers import Feed, feed_of_row
 
 
 class ClaimedTrigger(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +51,8 @@ class OwnedTrigger(NamedTuple):
     queue: str
     failure_count: int
     asset_id: int | None
+    signal_namespace: str | None
+    signal_key: str | None
     hold: Hold | None
     stream: str | None
 
@@ -66,8 +69,8 @@ class TriggerVerbs(Verbs):
         self.waited_for: set[int] = set()
         # Those that are the stream of a task. They are in no other set of tasks' triggers.
         self.task_streams: set[int] = set()
-        # The assets of watchers by their triggers: their events may begin runs.
-        self.assets: dict[int, int] = {}
+        # The watchers whose events go to an asset, where they may begin runs, or are sent as signals; by trigger.
+        self.feeds: dict[int, Feed] = {}
         # Triggers whose rows name a stream.
         self.streamed: set[int] = set()
 
@@ -75,9 +78,12 @@ class TriggerVerbs(Verbs):
         """Remember triggers that are owned from now on."""
         streams = {trigger_id for trigger_id, task in tasks.items() if task.is_stream}
         self.task_streams.update(streams)
-        # A watcher's trigger keeps its watcher's name and asset, removed or not.
+        # A watcher's trigger keeps its watcher's name and feed, removed or not.
         self.waited_for.update(row.id for row in rows if row.watcher is None and row.id not in streams)
-        self.assets.update((row.id, row.asset_id) for row in rows if row.asset_id is not None)
+        for row in rows:
+            if row.watcher is not None and (row.asset_id, row.signal_key) != (None, None):
+                feed = feed_of_row(row.watcher, row.asset_id, row.signal_namespace, row.signal_key)
+                self.feeds[row.id] = feed
         self.streamed.update(row.id for row in rows if row.stream is not None)
 
     def forget(self, trigger_ids: Sequence[int]) -> None:
@@ -86,7 +92,7 @@ class TriggerVerbs(Verbs):
         self.task_streams.difference_update(trigger_ids)
         self.streamed.difference_update(trigger_ids)
         for trigger_id in trigger_ids:
-            self.assets.pop(trigger_id, None)
+            self.feeds.pop(trigger_id, None)
 
 
 def decrypted(

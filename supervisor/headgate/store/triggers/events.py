@@ -8,8 +8,8 @@ position)`` identifies the message that the event derives from: if a broker deli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import and_, bindparam, func, literal_column, null, or_, select, update
@@ -29,7 +29,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import RowsRefused
 from headgate.store.tables import trigger, trigger_event
-from headgate.store.triggers import assets, redeliveries, strikes
+from headgate.store.triggers import redeliveries, strikes
 from headgate.store.triggers.dead_letters import storable_text
 from headgate.store.triggers.redeliveries import Difference
 from headgate.store.triggers.streams import NOTHING_PLACED, Placed
@@ -55,7 +55,7 @@ class StoredSlice(msgspec.Struct, frozen=True):
     task may continue, or a run begin, because of this slice. ``struck``: the messages that a trigger has failed on, by
     trigger and key. ``differing``: events that differ from those stored under their names, and are dead letters now.
     ``placed``: which described triggers may be started. ``fired``: how many events the runs of triggers have fired that
-    feed streams of tasks, as far as is stored.
+    feed streams of tasks, as far as is stored. ``has_sent``: whether some were sent as signals.
     """
 
     stored: int
@@ -67,6 +67,7 @@ class StoredSlice(msgspec.Struct, frozen=True):
     differing: tuple[Difference, ...] = ()
     placed: Placed = NOTHING_PLACED
     fired: Mapping[RunId, int] = msgspec.field(default_factory=dict)
+    has_sent: bool = False
 
     @property
     def passed_over(self) -> list[Message]:
@@ -111,45 +112,42 @@ def rows_of(events: Sequence[FiredEvent], stored_at: Any) -> list[tuple[Any, ...
     ]
 
 
-def insert_events(
-    tx: Tx, events: Sequence[FiredEvent], of_assets: Mapping[int, int]
-) -> tuple[int, int, tuple[Difference, ...]]:
-    """Store the events that are not stored yet.
+class Inserted(NamedTuple):
+    """What storing events has done: how many are new, and redelivered, and which differ from those stored.
 
-    Return the number of these, the number of redelivered ones, and those that differ from the stored ones.
+    ``fed`` has the new ones of triggers that have a feed, by the ids of their rows.
+    """
+
+    stored: int
+    redelivered: int
+    differing: tuple[Difference, ...]
+    fed: Mapping[int, FiredEvent]
+
+
+def insert_events(tx: Tx, events: Sequence[FiredEvent], feeds: Container[int] = ()) -> Inserted:
+    """Store the events that are not stored yet. ``feeds`` has the triggers whose new events are returned.
 
     A redelivery that is itself reported again, because it was unknown whether its commit arrived, is counted again. If
     the message of an event became a dead letter earlier, the event is stored if it can be now, because readers follow
     the log; the dead letter stays as the record of the first try.
-
-    ``of_assets`` has the asset of each trigger that may have one. New events of these wait for the runs of DAGs.
     """
     for event in events:
         # PostgreSQL refuses NUL. SQLite stores it, but then measures and shows the text only up to it.
         if "\0" in event.trigger_run_id or (event.key is not None and "\0" in event.key):
             raise RowsRefused(f"the key or the run id of an event of trigger {event.trigger_id} contains NUL")
     rows = rows_of(events, bound(tx.connection, tx.now))
-    if any(event.trigger_id in of_assets for event in events):
-        inserted = insert_new(tx.connection, EVENT, rows, returning=(*_IDENTITY.columns, "id", "trigger_id", "kind"))
-        _have_wait(tx, of_assets, inserted)
+    feeding = {_identity(event): event for event in events if event.kind == "event" and event.trigger_id in feeds}
+    if feeding:
+        inserted = insert_new(tx.connection, EVENT, rows, returning=(*_IDENTITY.columns, "id"))
         stored = {row[:2] for row in inserted}
+        fed = {row[2]: feeding[row[:2]] for row in inserted if row[:2] in feeding}
     else:
-        stored = set(insert_new(tx.connection, EVENT, rows, returning=_IDENTITY.columns))
+        stored, fed = set(insert_new(tx.connection, EVENT, rows, returning=_IDENTITY.columns)), {}
     if len(stored) == len(events):
-        return len(stored), 0, ()
+        return Inserted(len(stored), 0, (), fed)
     left = {_identity(event): event for event in events if _identity(event) not in stored}
     redelivered, differing = redeliveries.count(tx, list(left.values())) if left else (0, ())
-    return len(stored), redelivered, differing
-
-
-def _have_wait(tx: Tx, of_assets: Mapping[int, int], inserted: Sequence[tuple[Any, ...]]) -> None:
-    waits = {
-        event_id: of_assets[trigger_id]
-        for _, _, event_id, trigger_id, kind in inserted
-        if trigger_id in of_assets and kind == "event"
-    }
-    if waits and assets.wait(tx, waits):
-        tx.notify()
+    return Inserted(len(stored), redelivered, differing, fed)
 
 
 def with_key(tx: Tx, trigger_id: int, key: str) -> int | None:

@@ -363,7 +363,8 @@ def _claim(queues: tuple[str, ...]) -> Prepared:
 _OWNED = (
     select(
         *(trigger.c.id, asset_watcher.c.name, trigger.c.classpath, trigger.c.kwargs, trigger.c.queue),
-        *(trigger.c.failure_count, asset_watcher.c.asset_id, trigger.c.hold, stream.c.digest),
+        *(trigger.c.failure_count, asset_watcher.c.asset_id, asset_watcher.c.signal_namespace),
+        *(asset_watcher.c.signal_key, trigger.c.hold, stream.c.digest),
     )
     .select_from(
         trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id).outerjoin(

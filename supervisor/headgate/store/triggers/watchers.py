@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import insert, select, update
 
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, address_problem
 from headgate.protocol.values import encode_value
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.transaction import Tx
@@ -72,6 +73,14 @@ def trigger_of_watcher(tx: Tx, name: str) -> int:
     return int(found)
 
 
+class Feed(NamedTuple):
+    """What the new events of a watcher go to, beside the log: an asset, and a key of signals. Either may be None."""
+
+    watcher: str
+    asset_id: int | None = None
+    signal: tuple[str, str] | None = None  # namespace and key
+
+
 class WatcherVerbs(Verbs):
     """The verbs by which users add and remove watchers."""
 
@@ -83,15 +92,19 @@ class WatcherVerbs(Verbs):
         *,
         queue: str = "default",
         asset: str | None = None,
+        signal: str | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
         max_deliveries: int = MAX_DELIVERIES,
     ) -> int:
         """Add a watcher with its own trigger, and its asset if that is new; return the id of the trigger.
 
+        ``signal``: each of its events is sent as a signal under this key of ``namespace``.
+
         ``max_deliveries``: after so many failures on one message of a shared stream, it becomes a dead letter, and the
         trigger is not given it any more; 0: never.
 
-        ``kwargs`` are stored encrypted. Raises `WatcherExists`, `BadName`, `ValueRefused` for ``max_deliveries`` that
-        are not from 0 to `MAX_DELIVERIES_MAX`, and from `headgate.protocol.errors`
+        ``kwargs`` are stored encrypted. Raises `WatcherExists`, `BadName`, `ValueRefused` for a key that no signal can
+        have and for ``max_deliveries`` that are not from 0 to `MAX_DELIVERIES_MAX`, and from `headgate.protocol.errors`
         `ValueNotSerializable` for kwargs that have no form on the wire, `ValueTooLong` for more than
         `KWARGS_BYTES_MAX` of them.
         """
@@ -100,21 +113,26 @@ class WatcherVerbs(Verbs):
         check_queue(queue)
         if asset is not None:
             check_name(asset, "the name of an asset")
+        if signal is not None and (problem := address_problem(signal, namespace)) is not None:
+            raise ValueRefused(problem)
+        sends = {} if signal is None else {"signal_namespace": namespace, "signal_key": signal}
         row = {"classpath": classpath, "queue": queue, "max_deliveries": check_max_deliveries(max_deliveries)}
-        return self._add_watcher(name, row, encode_kwargs(kwargs), asset)
+        return self._add_watcher({"name": name, **sends}, row, encode_kwargs(kwargs), asset)
 
     @writing
-    def _add_watcher(self, tx: Tx, name: str, row: Mapping[str, Any], kwargs: bytes, asset_name: str | None) -> int:
+    def _add_watcher(
+        self, tx: Tx, new: Mapping[str, str], row: Mapping[str, Any], kwargs: bytes, asset_name: str | None
+    ) -> int:
         tx.notify()
         asset_id = None if asset_name is None else _asset_id(tx, asset_name)
         new_trigger = insert(trigger).values(**row, kwargs=tx.encrypt(kwargs), created_date=tx.now)
         trigger_id = tx.connection.execute(new_trigger.returning(trigger.c.id)).scalar_one()
         watcher = insert_into(tx.connection, asset_watcher).values(
-            name=name, asset_id=asset_id, trigger_id=trigger_id, created_date=tx.now
+            **new, asset_id=asset_id, trigger_id=trigger_id, created_date=tx.now
         )
         added = tx.connection.execute(watcher.on_conflict_do_nothing().returning(asset_watcher.c.id)).first()
         if added is None:
-            raise WatcherExists(name)
+            raise WatcherExists(new["name"])
         return int(trigger_id)
 
     @writing
@@ -140,10 +158,16 @@ def _asset_id(tx: Tx, name: str) -> int:
     return int(tx.connection.execute(select(asset.c.id).where(asset.c.name == name)).scalar_one())
 
 
-def present(tx: Tx, name: str) -> tuple[int, int | None]:
-    """Return the trigger and the asset of the watcher that has this name now. Raises `NoSuchWatcher`."""
-    named = (asset_watcher.c.name == name, asset_watcher.c.removed_at.is_(None))
-    row = tx.connection.execute(select(asset_watcher.c.trigger_id, asset_watcher.c.asset_id).where(*named)).first()
-    if row is None:
-        raise NoSuchWatcher(name)
-    return int(row.trigger_id), row.asset_id
+# The columns of the watcher's row that make its feed, as `feed_of_row` takes them.
+FEED = (asset_watcher.c.name, asset_watcher.c.asset_id, asset_watcher.c.signal_namespace, asset_watcher.c.signal_key)
+
+
+def feed_of_row(watcher: str, asset_id: int | None, namespace: str | None, key: str | None) -> Feed:
+    """Return the feed of a watcher by the columns `FEED`."""
+    return Feed(watcher, asset_id, None if namespace is None or key is None else (namespace, key))
+
+
+def feed_of(tx: Tx, trigger_id: int) -> Feed | None:
+    """Return what the events of a watcher go to, which may be removed; None for a trigger of a task."""
+    row = tx.connection.execute(select(*FEED).where(asset_watcher.c.trigger_id == trigger_id)).first()
+    return None if row is None else feed_of_row(*row)

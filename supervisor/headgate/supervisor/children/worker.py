@@ -14,8 +14,10 @@ from headgate.protocol.link.worker_dialect import WorkerDialect
 from headgate.protocol.messages.queries import Request
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
 from headgate.protocol.messages.worker import (
+    STEP_LINE,
     FromWorker,
     StepLoaded,
+    StepsReturned,
     ToWorker,
     WorkerHello,
     WorkerSettings,
@@ -44,6 +46,10 @@ class WorkerOwner(ChildOwner[FromWorker], Protocol):
 
     def worker_ready(self, pid: int) -> None:
         """The worker has said hello, and can be given work."""
+        ...
+
+    def worker_prints(self, pid: int, token: str) -> None:
+        """The worker has begun this step: all output that follows is of it."""
         ...
 
 
@@ -111,10 +117,20 @@ class Worker(WatchedChild[ToWorker, FromWorker]):
             self.send(WorkerWelcome(PROTOCOL_VERSION, self._settings))
             self._workers_owner.worker_ready(self.pid)
             return
-        if not isinstance(message, Request | StepLoaded):
+        if not isinstance(message, Request | StepLoaded | StepsReturned):
             # All output was written before the message was: every line belongs to the work that has just ended.
             self.read_empty()
         super()._handle_message(message)
+
+    def _print(self, line: bytes) -> None:
+        # What the last step has printed without an end of line stands before it.
+        before, found, token = line.rpartition(STEP_LINE)
+        if not found:
+            super()._print(line)
+            return
+        if before:
+            super()._print(before)
+        self._workers_owner.worker_prints(self.pid, token.decode(errors="replace").strip())
 
     def _handle_closed_link(self) -> None:
         self.kill_by(self._clock() + LINK_LOST_GRACE_S, "it has closed its link")

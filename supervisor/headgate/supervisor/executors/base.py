@@ -1,8 +1,8 @@
 """The interface of an executor, which takes steps of tasks and returns their outcomes.
 
 The supervisor has one thread, and calls all of these in it; none may block. An executor decides nothing about tasks: it
-runs the steps it is given, and reports each exactly once, by `StepEnded` or `StepLost`. The store decides about the
-task: an outcome that is too late, because the task was cleared meanwhile, changes nothing there.
+runs the steps it is given, and reports each exactly once, by `StepEnded`, `StepLost` or `StepReturned`. The store
+decides about the task: an outcome that is too late, because the task was cleared meanwhile, changes nothing there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from headgate.protocol.messages.queries import Query, Response
 from headgate.protocol.messages.worker import Step, StepEnded
+from headgate.scheduling.bundles import Room
 
 # Why a step is ended before its time. Only a ``user`` has the task's on_kill() called (I14).
 EndReason = Literal["user", "timeout", "lost"]
@@ -26,6 +27,12 @@ class StepLost(msgspec.Struct, frozen=True):
     reason: str
 
 
+class StepReturned(msgspec.Struct, frozen=True):
+    """A step that has not begun, and never will under this token: it waited behind one that was long, or was lost."""
+
+    token: str
+
+
 class StepQuery(msgspec.Struct, frozen=True):
     """A query of a running step; it waits for `Executor.answer`."""
 
@@ -34,7 +41,7 @@ class StepQuery(msgspec.Struct, frozen=True):
     query: Query
 
 
-ExecutorEvent: TypeAlias = StepEnded | StepLost | StepQuery
+ExecutorEvent: TypeAlias = StepEnded | StepLost | StepReturned | StepQuery
 
 
 class Executor(Protocol):
@@ -44,12 +51,22 @@ class Executor(Protocol):
         """Return how many steps may be submitted now and would begin at once."""
         ...
 
-    def submit(self, step: Step) -> None:
-        """Run a step. Never more than `room` of them."""
+    def rooms(self) -> list[Room]:
+        """Return what each worker that runs a step may be given beside it."""
+        ...
+
+    def submit(self, step: Step, expected_s: float | None = None) -> None:
+        """Run a step that is expected to take so many seconds; None: nothing is known.
+
+        Never more than were planned by `headgate.scheduling.bundles.Places`, from `room` and `rooms`.
+        """
         ...
 
     def end(self, token: str, why: EndReason, text: str) -> None:
-        """End a step that still runs: ``text`` becomes the reason of its `StepLost`, unless its outcome comes first."""
+        """End a step that still runs: ``text`` becomes the reason of its `StepLost`, unless its outcome comes first.
+
+        One that has not begun is returned.
+        """
         ...
 
     def answer(self, token: str, answer: Response) -> None:

@@ -114,6 +114,9 @@ class FileParser:
         self._starter.succeeded()
         self._go_on()
 
+    def worker_prints(self, pid: int, token: str) -> None:
+        """A parser runs no steps; what a file prints is read as it is."""
+
     def child_said(self, pid: int, message: FromWorker) -> None:
         """Take the content of a file, piece by piece."""
         assert isinstance(message, FileParsed), "the session refuses all else"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -44,6 +44,25 @@ def oom_kills() -> int:
         group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
         counts.append(_counter(Path("/sys/fs/cgroup", group.lstrip("/"), "memory.events")))
     return max(counts)
+
+
+class OomKills:
+    """The count of `oom_kills`, which takes long: it is asked for again only after ``interval_s``."""
+
+    def __init__(self, clock: Callable[[], float], interval_s: float) -> None:
+        self._clock = clock
+        self._interval_s = interval_s
+        self._count = 0
+        self._at = float("-inf")
+
+    def known(self) -> int:
+        """Return the count as of a moment ago."""
+        return self._count if self._clock() < self._at + self._interval_s else self.now()
+
+    def now(self) -> int:
+        """Return the count."""
+        self._count, self._at = oom_kills(), self._clock()
+        return self._count
 
 
 def _counter(path: Path) -> int:

@@ -89,6 +89,10 @@ class TaskLogs:
         """Add a record of the supervisor's own about a task."""
         self.write(name, {"level": level, "event": event, "logger": "headgate", **fields}, source="supervisor")
 
+    def begun(self, name: TryName, method: str | None) -> None:
+        """Add the record that a step has begun, with its method; None is ``execute``."""
+        self.say(name, "info", "begun", method=method or "execute")
+
     def flush(self, within_s: float = FLUSH_WAIT_S) -> bool:
         """Wait until the records added before are written, at most ``within_s``; return whether they are.
 

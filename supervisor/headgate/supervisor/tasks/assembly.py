@@ -73,6 +73,7 @@ def task_part(
         settings=of_workers,
         on_record=on_record,
         on_output=on_output,
+        on_begun=lambda step: task_logs.begun(name_of(step), step.next_method),
         memory_max_bytes=None if settings.worker_memory_max_mib is None else settings.worker_memory_max_mib * 1024**2,
         load_timeout_s=settings.dag_parse_timeout_s,
         end_grace_s=settings.worker_grace_s,

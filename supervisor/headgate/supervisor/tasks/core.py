@@ -4,11 +4,12 @@ It is one of the core's duties (`headgate.supervisor.core`). In each step it sto
 users have cleared or marked, lets the scheduler take a step, and dispatches tasks to workers. Each is one short
 transaction, so that none waits long behind another.
 
-Reports of workers are queued, in order, until they are stored. A worker gets no other task meanwhile, so the queue is
-never longer than there are workers. All outcomes that have come in meanwhile are stored in one transaction, as far as
-that takes no longer than storing a slice of events may. If one of them is refused, the group is halved until the bad
-one stands alone and fails its task; its neighbours lose nothing. An outcome that is stored a second time changes
-nothing, because its token then matches no row.
+Workers get short tasks in bundles (`headgate.scheduling.bundles`), so that none waits between two of them for the
+database. Their reports are queued, in order, until they are stored. As long as one is not stored its worker gets no
+other step, so the queue is never longer than the bundles of all workers. All outcomes that have come in meanwhile are
+stored in one transaction, as far as that takes no longer than storing a slice of events may. If one of them is refused,
+the group is halved until the bad one stands alone and fails its task; its neighbours lose nothing. An outcome that is
+stored a second time changes nothing, because its token then matches no row.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.queries import CreateRun, EmitElements, Response
+from headgate.protocol.messages.queries import (
+    CreateRun,
+    EmitElements,
+    ListenSignals,
+    Response,
+    SendSignals,
+    SignalsSent,
+)
 from headgate.protocol.messages.steps import (
     EXECUTION_TIMEOUT_OVER,
     Emitted,
@@ -32,23 +40,25 @@ from headgate.protocol.messages.steps import (
     StepFailed,
     StepHandled,
     StepOutcome,
-    StepSkipped,
-    StepSucceeded,
 )
-from headgate.protocol.messages.worker import AssetEvent, Step, StepEnded
+from headgate.protocol.messages.worker import StepEnded
+from headgate.scheduling.bundles import Lookout, Places, StepTimes
 from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
 from headgate.store.ids import Epoch, TriggerId, TryName
+from headgate.store.signals import sending
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dispatch import TaskToRun
-from headgate.store.tasks.outcomes import StepEnd, WorkerLost
+from headgate.store.tasks.outcomes import NotBegun, StepEnd, WorkerLost
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery
+from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery, StepReturned
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import QueryHandler, QueryRefused
 from headgate.supervisor.slice_size import SliceSize
 from headgate.supervisor.tasks.dag_files import DagFiles
+from headgate.supervisor.tasks.listeners import Listeners
 from headgate.supervisor.tasks.scheduler import Scheduler
+from headgate.supervisor.tasks.steps import step_of, words_of
 
 OUTCOMES_MAX = 64  # of steps, stored in one transaction
 OUTCOMES_FIRST = 4  # of the first groups, before the speed of the database is known
@@ -79,7 +89,7 @@ class _End(NamedTuple):
     """The end of a step, to be stored."""
 
     task: TaskToRun
-    outcome: StepOutcome | WorkerLost
+    outcome: StepOutcome | WorkerLost | NotBegun
     map_name: str | None = None
 
 
@@ -99,6 +109,7 @@ class TaskCore:
         times: TaskTimes,
         retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
+        step_times: StepTimes | None = None,
     ) -> None:
         self._store = store
         self._executor = executor
@@ -110,6 +121,9 @@ class TaskCore:
         self._times = times
         self._retry = retry
         self._clock = clock
+        self._step_times = StepTimes() if step_times is None else step_times
+        self._lookout = Lookout()
+        self._listeners = Listeners(answers, store)
         self._running: dict[str, _Running] = {}
         self._inbox: deque[tuple[TaskToRun, ExecutorEvent]] = deque()
         self._group_size = SliceSize(OUTCOMES_MAX, first=OUTCOMES_FIRST, least=OUTCOMES_FIRST)
@@ -120,6 +134,7 @@ class TaskCore:
         self._is_draining = False
         self._has_changed_triggers = False  # in this step
         self._handled: dict[TriggerId, int] = {}  # events of streams, by trigger, until `take_handled`
+        self._has_expanded = False  # until `take_expanded`
 
     # --- the step ---------------------------------------------------------------------------------
 
@@ -129,6 +144,11 @@ class TaskCore:
         if has_fenced:
             self._scheduler.notify_fenced()
         self._look_at = self._dispatch_at = 0.0
+
+    def notify_signals(self) -> None:
+        """Look soon for tasks that wait for signals, or listen to them: some may have been sent."""
+        self._scheduler.notify_signals()
+        self._listeners.notify()
 
     def step(self, epoch: Epoch, now: float) -> bool:
         """Do one bounded piece of each duty that is due; return whether triggers may have been created or have ended.
@@ -142,7 +162,9 @@ class TaskCore:
             return False
         self._has_changed_triggers = False
         try:
-            self._store_some(epoch)
+            self._store_some(epoch, now)
+            for token, answer in self._listeners.step(now):
+                self._executor.answer(token, answer)
             self._check_running(epoch, now)
             if not self._is_draining:
                 if self._files.step(epoch, now):
@@ -157,14 +179,14 @@ class TaskCore:
 
     def wake_at(self) -> float:
         """Return the time at which `step` must be called even if nothing happens."""
-        asks = [self._look_at if self._running else math.inf]
+        asks = [self._look_at if self._running else math.inf, self._listeners.wake_at()]
         if self._inbox:
             asks.append(0.0)
         if not self._is_draining:
             asks += [self._scheduler.wake_at(), self._files.wake_at()]
         if self._dispatch_in_doubt:
             asks.append(0.0)  # find its tasks at once
-        elif not self._is_draining and self._room():
+        elif not self._is_draining and self._places().most:
             asks.append(self._dispatch_at)
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
         return min(late, self._executor.wake_at(), max(min(asks), self._retry.at))
@@ -173,6 +195,11 @@ class TaskCore:
         """Return the number of events of each stream, by its trigger, that were handled since the last call."""
         handled, self._handled = self._handled, {}
         return handled
+
+    def take_expanded(self) -> bool:
+        """Return whether instances of mapped tasks were made since the last call."""
+        has_expanded, self._has_expanded = self._has_expanded, False
+        return has_expanded
 
     def running(self) -> list[TryName]:
         """Return the names of the tasks that an executor has."""
@@ -194,6 +221,7 @@ class TaskCore:
         self._is_draining = True
         self._inbox.clear()
         self._running.clear()
+        self._listeners.clear()
         self.close()
 
     def close(self) -> None:
@@ -209,23 +237,30 @@ class TaskCore:
             return  # an executor that reports a step twice changes nothing
         if not isinstance(event, StepQuery):
             del self._running[event.token]
+            self._listeners.forget(event.token)
+        if isinstance(event, StepEnded):
+            self._step_times.note(run.task.kind, event.took_s)
         is_blameless = isinstance(event, StepLost) and run.is_shut_down
         self._inbox.append((_without_events(run.task) if is_blameless else run.task, event))
 
-    def _store_some(self, epoch: Epoch) -> None:
+    def _store_some(self, epoch: Epoch, now: float) -> None:
         for _ in range(STORED_A_STEP_MAX):
             if not self._inbox:
                 return
-            self._store_next(epoch)
+            self._store_next(epoch, now)
 
-    def _store_next(self, epoch: Epoch) -> None:
+    def _store_next(self, epoch: Epoch, now: float) -> None:
         """Answer the oldest query, or store the oldest outcomes. What an exception leaves is still the oldest."""
         task, event = self._inbox[0]
         if isinstance(event, StepQuery):
-            self._executor.answer(event.token, self._answer(epoch, task, event))
+            answer = self._answer(epoch, task, event, now)
             self._inbox.popleft()
+            if answer is not None:
+                self._executor.answer(event.token, answer)
             if isinstance(event.query, CreateRun | EmitElements):
                 self._scheduler.notify()
+            elif isinstance(event.query, SendSignals):
+                self.notify_signals()
             return
         group = self._oldest_ends()
         marks.reach("tasks.before_outcome")
@@ -257,21 +292,27 @@ class TaskCore:
                 break
             if isinstance(event, StepEnded):
                 ends.append(_End(task, event.outcome, event.map_name))
+            elif isinstance(event, StepReturned):
+                ends.append(_End(task, NotBegun()))
             else:
                 ends.append(_End(task, WorkerLost(event.reason)))
         return ends
 
     def _store_group(self, epoch: Epoch, group: Sequence[_End]) -> None:
-        ends = [StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task), end.map_name) for end in group]
+        ends = [_step_end(end) for end in group]
         states = self._store.store_ends(epoch, ends)
+        if any(end.signals for end in ends):
+            self.notify_signals()
         for end, state in zip(group, states, strict=True):
+            if isinstance(end.outcome, NotBegun):
+                continue
             # A step that has only handled events leaves its trigger as it is; any other end of one ends it.
             ends_stream = end.task.stream is not None and not isinstance(end.outcome, StepHandled)
             self._has_changed_triggers |= ends_stream or isinstance(end.outcome, StepDeferred)
             if end.task.stream_trigger is not None and (handled := _handled(end.outcome)):
                 before = self._handled.get(end.task.stream_trigger, 0)
                 self._handled[end.task.stream_trigger] = before + handled
-            self._log_end(end.task, state, *_words(end.outcome))
+            self._log_end(end.task, state, *words_of(end.outcome))
         self._logs.flush()
 
     def _store_refused(self, epoch: Epoch, end: _End, refused: ValueRefused | RowsRefused) -> None:
@@ -288,11 +329,21 @@ class TaskCore:
         known = {name: value for name, value in fields.items() if value}
         self._logs.say(task.name, level, event, state=None if state is None else state.value, **known)
 
-    def _answer(self, epoch: Epoch, task: TaskToRun, asked: StepQuery) -> Response:
+    def _answer(self, epoch: Epoch, task: TaskToRun, asked: StepQuery, now: float) -> Response | None:
+        """Return the answer to a query; None if it waits, or if its step has ended."""
         try:
+            if isinstance(asked.query, ListenSignals):
+                is_running = asked.token in self._running
+                return self._listeners.hear(asked, asked.query, task.dag_run_id, now) if is_running else None
             if isinstance(asked.query, EmitElements):
                 room = self._store.emit(epoch, task.id, task.token, Emitted(asked.query.first, asked.query.values))
                 return Response(asked.id, room, error="the task was cleared or marked" if room is None else "")
+            if isinstance(asked.query, SendSignals):
+                signals = sending.news_of(asked.query.signals, _sender(task), task.dag_run_id)
+                sent = self._store.send_signals(epoch, task.id, task.token, signals)
+                if sent is None:
+                    return Response(asked.id, error="the task was cleared or marked")
+                return Response(asked.id, SignalsSent(tuple(sent)))
             return Response(asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id))
         except (QueryRefused, RowsRefused, ValueRefused) as refused:
             # If the database is away this raises: the query waits, as an outcome would.
@@ -345,6 +396,7 @@ class TaskCore:
 
     def _schedule(self, epoch: Epoch, now: float) -> None:
         result = self._scheduler.step(epoch, now)
+        self._has_expanded |= result.instances > 0
         if result.may_dispatch:
             self._dispatch_at = min(self._dispatch_at, now)
         if result.in_triggers or result.timed_out or result.removed:
@@ -353,18 +405,21 @@ class TaskCore:
             if task.error:  # its own supervisor cannot log it
                 self._logs.say(task.name, "error", "the worker was lost", state=task.state.value, error=task.error)
 
-    def _room(self) -> int:
-        """Return how many steps may be dispatched. A worker whose outcome is not stored yet counts as busy."""
+    def _places(self) -> Places:
+        """Return the places for further steps. A worker whose outcome is not stored yet counts as busy."""
         unstored = sum(not isinstance(event, StepQuery) for _, event in self._inbox)
-        return max(0, self._executor.room() - unstored)
+        rooms = [] if unstored else self._executor.rooms()
+        return Places(self._step_times, max(0, self._executor.room() - unstored), rooms)
 
     def _dispatch(self, epoch: Epoch, now: float) -> None:
-        limit = min(self._room(), DISPATCH_MAX)
+        places = self._places()
+        limit = min(self._lookout.limit(places), DISPATCH_MAX)
         if limit == 0 or now < self._dispatch_at or self._dispatch_in_doubt:
             return
         self._dispatch_in_doubt = True
-        given = self._store.dispatch(epoch, limit=limit, queues=self._queues)
+        given = self._store.dispatch(epoch, limit=limit, queues=self._queues, places=places)
         self._dispatch_in_doubt = False
+        self._lookout.found(places, limit, len(given.tasks))
         if given.tasks:
             marks.reach("tasks.dispatched")
         for task in given.tasks:
@@ -375,19 +430,25 @@ class TaskCore:
             self._dispatch_at = now + PASSED_OVER_WAIT_S if given.passed_over else math.inf
 
     def _begin(self, task: TaskToRun, now: float) -> None:
-        self._logs.say(task.name, "info", "begun", method=task.next_method or "execute")
         if task.error:
+            self._say_begun(task)
             failure = StepFailed(f"the arguments to resume the task with cannot be read: {task.error}", may_retry=False)
             self._inbox.append((task, StepEnded(task.token, failure)))
             return
         time_s = _time_of(task)
         if time_s <= 0:  # it has waited for a worker until the end of its try
+            self._say_begun(task)
             self._inbox.append((task, StepEnded(task.token, StepFailed(EXECUTION_TIMEOUT_OVER))))
             return
         if not self._running:
             self._look_at = now + self._times.look_s  # it was ours a moment ago
         self._running[task.token] = _Running(task, now + time_s)
-        self._executor.submit(step_of(task, None if time_s == math.inf else now + time_s))
+        step = step_of(task, None if time_s == math.inf else now + time_s)
+        self._executor.submit(step, self._step_times.of(task.kind))
+
+    def _say_begun(self, task: TaskToRun) -> None:
+        """Say in the log of a task that it has begun, though no worker does: for those the executor says it."""
+        self._logs.begun(task.name, task.next_method)
 
 
 def _time_of(task: TaskToRun) -> float:
@@ -398,37 +459,20 @@ def _time_of(task: TaskToRun) -> float:
     return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
 
 
-def _handled(outcome: StepOutcome | WorkerLost) -> int:
+def _step_end(end: _End) -> StepEnd:
+    """Return the end of a step as it is stored. Raises `ValueRefused` for signals that a step may not send."""
+    said = () if isinstance(end.outcome, WorkerLost | NotBegun | StepFailed) else end.outcome.signals
+    signals = tuple(sending.news_of(said, _sender(end.task), end.task.dag_run_id)) if said else ()
+    return StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task), end.map_name, signals)
+
+
+def _sender(task: TaskToRun) -> str:
+    return f"task {task.name.task}, try {task.try_number}"
+
+
+def _handled(outcome: StepOutcome | WorkerLost | NotBegun) -> int:
     """Return how many events of a stream a step has handled."""
-    return 0 if isinstance(outcome, WorkerLost) or outcome.handled is None else outcome.handled.count
-
-
-def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
-    """Return the step of a task as it is sent to a worker; ``ends_at_s`` is the end of its time, if it has one."""
-    interval = task.data_interval
-    return Step(
-        token=task.token,
-        task_instance_id=task.id,
-        file=task.file,
-        dag_id=task.dag,
-        run_id=task.run_id,
-        task_id=task.task_id,
-        try_number=task.try_number,
-        next_method=task.next_method,
-        next_kwargs=task.next_kwargs,
-        event=task.event,
-        params=task.conf,
-        logical_date_s=None if task.logical_date is None else task.logical_date.timestamp(),
-        data_interval_s=None if interval is None else (interval[0].timestamp(), interval[1].timestamp()),
-        asset_events=tuple(
-            AssetEvent(event.asset, event.payload, event.stored_at.timestamp()) for event in task.asset_events
-        ),
-        ends_at_s=ends_at_s,
-        stream=task.stream,
-        map_index=task.map_index,
-        emitted=task.emitted,
-        map_length=task.map_length,
-    )
+    return 0 if isinstance(outcome, WorkerLost | NotBegun) or outcome.handled is None else outcome.handled.count
 
 
 def _without_events(task: TaskToRun) -> TaskToRun:
@@ -439,22 +483,3 @@ def _without_events(task: TaskToRun) -> TaskToRun:
 
 def _events_of(task: TaskToRun) -> tuple[int, ...]:
     return () if task.stream is None else tuple(event.id for event in task.stream.events)
-
-
-def _words(outcome: StepOutcome | WorkerLost) -> tuple[str, Mapping[str, object]]:
-    """Return what the log of a task says of the end of a step, and the fields beside it."""
-    match outcome:
-        case StepSucceeded():
-            return "succeeded", {}
-        case StepSkipped():
-            return "skipped", {"reason": outcome.reason}
-        case StepFailed():
-            return "failed", {"error": outcome.error, "traceback": outcome.traceback}
-        case StepDeferred():
-            return "deferred", {"trigger": outcome.classpath, "goes_on_in": outcome.next_method}
-        case StepHandled():
-            return "handled", {"events": outcome.handled.count}
-        case WorkerLost():
-            return "the worker was lost", {"error": outcome.reason}
-        case _:
-            assert_never(outcome)

@@ -36,10 +36,11 @@ class SchedulerStep(msgspec.Struct, frozen=True):
     ``may_dispatch``: tasks became ``scheduled``. ``in_triggers``: the number of tasks that started in their trigger,
     which can be claimed now. ``removed``: the number of tasks that ended together with the triggers they waited for.
     ``ended`` are runs by their ids, ``made`` are new runs as (dag_id, run_id). ``adopted`` are tasks of supervisors
-    that have died; ``timed_out`` are tasks whose deferral took too long.
+    that have died; ``timed_out`` are tasks whose deferral took too long. ``instances`` of mapped tasks were made.
     """
 
     may_dispatch: bool = False
+    instances: int = 0
     in_triggers: int = 0
     removed: int = 0
     ended: dict[DagRunId, RunEnd] = {}
@@ -74,11 +75,13 @@ class Scheduler:
         self._timeouts = Duty(self._time_out)
         self._batches = Duty(self._begin_due_batches)
         self._reopening = Duty(self._reopen_streams)
+        self._signals = Duty(self._consider_signals)
         self._dates = Duty(self._create_runs_by_date)
         self._assets = Duty(self._create_runs_by_asset)
         self._adoption = Duty(self._adopt)
         self._query = Duty(self._ask)
         self._duties = (  # in order of urgency
+            self._signals,
             self._evaluation,
             self._retries,
             self._timeouts,
@@ -98,6 +101,10 @@ class Scheduler:
         """Make a query due soon: a task has ended, an event was stored, or other processes have written."""
         self._evaluation.due_at = self._assets.due_at = 0.0
         self._query.require(self._asked_at + ASK_AGAIN_S)
+
+    def notify_signals(self) -> None:
+        """Make those due that wait for signals: some may have been sent, or a task may wait for one now."""
+        self._signals.due_at = 0.0
 
     def notify_fenced(self) -> None:
         """Make adoption due: other supervisors were fenced, so their tasks can be adopted."""
@@ -134,6 +141,8 @@ class Scheduler:
                 self._evaluation.due_at = now + PASSED_OVER_WAIT_S
             elif planned.left or planned.has_more:
                 self._evaluation.due_at = now
+        if planned.in_triggers:
+            self._signals.due_at = now  # some of them may wait for signals
         self._log_unreadable(planned.unreadable)
         if planned.ended:  # their DAGs may have another run now
             self._assets.due_at = now
@@ -143,6 +152,7 @@ class Scheduler:
             in_triggers=planned.in_triggers,
             removed=planned.removed,
             ended=planned.ended,
+            instances=planned.instances,
         )
 
     def _log_unreadable(self, dags: Mapping[str, str]) -> None:
@@ -152,7 +162,7 @@ class Scheduler:
     def _retry_tasks(self, epoch: Epoch, now: float) -> SchedulerStep:
         retried = self._store.tasks.retry_due(epoch)
         if retried:
-            self._retries.due_at = now
+            self._retries.due_at = self._signals.due_at = now
             self._was_in_vain = False
         return SchedulerStep(may_dispatch=bool(retried), in_triggers=len(retried))
 
@@ -175,6 +185,14 @@ class Scheduler:
         if reopened:
             self._reopening.due_at = now
         return SchedulerStep(in_triggers=len(reopened))
+
+    def _consider_signals(self, epoch: Epoch, now: float) -> SchedulerStep:
+        considered = self._store.scheduling.consider_signals(epoch)
+        if considered.has_more:
+            self._signals.due_at = now
+        if considered.tasks:
+            self._evaluation.due_at = now
+        return NOTHING_DONE
 
     def _create_runs_by_date(self, epoch: Epoch, now: float) -> SchedulerStep:
         return self._made(self._store.scheduling.create_due_runs(epoch), self._dates, now)
@@ -212,6 +230,7 @@ class Scheduler:
             (self._assets, due.has_waiting),
             (self._adoption, due.has_orphans),
             (self._reopening, due.has_reopening),
+            (self._signals, due.has_signals),
         ):
             if is_due:
                 duty.require(now)

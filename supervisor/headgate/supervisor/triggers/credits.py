@@ -8,6 +8,9 @@ More credit is given when a quarter of ``ahead`` is free, and not for each event
 is nearly as long as ``ahead``. The database is asked what is free:
 when a run begins, and when it has little credit left and so many events have been stored, or handled, that it may be
 worth it. Steps of the task that another supervisor has stored are noticed as any other change of others.
+
+Elements that the task has emitted, and of which no instance is made yet, take room as events that wait: a trigger that
+is far ahead of what is expanded over its task stands as well. It is asked for again when instances were made.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class _Run(msgspec.Struct):
     batch: int = 1  # so many have to wait before its task begins a step
     is_latest: bool = False  # a step of its task handles all that wait, and counts one
     missing: int = 0
+    has_elements: bool = False  # that take room until instances of them are made
 
     @property
     def step(self) -> int:
@@ -87,6 +91,10 @@ class Credits:
             if run is not None:
                 self._note(trigger_id, run, max(number, run.missing) if run.is_latest else number)
 
+    def expanded(self) -> None:
+        """Take that instances of mapped tasks were made: elements may take less room."""
+        self._due.update(trigger_id for trigger_id, run in self._runs.items() if run.has_elements and run.is_low)
+
     def _note(self, trigger_id: int, run: _Run, moved: int) -> None:
         run.missing -= moved
         if run.is_low and run.missing <= 0:
@@ -112,7 +120,8 @@ class Credits:
             for trigger_id, room in self._store.stream_rooms(some).items():
                 run = self._runs[trigger_id]
                 run.ahead, run.batch, run.is_latest = room.ahead, room.batch, room.is_latest
-                credit = run.fired + max(0, room.ahead - room.waiting)
+                run.has_elements = room.elements > 0
+                credit = run.fired + max(0, room.ahead - room.waiting - room.elements)
                 run.missing = run.step - (credit - run.credit)
                 if run.missing <= 0:
                     run.credit = credit

@@ -1,20 +1,29 @@
-"""Deliberate bugs in streams of tasks and in mapped tasks, in real processes: the cell of each must find it."""
+"""Deliberate bugs in streams of tasks, mapped tasks and signals, in real processes: the cell of each must find it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 from sqlalchemy import func, select, update
 
+from headgate.child import queries
+from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Available
+from headgate.protocol.messages.queries import SendSignals
+from headgate.protocol.messages.signals import SignalSend
+from headgate.protocol.messages.steps import Appended
 from headgate.protocol.messages.task_streams import Handled
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.trigger_run import TriggerRun
+from headgate.scheduling import planning
+from headgate.signals import outgoing
 from headgate.store.scheduling import expansion
-from headgate.store.tables import task_stream, trigger_event
-from headgate.store.tasks import elements, stream_steps, task_streams
+from headgate.store.signals import waits
+from headgate.store.tables import signal_wait, task_stream, trigger_event
+from headgate.store.tasks import elements, run_states, stream_steps, task_streams
+from headgate.store.tasks.run_states import OwnMap
 from headgate.tasks.maps import outputs
 
 
@@ -65,13 +74,13 @@ def credit_ignored() -> None:
 
 def instance_left_out() -> None:
     """The instance behind the first window is never made: the next index is counted from the wrong end."""
-    original = expansion._made
+    original = run_states.own_map
 
-    def made(tx: Any, own: Any) -> int:
+    def own_map(tx: Any, own: Any) -> OwnMap:
         found = original(tx, own)
-        return found + (found == 3)
+        return found._replace(made=found.made + (found.made == 3))
 
-    expansion._made = made
+    run_states.own_map = own_map
 
 
 def values_of_others() -> None:
@@ -87,17 +96,66 @@ def values_of_others() -> None:
 
 def map_ended_with_its_first_window() -> None:
     """What was made by the first look is taken for all there are to be."""
-    original = expansion._available
+    original = expansion.available
 
-    def there(tx: Any, seen: Any, own: Any, task: Any, mapped: Any) -> Available:
-        return Available(min(original(tx, seen, own, task, mapped).length, task.map.window), is_complete=True)
+    def there(tx: Any, seen: Any, owns: Any, tasks: Any, mapped: Any) -> Available:
+        return Available(min(original(tx, seen, owns, tasks, mapped).length, tasks[0].map.window), is_complete=True)
 
-    expansion._available = there
+    expansion.available = there
 
 
 def elements_of_every_try() -> None:
     """A new try emits behind what the one before has emitted."""
     elements.emit_again = lambda tx, instance: None
+
+
+def keys_of_appends_forgotten() -> None:
+    """The last value of a step is appended without its key."""
+    original = elements.append
+
+    def append(tx: Any, instance: Any, appended: Appended) -> None:
+        is_last = decode_value(appended.values[-1]) == "k5"  # it leads back to others, which keep their keys
+        keys = (*appended.keys[:-1], None) if is_last else appended.keys
+        original(tx, instance, msgspec.structs.replace(appended, keys=keys))
+
+    elements.append = append
+
+
+def group_all_at_once() -> None:
+    """At each index of a group all tasks begin together."""
+    planning.decide_index = lambda graph, group, now, at: {
+        task_id: "run" for task_id, state in at.items() if state is TaskState.NONE
+    }
+
+
+def sent_before_the_outcome() -> None:
+    """What should go with the outcome of a step is sent at once."""
+
+    def send(signals: Iterable[SignalSend]) -> None:
+        queries.send_query(SendSignals(tuple(signals)))
+
+    outgoing.send_with_outcome = send
+
+
+def dedup_of_each_send() -> None:
+    """Whatever the author says, each send has a dedup of its own."""
+    original = outgoing.encoded
+
+    def encoded(key: str, value: Any, *, dedup: str | None, **options: Any) -> Any:
+        return original(key, value, dedup=None, **options)
+
+    outgoing.encoded = encoded
+
+
+def signals_from_before_the_run() -> None:
+    """A wait is held against all that was ever sent."""
+    original = waits.begin
+
+    def begin(tx: Any, run: Any, trigger_id: Any, wait: Any) -> None:
+        original(tx, run, trigger_id, wait)
+        tx.connection.execute(update(signal_wait).where(signal_wait.c.trigger_id == trigger_id).values(seen_version=0))
+
+    waits.begin = begin
 
 
 BUGS: dict[str, Callable[[], None]] = {
@@ -111,5 +169,10 @@ BUGS: dict[str, Callable[[], None]] = {
         values_of_others,
         map_ended_with_its_first_window,
         elements_of_every_try,
+        keys_of_appends_forgotten,
+        group_all_at_once,
+        sent_before_the_outcome,
+        dedup_of_each_send,
+        signals_from_before_the_run,
     )
 }

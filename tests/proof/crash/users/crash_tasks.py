@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import trio
-from tests.proof.history.map_history import Given
 from tests.proof.history.task_records import (
     XCOM_OF_TRIGGER,
     Began,
@@ -21,10 +21,10 @@ from tests.proof.history.task_records import (
     Ended,
     Fired,
     Fires,
-    Record,
     StepEnd,
     Waited,
     encode,
+    name_of,
     xcom_key,
 )
 
@@ -37,7 +37,7 @@ RETRIES = 100  # more than faults of a campaign: none of its tasks ends because 
 RACE_S = 0.2  # a trigger that fires when its time is over
 
 
-def note(journal: str, record: Record | Given) -> None:
+def note(journal: str, record: msgspec.Struct) -> None:
     """Add a record to the journal."""
     fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -54,6 +54,15 @@ def new_name() -> str:
 def now() -> str:
     """Return the time, for whoever reads the history."""
     return f"{time.time():.6f}"
+
+
+def begin(journal: str, context: Any) -> str:
+    """Journal that the execution of a task without deferrals begins; return its name, which it leaves as an XCom."""
+    execution, instance = new_name(), context["ti"]
+    name = name_of(f"{context['dag_id']}/{context['run_id']}/{context['task_id']}", instance.map_index)
+    note(journal, Began(name, context["try_number"], execution, os.getpid(), at=now()))
+    instance.xcom_push(xcom_key(0), execution)
+    return execution
 
 
 class CrashWait(BaseTrigger):

@@ -1,4 +1,4 @@
-"""The workload of mapped tasks: runs of one DAG with four maps, over all that one can be over, and their truth."""
+"""The workload of mapped tasks: runs of one DAG with maps over all that one can be over, and their truth."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ import msgspec
 from tests.proof.crash.workload import Fault
 from tests.proof.crash.workloads.tasks import DagTruth, TaskTruth, TaskWorkload
 from tests.proof.history.findings import TERMINAL
-from tests.proof.history.map_history import GIVEN, LEFT, Checker, Mapped, Reduces, Report, RunRow, decode_lines
+from tests.proof.history.map_history import (
+    GIVEN,
+    LEFT,
+    LINKS,
+    SEED,
+    Checker,
+    Mapped,
+    Reduces,
+    Report,
+    RunRow,
+    decode_lines,
+)
 
-from headgate.protocol.marks import MAP_MARKS, TASK_MARKS, Mark
+from headgate.protocol.marks import BUNDLE_MARKS, MAP_MARKS, TASK_MARKS, Mark
 from headgate.testing.crash.journal import JournalReader
 
 # The way of an instance to a worker, and of its outcome back.
@@ -47,14 +58,16 @@ class MapTruth(TaskTruth[Report]):
         """See `DagTruth`."""
         names = list(tasks)
         super().made(names, at)
-        of_file, of_list, of_elements, of_map, total = names[2:]
+        of_file, of_list, of_elements, of_map, follow, taken, total = names[2:]
         self._record(
             [
                 Mapped(of_file, len(GIVEN), GIVEN, at=at),
                 Mapped(of_list, len(LEFT), LEFT, at=at),
                 Mapped(of_elements, len(LEFT), LEFT, at=at),
                 Mapped(of_map, len(LEFT), of=of_list, at=at),
-                Reduces(total, (of_map, of_file), at),
+                Mapped(follow, len(LINKS), tuple(LINKS), appended=len(LINKS) - len(SEED), at=at),
+                Mapped(taken, len(LINKS), of=follow, at=at),
+                Reduces(total, (of_map, of_file, taken), at),
             ]
         )
 
@@ -81,12 +94,14 @@ class MapWorkload(TaskWorkload):
     """``headgate up`` with the DAG of ``users/crash_maps.py``."""
 
     name = "mapped tasks"
-    marks: ClassVar[Mapping[str, Mark]] = MAP_MARKS | {name: TASK_MARKS[name] for name in OF_STEPS}
+    marks: ClassVar[Mapping[str, Mark]] = MAP_MARKS | BUNDLE_MARKS | {name: TASK_MARKS[name] for name in OF_STEPS}
     faults = ("kill workers", "kill supervisor", "kill all", "stop", "drop connection")
     kill_weights: ClassVar[Mapping[Fault, int]] = {"kill workers": 50, "kill supervisor": 30, "kill all": 20}
-    tasks: ClassVar[tuple[str, ...]] = (*("values", "emitted", "of_file", "of_list", "of_elements", "of_map", "total"),)
+    tasks: ClassVar[tuple[str, ...]] = (
+        *("values", "emitted", "of_file", "of_list", "of_elements", "of_map", "walk.follow", "walk.taken", "total"),
+    )
     dag_file: ClassVar[str] = DAG_FILE
-    held_back_max = 4
+    held_back_max = 5
 
     def counts(self) -> Counter[str]:
         report: Report = self.truth.report()

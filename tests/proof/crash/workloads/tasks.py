@@ -21,7 +21,7 @@ from tests.proof.history.findings import TERMINAL
 from tests.proof.history.task_records import Fault as FaultRecord
 from tests.proof.history.task_records import LeftBehind, Looked, Made, Row, decode_lines, name_of
 
-from headgate.protocol.marks import MARKS, TASK_MARKS, Mark
+from headgate.protocol.marks import BELL_MARKS, MARKS, TASK_MARKS, Mark
 from headgate.testing.crash.journal import JournalReader
 
 # The way of an event that resumes a task, and of a trigger to the runner, leads by these as well.
@@ -149,7 +149,11 @@ class TaskWorkload(Workload):
     name = "tasks"
     command = "up"
     # All are reached while tasks run: a supervisor that has just started need not find a trigger to claim.
-    marks: ClassVar[Mapping[str, Mark]] = TASK_MARKS | {name: MARKS[name]._replace(when="flow") for name in OF_THE_PAIR}
+    marks: ClassVar[Mapping[str, Mark]] = {
+        **TASK_MARKS,
+        **BELL_MARKS,
+        **{name: MARKS[name]._replace(when="flow") for name in OF_THE_PAIR},
+    }
     faults: ClassVar[tuple[Fault, ...]] = (
         "kill workers",
         "kill runner",

@@ -7,7 +7,9 @@ from what workers, triggers and users say they did. What it looks for, by name:
 - ``a late answer counted``: a step has changed a task that was not its own any more
 - ``an outcome nobody had``, ``not what the step came to``: a task ends in another way than its step did
 - ``resumed twice``, ``never resumed``, ``resumed by another's event``, ``resumed without a cause`` (I8)
-- ``a step began twice``, ``a step of nobody's``: what a worker runs is not what the database gave away
+- ``a step began twice``, ``a try began twice``, ``a step of nobody's``: what a worker runs is not what it was given
+- ``a step that had begun was returned``, ``a try lost by waiting``: only a step that no worker has begun goes back, and
+  its try goes on
 - ``fired after its first event``, ``ran again after its event``: the trigger of a task is over with its first event
 - ``began after the end of its try``
 - ``timed out early``, ``retried early``, ``too many tries``
@@ -33,46 +35,14 @@ from tests.proof.simulation.checker import HistoryChecker
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import records, rules
 from tests.proof.simulation.tasks.dags import KEY, pushed
+from tests.proof.simulation.tasks.maps.plans import task_of
 from tests.proof.simulation.tasks.rules import ENDED
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario, Wait
+from tests.proof.simulation.tasks.transitions import OF_ALL, OF_STEP, OF_USER
 
 OCCUPYING = frozenset(("running", "restarting"))
 LATE_S = 1.0  # where nothing goes wrong: a poll, and what stands before it
 EARLY_S = 0.001
-_UNFINISHED = "none scheduled running deferred up_for_retry restarting".split()
-
-# By the verb: what may become of a task that it names, and of others; as (from, to).
-_OF_STEP = {
-    "defer": {("running", "deferred"), ("running", "scheduled")},  # events of its stream wait already
-    "handle": {
-        *(("running", to) for to in ("deferred", "scheduled", "success", "failed", "skipped", "up_for_retry")),
-    },
-    "succeed": {("running", "success"), ("running", "skipped")},
-    "fail": {("running", "failed"), ("running", "up_for_retry")},
-    "lose_worker": {("running", "failed"), ("running", "up_for_retry"), ("restarting", "none")},
-}
-_OF_ALL = {
-    "create_run": {("", "none")},
-    "plan": {
-        *(("none", to) for to in ("scheduled", "upstream_failed", "skipped", "deferred")),
-        *((state, "removed") for state in ("none", "scheduled", "deferred", "up_for_retry")),
-        *(("", to) for to in ("none", "scheduled", "upstream_failed", "skipped", "deferred")),  # new in its DAG
-    },
-    "retry_due": {("up_for_retry", "scheduled"), ("up_for_retry", "deferred")},
-    "dispatch": {("scheduled", "running")},
-    "store_slice": {("deferred", to) for to in ("scheduled", "success", "failed", "skipped", "up_for_retry")},
-    "time_out": {("deferred", "scheduled")},
-    "begin_due_batches": {("deferred", "scheduled")},
-    "adopt": {("running", "failed"), ("running", "up_for_retry"), ("restarting", "none")},
-}
-OF_USER = {
-    "clear": {
-        *((state, "none") for state in ("deferred", "scheduled", "up_for_retry", *ENDED)),
-        ("running", "restarting"),
-    },
-    "mark_success": {(state, "success") for state in _UNFINISHED},
-    "mark_failed": {(state, "failed") for state in _UNFINISHED},
-}
 
 
 class _Deferral(msgspec.Struct):
@@ -119,6 +89,9 @@ class Checker(HistoryChecker):
         self._events: dict[int, records.EventStored] = {}
         self._given: dict[str, tuple[str, int, int]] = {}  # by token: task, try, and the trigger it goes on from
         self._begun: dict[str, float] = {}  # by token, when
+        self._returned: set[str] = set()  # tokens of steps that no worker has begun
+        self._beginnings: set[str] = set()  # tokens of steps with which a try begins
+        self._begun_tries: set[tuple[str, int]] = set()  # tries from their beginning, by task
         self._to_skip: list[tuple[str, str]] = []  # by the transaction that is being told: a task, and who skips it
         self._ran: dict[str, records.StepRan] = {}
         self._fired: set[int] = set()  # runs of triggers
@@ -154,6 +127,8 @@ class Checker(HistoryChecker):
                 self._stored[record.task] = dict(record.values)
             case records.StepBegan() | records.StepRan() | records.StepAnswered():
                 self._see_step(record)
+            case records.StepTold(how="returned"):
+                self._returned.add(record.token)
             case records.Waited():
                 wait = self._waits.get((record.task, record.leg))
                 if self._is_calm and wait is not None and wait.is_over and wait.events:
@@ -188,7 +163,7 @@ class Checker(HistoryChecker):
     def _check_transition(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         if not self._is_known(now):
             self._find("no such transition", f"{now.task} from {now.old or 'nothing'} to {now.state} by {now.by}")
-        if now.by in _OF_STEP:
+        if now.by in OF_STEP:
             self._check_outcome(task, before, now)
         if before.state == "deferred":
             self._check_resumption(task, before, now)
@@ -206,9 +181,9 @@ class Checker(HistoryChecker):
         step = (now.old, now.state)
         if now.by in OF_USER:
             return step in OF_USER[now.by]
-        if now.by in _OF_STEP and now.task == now.about:
-            return step in _OF_STEP[now.by]
-        return step == ("none", "skipped") if now.by == "succeed" else step in _OF_ALL.get(now.by, ())
+        if now.by in OF_STEP and now.task == now.about:
+            return step in OF_STEP[now.by]
+        return step == ("none", "skipped") if now.by == "succeed" else step in OF_ALL.get(now.by, ())
 
     def _check_try(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         """A try begins."""
@@ -227,14 +202,19 @@ class Checker(HistoryChecker):
     def _check_outcome(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
         ran = self._ran.get(now.said)
         if now.task != now.about:
-            if ran is None or now.task.split("/")[2] not in ran.skips:
+            if ran is None or task_of(now.task).split("/")[2] not in ran.skips:
                 self._find("an outcome nobody had", f"{now.task} was skipped by {now.about}")
             return
         if before.token != now.said or self._given.get(now.said, ("",))[0] != now.task:
             self._find(
                 "a late answer counted", f"{now.task} {now.old} to {now.state}: {now.said} is not {before.token}"
             )
+        if now.by == "return_step":
+            self._return(task, before, now)
+            return
         if now.by == "lose_worker":
+            if now.said in self._returned and now.state != "none":
+                self._find("a try lost by waiting", f"{now.task}: the step {now.said} had not begun")
             if now.state != "none":
                 self._check_failure(now, may_retry=True)
             return
@@ -253,8 +233,22 @@ class Checker(HistoryChecker):
             late_s = self._at - self._begun[now.said] - timeout_s
             if late_s > LATE_S:
                 self._find("late", f"the execution_timeout of {now.task}, by {late_s:.3f} s")
-        self._to_skip += [(f"{now.task.rpartition('/')[0]}/{name}", now.task) for name in ran.skips]
+        index = now.task.removeprefix(task_of(now.task))
+        self._to_skip += [(f"{now.task.rpartition('/')[0]}/{name}{index}", now.task) for name in ran.skips]
         task.left = {**task.left, **dict(ran.xcoms)}
+
+    def _return(self, task: KnownTask, before: records.Moved, now: records.Moved) -> None:
+        """A step goes back to those that wait for a worker."""
+        if now.said in self._begun:
+            self._find("a step that had begun was returned", f"{now.task} by {now.said}")
+        if now.state == "none":
+            return
+        if (now.try_number, now.tries_max) != (before.try_number, before.tries_max):
+            self._find("a try lost by waiting", f"{now.task}: try {now.try_number} after try {before.try_number}")
+        if not now.method:
+            task.given_at = None
+        elif task.deferral:
+            self._deferrals[task.deferral].resumed -= 1
 
     def _is_what_it_came_to(self, now: records.Moved, ran: records.StepRan) -> bool:
         outcomes = {"deferred": "deferred", "success": "succeeded", "skipped": "skipped"}
@@ -338,6 +332,8 @@ class Checker(HistoryChecker):
         if now.token in self._given:
             self._find("a step of nobody's", f"{now.task}: {now.token} was given away before")
         self._given[now.token] = (now.task, now.try_number, task.deferral if now.method else 0)
+        if not now.method:
+            self._beginnings.add(now.token)
         task.given_at = self._at if task.given_at is None else task.given_at
         if self._paused.get(now.task.split("/")[0]):
             self._find("began while paused", now.task)
@@ -361,6 +357,10 @@ class Checker(HistoryChecker):
                 if record.token in self._begun:
                     self._find("a step began twice", f"{record.task} by {record.token}")
                 self._begun[record.token] = record.at
+                if record.token in self._beginnings:
+                    if (record.task, record.try_number) in self._begun_tries:
+                        self._find("a try began twice", f"{record.task}, try {record.try_number}, by {record.token}")
+                    self._begun_tries.add((record.task, record.try_number))
                 self._check_begin(record, trigger)
 
     def _check_begin(self, record: records.StepBegan, trigger: int) -> None:

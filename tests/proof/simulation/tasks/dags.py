@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 from tests.proof.simulation.tasks import records
-from tests.proof.simulation.tasks.maps.plans import LIST_KEY, Mapped, list_length
+from tests.proof.simulation.tasks.maps.plans import LIST_KEY, index_of, list_length
 from tests.proof.simulation.tasks.scenario import Dag, Task
 from tests.proof.simulation.tasks.streams.handling import BEGIN, TAKES_ONE, StreamOperator
 from tests.proof.simulation.tasks.streams.source import CLASSPATH as OF_SOURCE
@@ -19,6 +19,7 @@ from tests.proof.simulation.triggers import in_runner
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.task_streams import HANDLER_METHOD
 from headgate.tasks import DAG, Context, StartTriggerArgs, TaskFailed, TaskSkipped
+from headgate.tasks.maps.worklists import Appends
 from headgate.triggers.base import BaseTrigger, TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class SimulatedOperator(StreamOperator):
         super().__init__(task_id=plan.name, dag=dag, **options)
         self.plan = plan
         self.name = name
+        self.emits = plan.emits is not None
+        self.emitted = 0  # before its outcome
 
     def execute(self, context: Context) -> None:
         """Run the first leg."""
@@ -78,7 +81,14 @@ class SimulatedOperator(StreamOperator):
             context["ti"].xcom_push(LIST_KEY, list(range(list_length(self.plan.leaves, try_number))))
         if leg.pushes:
             context["ti"].xcom_push(KEY, pushed(self.name, try_number, number))
-        match leg.end:
+        mapped, end = self.plan.mapped, leg.end
+        if mapped is not None and end != "defer":
+            end = mapped.end_at(index_of(self.name), try_number) or end
+            self._append(context, try_number)
+        if self.plan.emits is not None and end == "return":
+            for position in range(self.emitted, self.plan.emits.count):
+                self.emit(position)
+        match end:
             case "fail":
                 raise PlannedFailure("as planned")
             case "give_up":
@@ -99,6 +109,14 @@ class SimulatedOperator(StreamOperator):
                 )
             case "return":
                 pass
+
+    def _append(self, context: Context, try_number: int) -> None:
+        """Append what the plan says to the worklist over which the task is expanded."""
+        worklist = None if self.plan.mapped is None else self.plan.mapped.worklist
+        if worklist is not None:
+            context["ti"].take_appends(Appends(worklist.to, worklist.room, frozenset()))
+            for number, key in enumerate(worklist.keys(self.plan.name, index_of(self.name), try_number)):
+                context["ti"].append(f"{key}|{self.name} try {try_number} no {number}", key=key or None)
 
 
 def _start(plan: Task, name: str) -> StartTriggerArgs:
@@ -185,11 +203,12 @@ def spec_of(plan: Dag, without: str = "") -> DagSpec:
             if task.name in operators and above in operators:
                 operators[above] >> operators[task.name]
     spec = dag.to_spec()
-    maps = {task.name: task.mapped for task in plan.tasks}
-    return msgspec.structs.replace(spec, tasks=tuple(_mapped(task, maps[task.task_id]) for task in spec.tasks))
+    plans = {task.name: task for task in plan.tasks}
+    return msgspec.structs.replace(spec, tasks=tuple(_mapped(task, plans[task.task_id]) for task in spec.tasks))
 
 
-def _mapped(task: TaskSpec, mapped: Mapped | None) -> TaskSpec:
+def _mapped(task: TaskSpec, plan: Task) -> TaskSpec:
+    mapped = plan.mapped
     if mapped is None:
         return task
-    return msgspec.structs.replace(task, map=mapped.spec, active_max=mapped.active_max)
+    return msgspec.structs.replace(task, map=mapped.spec, active_max=mapped.active_max, group=mapped.group)

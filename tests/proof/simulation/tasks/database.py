@@ -11,13 +11,14 @@ from tests.proof.simulation import database
 from tests.proof.simulation.database import FailingStore
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.dags import spec_of
+from tests.proof.simulation.tasks.maps.plans import index_of, task_of
 from tests.proof.simulation.tasks.scenario import POOL, TaskScenario
 from tests.proof.simulation.tasks.streams.handling import state_text
 
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepHandled, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value
 from headgate.store.ids import DagRunId, TaskInstanceId
-from headgate.store.tasks.outcomes import StepEnd, WorkerLost
+from headgate.store.tasks.outcomes import NotBegun, StepEnd, WorkerLost
 
 if TYPE_CHECKING:
     from tests.proof.simulation.processes import SupervisorProcess
@@ -51,6 +52,7 @@ class TaskReader(database.Reader):
         self._triggers: dict[int, str] = {}
         self._dags: dict[str, bool] = {}
         self._xcoms: dict[str, tuple[tuple[str, str], ...]] = {}
+        self._elements: dict[str, tuple[str, ...]] = {}
         self._streams: dict[int, tuple[Any, ...]] = {}
         self._event = self._letter = 0
         self._changes = -1
@@ -89,6 +91,7 @@ class TaskReader(database.Reader):
         found += self._events(now)
         moves = self._moves(now, by, ends)  # these know the names of tasks that are new
         found += self._stream_moves(now, by, ends)
+        found += self._element_moves(now, by)
         found += moves
         found += self._ends_of_triggers(now, by)
         found += self._left(now, by)
@@ -174,12 +177,26 @@ class TaskReader(database.Reader):
 
     def _skipped_by(self, name: str, ends: Sequence[StepEnd]) -> tuple[str, str, str] | None:
         """Return the end of a step for which a task of its run was skipped, if one of these says so."""
-        run, _, task = name.rpartition("/")
+        run, _, task = task_of(name).rpartition("/")
         for end in ends:
-            skips = end.outcome.skips if isinstance(end.outcome, StepSucceeded) else ()
-            if task in skips and self.names[end.id].rpartition("/")[0] == run:
-                return "succeed", self.names[end.id], end.token
+            skips, by = end.outcome.skips if isinstance(end.outcome, StepSucceeded) else (), self.names[end.id]
+            if task in skips and by.rpartition("/")[0] == run and index_of(by) == index_of(name):
+                return "succeed", by, end.token
         return None
+
+    def _element_moves(self, now: float, by: str) -> list[Any]:
+        values: dict[str, list[str]] = {}
+        for id_, value in self._connection.execute(
+            "SELECT task_instance_id, value FROM element ORDER BY task_instance_id, position"
+        ):
+            values.setdefault(self.names[id_], []).append(str(decode_value(value)))
+        found: list[Any] = []
+        for name in sorted(values.keys() | self._elements.keys()):
+            some = tuple(values.get(name, ()))
+            if self._elements.get(name, ()) != some:
+                self._elements[name] = some
+                found.append(records.ElementsMoved(now, by, name, some))
+        return found
 
     def _ends_of_triggers(self, now: float, by: str) -> list[Any]:
         found: list[Any] = []
@@ -222,11 +239,11 @@ def _said_in(payload: bytes | None) -> tuple[int, int]:
 
 # --- the store -----------------------------------------------------------------------------------
 
-# Verbs that write nothing here: no scenario has assets, so nobody asks whether the epoch may make runs of their events.
+# Verbs that write nothing here: no scenario has assets or signals, so nobody asks whether the epoch may act on them.
 READS = frozenset(
     {
         *("create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"),
-        "stream_rooms",
+        *("stream_rooms", "consider_signals"),
     }
 )
 # The ends of steps, which are stored in groups, by the names that histories and faults know them by.
@@ -236,6 +253,7 @@ OF_STEPS = {
     StepSkipped: "succeed",
     StepFailed: "fail",
     WorkerLost: "lose_worker",
+    NotBegun: "return_step",
     StepHandled: "handle",
 }
 DEADLY = {"claim_triggers": "claim", "store_slice": "store_slice"}  # of the pair, by the names that faults know them by

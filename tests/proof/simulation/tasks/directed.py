@@ -8,17 +8,8 @@ from typing import Any
 from tests.proof.simulation.records import Faulted
 from tests.proof.simulation.scenario import Fault, Topology
 from tests.proof.simulation.tasks import records, world
-from tests.proof.simulation.tasks.scenario import (
-    Act,
-    Dag,
-    FailAtVerb,
-    KillAtVerb,
-    Leg,
-    Pause,
-    Task,
-    TaskScenario,
-    Wait,
-)
+from tests.proof.simulation.tasks.faults import Act, FailAtVerb, KillAtVerb, Pause
+from tests.proof.simulation.tasks.scenario import Dag, Leg, Task, TaskScenario, Wait
 from tests.proof.simulation.tasks.streams.checker import check
 
 TASK = "d1/r1/a"
@@ -119,7 +110,22 @@ def nothing_begins_in_a_paused_dag() -> list[str]:
     return found
 
 
+def what_waits_behind_a_long_step_goes_to_another_worker() -> list[str]:
+    """Two tasks that are known to be short are given to one worker, and the first one turns out long."""
+    long, short = Task("a", priority=2, retries=1, attempts=((Leg(seconds=6.0),),)), Task("b", retries=1)
+    plan = TaskScenario(0, Topology(), dags=(Dag("d1", (long, short), (0.5,)),), workers=1)
+    history = world.run(plan)
+    found = [str(finding) for finding in check(plan, history)]
+    states = [record.state for record in history if isinstance(record, records.Moved) and record.task == "d1/r1/b"]
+    if not any(isinstance(record, records.StepTold) and record.how == "returned" for record in history):
+        found.append("it was not given to the same worker")
+    if states[-3:] != ["scheduled", "running", "success"] or states.count("running") != 2:
+        found.append(f"it was {states}")
+    return found
+
+
 DIRECTED: dict[str, Callable[[], list[str]]] = {
+    "bundle": what_waits_behind_a_long_step_goes_to_another_worker,
     "redo": the_answer_of_an_earlier_worker_changes_nothing,
     "clear": what_is_cleared_while_it_runs_begins_anew,
     "events": a_trigger_is_over_with_its_first_event,

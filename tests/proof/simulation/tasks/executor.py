@@ -1,13 +1,16 @@
 """The simulated executor: workers that take simulated time around the real `run_step`, and have their troubles.
 
 It keeps to `headgate.supervisor.executors.base.Executor`, but where a scenario says otherwise: a worker whose link is
-cut is told to be lost and answers all the same, another one answers twice. Nothing of it may do any harm.
+cut is told to be lost and answers all the same, another one answers twice. Nothing of it may do any harm. A worker may
+say that a step was shorter than it was, so that others are given to wait behind one that turns out long.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,7 @@ from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator
 from tests.proof.simulation.tasks.scenario import Leg, Task
 from tests.proof.simulation.tasks.streams.handling import METHODS, state_text
 
-from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
+from headgate.protocol.messages.queries import ElementRoom, EmitElements, EncodedValue, GetXCom, Response
 from headgate.protocol.messages.steps import (
     StepDeferred,
     StepFailed,
@@ -30,8 +33,10 @@ from headgate.protocol.messages.steps import (
 )
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
+from headgate.scheduling import bundles
+from headgate.scheduling.bundles import Room
 from headgate.store.ids import instance_name
-from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery
+from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery, StepReturned
 from headgate.tasks.context import TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption, run_step
 
@@ -42,6 +47,7 @@ LATE_S = 1.7  # of an answer that comes late
 TWICE_AFTER_S = 0.3
 STUBBORN_S = 3.0  # until a worker that does not want to is stopped at last
 STOPS_WITHIN_S = (0.0, 0.05, 0.5)
+SHORT_S = (0.0, 0.03)  # that a worker may say a step took
 RESUMED_TO_FAIL = -1  # the leg that is none of the author's
 OUTCOMES = {
     StepSucceeded: "succeeded",
@@ -57,9 +63,27 @@ def outcome_name(outcome: StepOutcome) -> str:
     return OUTCOMES[type(outcome)]
 
 
+class _Process:
+    """A worker's process: the steps that it has, of which the first one runs, and what it may have besides."""
+
+    def __init__(self) -> None:
+        self.steps: deque[_Worker] = deque()
+        self.room = bundles.WHOLE
+        self.takes_more = True
+
+    def add(self, worker: _Worker) -> None:
+        """Take one more step."""
+        self.steps.append(worker)
+        self.room = bundles.NONE if worker.expected_s is None else self.room.less(worker.expected_s)
+
+
 class _Worker:
-    def __init__(self, step: Step) -> None:
+    """A step, and what becomes of it in its process."""
+
+    def __init__(self, step: Step, expected_s: float | None, process: _Process) -> None:
         self.step = step
+        self.expected_s = expected_s
+        self.process = process
         self.scope = trio.CancelScope()
         self.answers: dict[int, Response] = {}
         self.answered = trio.Event()
@@ -78,6 +102,7 @@ class SimulatedExecutor:
         self._rng = random.Random(f"{self._world.scenario.seed}/workers/{supervisor.number}")
         self._busy: dict[str, _Worker] = {}
         self._all: list[_Worker] = []
+        self._processes: list[_Process] = []  # that have a step
         self._events: list[ExecutorEvent] = []
         self._is_draining = False
         self._is_cut_off = False  # nobody hears of the workers any more
@@ -86,24 +111,42 @@ class SimulatedExecutor:
 
     def room(self) -> int:
         """See `Executor`."""
-        return 0 if self._is_draining else self._workers_max - len(self._busy)
+        return 0 if self._is_draining else self._workers_max - len(self._processes)
 
-    def submit(self, step: Step) -> None:
+    def rooms(self) -> list[Room]:
         """See `Executor`."""
-        assert self.room() > 0, "there is no room for a step"
+        return [
+            process.room if process.takes_more and not self._is_draining else bundles.NONE
+            for process in self._processes
+        ]
+
+    def submit(self, step: Step, expected_s: float | None = None) -> None:
+        """See `Executor`."""
         assert step.token not in self._busy, "the step runs already"
-        worker = _Worker(step)
+        if self.room() > 0:
+            process = _Process()
+            self._processes.append(process)
+        else:
+            best = bundles.most_room(self.rooms())
+            assert best is not None, "there is no room for a step"
+            process = self._processes[best]
+        worker = _Worker(step, expected_s, process)
         self._busy[step.token] = worker
-        self._all.append(worker)
-        self._world.nursery.start_soon(self._live, worker)
+        process.add(worker)
+        if len(process.steps) == 1:
+            self._begin_first(process)
 
     def end(self, token: str, why: EndReason, text: str) -> None:
         """See `Executor`."""
-        self._note(records.StepStopped(trio.current_time(), token, why))
         worker = self._busy.get(token)
+        if worker is not None and worker is not worker.process.steps[0]:
+            self._give_back(worker.process, [worker])
+            return
+        self._note(records.StepStopped(trio.current_time(), token, why))
         if worker is None or worker.end_text is not None:
             return
         worker.end_text = text
+        self._recall(worker.process)
         self._world.nursery.start_soon(self._stop, worker)
 
     def answer(self, token: str, answer: Response) -> None:
@@ -146,30 +189,69 @@ class SimulatedExecutor:
         self._is_cut_off = True
         self._events.clear()
         self._busy.clear()
+        self._processes.clear()
         if at_once:
             for worker in self._all:
                 worker.scope.cancel()
 
     def kill_oldest(self) -> None:
         """The process dies that has been at its step for the longest time."""
-        for worker in self._busy.values():
-            self._lose(worker, "killed by signal 9")
-            return
+        if self._processes:
+            self._lose(self._processes[0].steps[0], "killed by signal 9")
 
     # --- a worker ---------------------------------------------------------------------------------
 
     def _note(self, record: Record) -> None:
         self._world.note(record)
 
+    def _begin_first(self, process: _Process) -> None:
+        worker = process.steps[0]
+        self._all.append(worker)
+        self._world.nursery.start_soon(self._live, worker)
+        self._world.nursery.start_soon(self._recall_late, worker)
+
+    async def _recall_late(self, worker: _Worker) -> None:
+        """Recall what waits behind a step that turns out long."""
+        await trio.sleep(bundles.RECALL_AFTER_S)
+        if not worker.has_reported and not self._is_cut_off:
+            self._recall(worker.process)
+
+    def _recall(self, process: _Process) -> None:
+        """Have a process give back what it has not begun; it gets no more until the step that it runs has ended."""
+        process.takes_more = False
+        self._give_back(process, list(itertools.islice(process.steps, 1, None)))
+
+    def _give_back(self, process: _Process, workers: list[_Worker]) -> None:
+        for worker in workers:
+            process.steps.remove(worker)
+            self._tell(worker, StepReturned(worker.step.token), "returned")
+
+    def _has_ended(self, process: _Process, event: ExecutorEvent) -> None:
+        """The first step of a process has ended: it begins the next one, or is gone, and gives back the others."""
+        process.steps.popleft()
+        if isinstance(event, StepLost):
+            self._recall(process)
+        if not process.steps:
+            self._processes.remove(process)
+            return
+        times = [worker.expected_s for worker in process.steps]
+        process.room, process.takes_more = bundles.WHOLE, True
+        for expected_s in times:
+            process.room = bundles.NONE if expected_s is None else process.room.less(expected_s)
+        self._begin_first(process)
+
     def _tell(self, worker: _Worker, event: ExecutorEvent, how: str) -> None:
         """Say something to the supervisor: it hears it in its next turn."""
         if self._is_cut_off:
             return
+        is_end_of_first = not isinstance(event, StepQuery | StepReturned) and not worker.has_reported
         if not isinstance(event, StepQuery):
             self._busy.pop(worker.step.token, None)
             worker.has_reported = True
             self._note(records.StepTold(trio.current_time(), self._supervisor.number, worker.step.token, how))
         self._events.append(event)
+        if is_end_of_first:
+            self._has_ended(worker.process, event)
         self._supervisor.bell.ring()
 
     def _lose(self, worker: _Worker, reason: str) -> None:
@@ -191,7 +273,7 @@ class SimulatedExecutor:
         self._all.remove(worker)
 
     async def _work(self, worker: _Worker) -> None:
-        step = worker.step
+        step, begun_at = worker.step, trio.current_time()
         name = f"{step.dag_id}/{step.run_id}/{instance_name(step.task_id, step.map_index)}"
         plan = self._world.scenario.task(name)
         number = leg_number(step, plan)
@@ -200,6 +282,7 @@ class SimulatedExecutor:
         if leg.trouble == "dies_before":
             self._lose(worker, "killed by signal 11")
         read_xcom = await self._ask(worker)
+        operator.emitted = await self._emit(worker, plan)
         await trio.sleep(leg.seconds / 2)
         if leg.trouble == "cut" and not worker.has_reported:
             self._tell(worker, StepLost(step.token, "its link broke"), "lost")
@@ -214,12 +297,13 @@ class SimulatedExecutor:
                 read_xcom=read_xcom,
                 stream=TaskStream.of(step.stream),
             )
-            outcome = run_step(operator, context, _resumption(step), step.stream)
+            outcome = run_step(operator, context, _resumption(step), step.stream, emitted=operator.emitted)
         self._note(ran_record(step.token, operator, outcome))
         if leg.trouble == "dies_after":
             self._lose(worker, "exit code 1")
         await trio.sleep(LATE_S if leg.trouble in ("late", "cut") else 0.0)
-        self._tell(worker, StepEnded(step.token, outcome), "ended")
+        took_s = self._rng.choice((*SHORT_S, trio.current_time() - begun_at))
+        self._tell(worker, StepEnded(step.token, outcome, took_s=took_s), "ended")
         if leg.trouble == "twice":
             await trio.sleep(TWICE_AFTER_S)
             self._tell(worker, StepEnded(step.token, outcome), "ended")
@@ -252,7 +336,23 @@ class SimulatedExecutor:
             if not isinstance(answer.result, EncodedValue):
                 raise RuntimeError(f"the answer to a query of {worker.step.task_id}: {answer}")
             known[task] = answer.result.value
-        return lambda task_id, key: known[task_id]
+        return lambda task_id, key, map_index=-1: known[task_id]
+
+    async def _emit(self, worker: _Worker, plan: Task) -> int:
+        """Have elements stored before the end of the step, one by one; return how many the try has emitted."""
+        emitted, leg = worker.step.emitted, worker.leg
+        early = 0 if plan.emits is None else plan.emits.early
+        for number, position in enumerate(range(emitted, early), start=len(leg.asks) + 1):
+            self._tell(
+                worker, StepQuery(worker.step.token, number, EmitElements(position, (b"%d" % position,))), "asked"
+            )
+            while number not in worker.answers:
+                await worker.answered.wait()
+            if not isinstance(worker.answers[number].result, ElementRoom):
+                return emitted  # the task is another's by now
+            emitted = position + 1
+            await trio.sleep(leg.seconds / 4)
+        return emitted
 
 
 def leg_number(step: Step, plan: Task) -> int:
@@ -284,12 +384,18 @@ def ran_record(token: str, operator: SimulatedOperator, outcome: StepOutcome) ->
         has_ended=operator.has_ended,
         reported=operator.reported,
         takes_no_more=operator.takes_no_more,
+        appended=_appended(outcome),
     )
     handled = outcome.handled
     if handled is None:
         return ran
     to, left = handled.event_id, state_text(handled.state)
     return msgspec.structs.replace(ran, handled_to=to, handled=handled.count, left=left)
+
+
+def _appended(outcome: StepOutcome) -> tuple[str, ...]:
+    appended = outcome.appended if isinstance(outcome, StepSucceeded | StepSkipped) else None
+    return () if appended is None else tuple(str(decode_value(value)) for value in appended.values)
 
 
 def _resumption(step: Step) -> Resumption | None:

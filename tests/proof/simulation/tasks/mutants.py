@@ -22,14 +22,14 @@ from headgate.scheduling import states, trigger_rules
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
-from headgate.store.ids import Epoch, TaskInstanceId
+from headgate.store.ids import Epoch
 from headgate.store.scheduling import planning
 from headgate.store.scheduling.planning import Planned, PlanningVerbs
 from headgate.store.tables import task_instance, trigger_event
 from headgate.store.tasks import dags, deferral, dispatch, outcomes, task_rows, task_streams, user_actions, values
 from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.dispatch import Candidate
-from headgate.store.tasks.outcomes import OutcomeVerbs
+from headgate.store.tasks.outcomes import NotBegun, OutcomeVerbs, StepEnd, WorkerLost
 from headgate.store.tasks.task_rows import LockedTask
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.tasks import core
@@ -182,6 +182,51 @@ def _a_fired_trigger_is_started_again() -> Sequence[Patch]:
     ]
 
 
+# --- bundles ---------------------------------------------------------------------------------------
+
+
+def _the_rest_of_a_bundle_loses_its_try() -> Sequence[Patch]:
+    original = TaskCore._oldest_ends
+
+    def oldest(self: Any) -> list[Any]:
+        lost = WorkerLost("the worker is gone")
+        return [end._replace(outcome=lost) if end.outcome == NotBegun() else end for end in original(self)]
+
+    return [(TaskCore, "_oldest_ends", oldest)]
+
+
+def _the_lost_step_is_returned() -> Sequence[Patch]:
+    original = TaskCore._oldest_ends
+
+    def oldest(self: Any) -> list[Any]:
+        return [
+            end._replace(outcome=NotBegun()) if isinstance(end.outcome, WorkerLost) else end for end in original(self)
+        ]
+
+    return [(TaskCore, "_oldest_ends", oldest)]
+
+
+def _a_dead_supervisors_bundles_are_returned() -> Sequence[Patch]:
+    original = task_rows.fail
+
+    def fail(tx: Tx, task: LockedTask, event: str, *others: Any) -> TaskState:
+        return task_rows.apply(tx, task, "returned") if event == "adopted" else original(tx, task, event, *others)
+
+    return [(task_rows, "fail", fail)]
+
+
+def _a_returned_step_is_another_try() -> Sequence[Patch]:
+    def return_all(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None]:
+        found: dict[str, TaskState | None] = {}
+        for end in ends:
+            task = task_rows.locked(tx, end.id, token=end.token, state=S.RUNNING)
+            if task is not None:
+                found[end.token] = task_rows.apply(tx, task, "returned", try_number=task.try_number + 1)
+        return found
+
+    return [(outcomes, "_return", return_all)]
+
+
 # --- workers and supervisors that are gone ---------------------------------------------------------
 
 
@@ -212,10 +257,10 @@ def _dispatch_in_doubt_is_forgotten() -> Sequence[Patch]:
 def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
     original = TaskCore._store_next
 
-    def store_next(self: TaskCore, epoch: Epoch) -> None:
+    def store_next(self: TaskCore, epoch: Epoch, now: float) -> None:
         before = list(self._inbox)
         try:
-            original(self, epoch)
+            original(self, epoch, now)
         except Exception:
             self._inbox.clear()
             self._inbox.extend(before[1:])
@@ -258,10 +303,10 @@ def _xcoms_kept_over_tries() -> Sequence[Patch]:
 
 
 def _dispatch_forgets_pools() -> Sequence[Patch]:
-    def fit(
-        candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], limit: int
-    ) -> tuple[list[TaskInstanceId], bool]:
-        return [task.id for task in candidates][:limit], False
+    original = dispatch.fit
+
+    def fit(candidates: Sequence[Candidate], slots: dict[str, int], free: dict[str, int], *others: Any) -> Any:
+        return original(candidates, slots, dict.fromkeys(free, 1000), *others)
 
     return [(dispatch, "fit", fit)]
 
@@ -390,6 +435,24 @@ MUTANTS: dict[str, Mutant] = {
         directed="no time left",
     ),
     "lost-workers-are-ignored": Mutant("a worker's death fails its try", "stuck", _lost_workers_are_ignored, 20),
+    "the-rest-of-a-bundle-loses-its-try": Mutant(
+        "what a worker has not begun costs no try",
+        "a try lost by waiting",
+        _the_rest_of_a_bundle_loses_its_try,
+        directed="bundle",
+    ),
+    "the-lost-step-is-returned": Mutant(
+        "a try begins once", "a step that had begun was returned", _the_lost_step_is_returned, 20
+    ),
+    "a-dead-supervisors-bundles-are-returned": Mutant(
+        "a try begins once", "no such transition", _a_dead_supervisors_bundles_are_returned, 100
+    ),
+    "a-returned-step-is-another-try": Mutant(
+        "what a worker has not begun costs no try",
+        "a try lost by waiting",
+        _a_returned_step_is_another_try,
+        directed="bundle",
+    ),
     "nobody-adopts": Mutant("a supervisor's death fails its tries", "stuck", _nobody_adopts, 100),
     "dispatch-in-doubt-is-forgotten": Mutant(
         "a lost answer of a dispatch loses no task",

@@ -92,6 +92,14 @@ class XComsMoved(Record, frozen=True, gc=False):
     values: tuple[tuple[str, str], ...]
 
 
+class ElementsMoved(Record, frozen=True, gc=False):
+    """What a task has emitted, or what was appended to it, has changed: all values, in their order."""
+
+    by: str
+    task: str
+    values: tuple[str, ...]
+
+
 class DagMoved(Record, frozen=True, gc=False):
     """A DAG was paused, or goes on."""
 
@@ -141,6 +149,7 @@ class StepRan(Record, frozen=True, gc=False):
 
     Of a stream it has handled ``handled`` events, up to the row ``handled_to``, and ``left`` this state; ``has_ended``:
     `stream_ended` was called. Its handler has ``reported`` so many, and ``takes_no_more`` if it has ended its stream.
+    ``appended`` goes with the outcome.
     """
 
     token: str
@@ -156,6 +165,7 @@ class StepRan(Record, frozen=True, gc=False):
     has_ended: bool = False
     reported: int = 0
     takes_no_more: bool = False
+    appended: tuple[str, ...] = ()
 
 
 class StepTold(Record, frozen=True, gc=False):

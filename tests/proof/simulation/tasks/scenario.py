@@ -10,9 +10,19 @@ from typing import Literal
 
 import msgspec
 from tests.proof.simulation import drawing, scenario
-from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Fault, Part, Scenario, Timed, Topology
+from tests.proof.simulation.scenario import FAULTS_UNTIL_S, Fault, Part, Scenario, Topology
+from tests.proof.simulation.tasks.faults import (
+    ACTIONS,
+    Act,
+    Edit,
+    FailAtVerb,
+    KillAtVerb,
+    KillWorker,
+    Pause,
+    What,
+)
 from tests.proof.simulation.tasks.maps import plans as map_plans
-from tests.proof.simulation.tasks.maps.plans import Mapped, task_of
+from tests.proof.simulation.tasks.maps.plans import Emits, Mapped, task_of
 from tests.proof.simulation.tasks.streams import plans
 from tests.proof.simulation.tasks.streams.plans import Stream, Trouble
 
@@ -28,7 +38,6 @@ STATES_ACTED_ON = (
     *("success", "failed", "none"),
 )
 ENDS_ACTED_ON = ("success", "failed")
-DUTIES_OF_STREAMS = ("begin_due_batches", "reopen_streams")
 POOL = "small"
 # Where a supervisor may die beside the marks: the verbs of the part for tasks, before and after their commit.
 VERBS = (
@@ -89,6 +98,7 @@ class Task(Part, frozen=True):
     stream: Stream | None = None
     mapped: Mapped | None = None
     leaves: int | None = None
+    emits: Emits | None = None
 
     def legs(self, try_number: int) -> tuple[Leg, ...]:
         """Return what a try does."""
@@ -112,63 +122,7 @@ class Dag(Part, frozen=True):
         return next(task for task in self.tasks if task.name == name)
 
 
-# --- faults and users ------------------------------------------------------------------------------
-
-
-class KillAtVerb(Fault, frozen=True):
-    """A supervisor dies before the ``nth`` call of a verb of the store, or after its ``nth`` commit of a change."""
-
-    verb: str
-    nth: int
-    is_committed: bool
-
-
-class FailAtVerb(Fault, frozen=True):
-    """The database goes away for a moment, and nobody is told of the commit if there was one; when is as above."""
-
-    verb: str
-    nth: int
-    is_committed: bool
-
-
-class KillWorker(Timed, frozen=True):
-    """The process dies that has been at its step for the longest time."""
-
-
-What = Literal["clear", "success", "failed", "redo"]
-ACTIONS: tuple[What, ...] = ("clear", "clear", "success", "failed", "redo")
-
-
-class Act(Timed, frozen=True):
-    """A user does something to a task of a run, from ``at`` on as soon as it is in ``state``, and ``delay_s`` later.
-
-    ``redo`` is a mark and a clear, one right after the other: the task begins anew while its old worker is at it.
-    ``streams`` is what a clear says about the stream of the task, if it says so.
-    """
-
-    task: str
-    what: What
-    state: str = ""
-    delay_s: float = 0.0
-    streams: Literal["", "from_start", "go_on"] = ""
-
-
-class Pause(Timed, frozen=True):
-    """A user pauses a DAG, and has it go on later."""
-
-    dag: str
-    seconds: float
-
-
-class Edit(Timed, frozen=True):
-    """The author takes a task out of a DAG, and puts it back ``seconds`` later."""
-
-    dag: str
-    task: str
-    seconds: float
-
-
-OF_TASKS = (KillAtVerb, FailAtVerb, KillWorker, Act, Pause, Edit)
+# --- the whole --------------------------------------------------------------------------------------
 
 
 class TaskScenario(Scenario, frozen=True, kw_only=True):
@@ -207,12 +161,14 @@ def draw(seed: int) -> TaskScenario:
         _draw_dag(rng, f"d{number}", pool_slots, has_more=number == 2) for number in range(1, rng.choice((2, 2, 3)))
     )
     workers, peers = rng.choice((1, 2, 4)), rng.random() < 0.2
-    faults = _draw_faults(random.Random(f"{seed}/faults of tasks"), dags)
+    faults = draw_faults(random.Random(f"{seed}/faults of tasks"), dags)
     # From generators of their own: a seed without streams means what it meant before there were any.
     dags = _with_streams(random.Random(f"{seed}/streams of tasks"), dags)
     faults += _draw_stream_faults(random.Random(f"{seed}/faults of streams"), dags) if faults else ()
     dags = _with_maps(random.Random(f"{seed}/maps of tasks"), dags)
     faults += _draw_map_faults(random.Random(f"{seed}/faults of maps"), dags) if faults else ()
+    if random.Random(f"{seed}/bundles of tasks").random() < 0.5:  # many tasks wait for one worker
+        workers, pool_slots = 1, max(2, pool_slots)
     mapped = {dag.name for dag in dags for task in dag.tasks if task.mapped is not None}
     faults = tuple(fault for fault in faults if not (isinstance(fault, Edit) and fault.dag in mapped))
     return TaskScenario(seed, topology, faults=faults, dags=dags, workers=workers, peers=peers, pool_slots=pool_slots)
@@ -252,7 +208,7 @@ def _draw_task(
     first_wait = _draw_wait(rng, is_calm=is_calm)
     attempts = []
     for _ in range(rng.choice((1, 1, 2, 3))):
-        legs = _draw_legs(rng, upstream, is_calm=is_calm)
+        legs = draw_legs(rng, upstream, is_calm=is_calm)
         if starts:
             legs = (Leg("defer", wait=first_wait), *legs)
         elif branches:
@@ -280,7 +236,8 @@ def _draw_task(
     )
 
 
-def _draw_legs(rng: random.Random, upstream: tuple[str, ...], *, is_calm: bool) -> tuple[Leg, ...]:
+def draw_legs(rng: random.Random, upstream: tuple[str, ...], *, is_calm: bool) -> tuple[Leg, ...]:
+    """Draw the legs of one try of a task."""
     asks = upstream if rng.random() < 0.4 else ()
     legs = []
     for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
@@ -432,7 +389,8 @@ def _draw_map_faults(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Fault, 
 # --- its faults ------------------------------------------------------------------------------------
 
 
-def _draw_faults(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Fault, ...]:
+def draw_faults(rng: random.Random, dags: tuple[Dag, ...]) -> tuple[Fault, ...]:
+    """Draw what goes wrong, and what users do; in some seeds nothing."""
     if rng.random() < 0.12:
         return ()  # then it is known how each task ends
     faults = [_draw_fault(rng, dags) for _ in range(rng.choice((0, 1, 1, 2, 2, 3)))]
@@ -489,10 +447,18 @@ MARKS_OF_TASKS = (
     *("defer.written", "defer.committed"),
     *("resume.by_event", "resume.by_end", "resume.to_fail", "resume.committed", "plan.in_trigger"),
 )
-# A moment of a stream at which somebody dies: all of its marks, and the ends of its steps among the verbs.
-MARKS_OF_STREAMS = tuple(marks.TASK_STREAM_MARKS)
+MARKS_OF_STREAMS = tuple(marks.TASK_STREAM_MARKS)  # beside the ends of its steps, among the verbs
 MARKS_OF_MAPS = ("maps.expanded", "maps.committed", "outcomes.grouped", "tasks.outcome_stored", "tasks.dispatched")
-VERBS_OF_STREAMS = ("handle", "handle", "defer", "fail", "lose_worker", "store_slice", *DUTIES_OF_STREAMS)
+VERBS_OF_STREAMS = (
+    "handle",
+    "handle",
+    "defer",
+    "fail",
+    "lose_worker",
+    "store_slice",
+    "begin_due_batches",
+    "reopen_streams",
+)
 MARKS_SIMULATED = (
     *(name for name in drawing.MARKS_SIMULATED if not name.startswith("group.")),
     *MARKS_OF_TASKS,

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from tests.proof.simulation.database import WRITES
 from tests.proof.simulation.proof import SECTIONS, Run, runs_in, write
-from tests.proof.simulation.tasks import rules, scenario
+from tests.proof.simulation.tasks import faults, rules, scenario
 from tests.proof.simulation.tasks.database import DEADLY, OF_STEPS, READS
 from tests.proof.simulation.tasks.mutants import MUTANTS
 from tests.proof.simulation.tasks.streams.plans import CallEnd, SourceEnd, Trouble
@@ -37,7 +37,7 @@ def test_seeds_draw_every_kind_of_leg_wait_trouble_and_fault() -> None:
     assert {bool(one.of) for one in maps} == {one.fail_fast for one in maps} == {True, False}
     assert {one.failures_max for one in maps} == {None, 1, 2} == {one.active_max for one in maps}
     kinds = {type(fault).__name__ for plan in plans for fault in plan.faults}
-    assert kinds >= {kind.__name__ for kind in scenario.OF_TASKS}
+    assert kinds >= {kind.__name__ for kind in faults.OF_TASKS}
     assert any(not plan.faults for plan in plans)
     assert any(task.starts_in_trigger for task in tasks)
 

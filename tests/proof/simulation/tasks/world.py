@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -18,28 +19,22 @@ from tests.proof.simulation.scenario import Timed
 from tests.proof.simulation.tasks import database, records
 from tests.proof.simulation.tasks.dags import spec_of
 from tests.proof.simulation.tasks.database import FILE, QUEUES, TaskFailingStore, TaskReader
-from tests.proof.simulation.tasks.executor import SimulatedExecutor
-from tests.proof.simulation.tasks.maps.plans import task_of
-from tests.proof.simulation.tasks.scenario import (
-    Act,
-    Edit,
-    FailAtVerb,
-    KillAtVerb,
-    KillWorker,
-    Pause,
-    TaskScenario,
-    run_name,
-)
+from tests.proof.simulation.tasks.executor import SHORT_S, SimulatedExecutor
+from tests.proof.simulation.tasks.faults import Act, Edit, FailAtVerb, KillAtVerb, KillWorker, Pause
+from tests.proof.simulation.tasks.groups.drawing import GroupAct
+from tests.proof.simulation.tasks.maps.plans import index_of, task_of
+from tests.proof.simulation.tasks.scenario import TaskScenario, run_name
 from tests.proof.simulation.wire import Bell
 from tests.proof.simulation.world import World, run_world
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import DagSpec
+from headgate.scheduling.bundles import StepKind, StepTimes
 from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tasks import dags, task_rows, user_actions
 from headgate.store.tasks.outcomes import StepEnd
-from headgate.store.tasks.user_actions import StreamClear
+from headgate.store.tasks.user_actions import StreamClear, every_instance
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.queries import StoreQueries
@@ -49,6 +44,7 @@ from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
 REST_WITHIN_S = 300.0  # after the last fault; what has not ended by then is stuck
 QUIET_S = 5.0  # at rest: longer than a late answer is late, so that it has its chance to do harm
+KNOWN = 0.8  # of the tasks: how long they take is known
 ACTS_UNTIL_S = 5.5  # users wait no longer for a task to be in a state
 
 
@@ -56,6 +52,9 @@ class SilentLogs:
     """The logs of tries, which nobody reads."""
 
     def say(self, *_arguments: object, **_fields: object) -> None:
+        """Say nothing."""
+
+    def begun(self, *_arguments: object) -> None:
         """Say nothing."""
 
     def flush(self) -> bool:
@@ -119,6 +118,7 @@ class TaskSupervisor(SupervisorProcess):
             times=TaskTimes(look_s=5.0),
             retry=retry_of("tasks"),
             clock=trio.current_time,
+            step_times=self.world.step_times,
         )
         return SupervisorCore(
             store,
@@ -156,8 +156,20 @@ class TaskWorld(World):
         self._has_changed = Bell()
         self._acting = 0
         self.verb: tuple[str, Sequence[StepEnd]] = ("", ())  # that is being carried out, as `see` takes it
+        self.step_times = self._known_times()
         self._calls: Counter[str] = Counter()  # of the handlers of streams, by task
         self._broken: set[tuple[int, int]] = set()
+
+    def _known_times(self) -> StepTimes:
+        """Have the supervisors know of most tasks how short their steps are; many will turn out longer."""
+        rng = random.Random(f"{self.scenario.seed}/step times")
+        times = StepTimes()
+        for dag in self.scenario.dags:
+            for task in dag.tasks:
+                for is_resumed in (False, True):
+                    if rng.random() < KNOWN:
+                        times.note(StepKind(dag.name, task.name, is_resumed), rng.choice(SHORT_S))
+        return times
 
     # --- the journal ------------------------------------------------------------------------------
 
@@ -254,7 +266,10 @@ class TaskWorld(World):
         if task_id is not None and self._is_time_for(msgspec.structs.replace(act, state="")):
             steps = ("success", "clear") if act.what == "redo" else (act.what,)
             for step in steps:
-                self._do_to(task_id, act.task, step, act.streams or None)
+                if isinstance(act, GroupAct):
+                    self._do_to_group(task_id, act)
+                else:
+                    self._do_to(task_id, act.task, step, act.streams or None)
         self._acting -= 1
         self._rested.ring()
 
@@ -278,7 +293,7 @@ class TaskWorld(World):
             elif what == "clear":
                 result = self._clear_mapped(self.reader.run_of(run), rows)
             elif plan.mapped is not None:
-                result = [self._store.tasks.mark(id_, what) for id_ in rows]
+                result = [self._store.tasks.mark(id_, what) for id_ in reversed(rows)]  # a task after its instances
             else:
                 result = self._store.tasks.mark(task_id, what)
         except StoreError as error:
@@ -286,6 +301,26 @@ class TaskWorld(World):
             return
         self.note(records.Acted(trio.current_time(), name, what, str(result)))
         self.see("clear" if what == "clear" else f"mark_{what}")
+
+    def _do_to_group(self, task_id: TaskInstanceId, act: GroupAct) -> None:
+        """Clear, or mark, a task with its instances, or one instance, as a command does."""
+        run, tasks = self.reader.run_of(act.task.rpartition("/")[0]), self._store.tasks
+        try:
+            if act.what == "clear":
+                cleared = tasks.clear_many(run, [act.task.rpartition("/")[2]], downstream=act.downstream)
+                assert cleared.left is None, "it is not too much for one transaction, and nobody else is in one"
+                result: object = (cleared.cleared, cleared.instances)
+            elif act.what == "redo":
+                raise ValueError("a user of groups does one thing after the other")
+            elif self.scenario.task(act.task).mapped is None or index_of(act.task) >= 0:
+                result = tasks.mark(task_id, act.what)
+            else:
+                result = tasks.mark_map(run, every_instance(act.task.rpartition("/")[2]), act.what)
+        except StoreError as error:
+            self.broke("the user", error)
+            return
+        self.note(records.Acted(trio.current_time(), act.task, act.what, str(result)))
+        self.see("clear" if act.what == "clear" else f"mark_{act.what}")
 
     def _rows_of(self, name: str) -> list[TaskInstanceId]:
         """Return the rows of a task with its instances; of one that leaves values for others, of those as well."""

@@ -13,6 +13,7 @@ Its own row, and its instances, are in the rules of what is downstream: those th
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 import msgspec
 from tests.proof.simulation.tasks import checker, records, rules
@@ -21,7 +22,7 @@ from tests.proof.simulation.tasks.maps.plans import LIST_KEY, Mapped, index_of, 
 from tests.proof.simulation.tasks.rules import ENDED, ENDS
 from tests.proof.simulation.tasks.scenario import TaskScenario
 
-_BEGUN = frozenset(("scheduled", "running", "deferred", "up_for_retry", "restarting"))
+BEGUN = frozenset(("scheduled", "running", "deferred", "up_for_retry", "restarting"))
 _OF_OWN = {("none", "success"), ("none", "skipped"), ("none", "failed")}
 _OF_INSTANCE = {*((state, "upstream_failed") for state in ("none", "scheduled", "up_for_retry")), ("", "none")}
 
@@ -73,6 +74,10 @@ class MapChecker(checker.Checker):
         elif book is not None and record.by == "clear":
             book.is_counted, book.failed_at = False, None
             book.apart.clear()
+        elif record.by == "clear":
+            # What is expanded over it is cleared with it; a row of that in ``none`` does not change, and is not told.
+            for one in self._maps.values():
+                one.is_counted = one.is_counted and f"{one.name.rpartition('/')[0]}/{one.plan.of}" != record.task
         super()._see_row(record)
         if book is not None and record.by == "clear":
             book.failed_at = None
@@ -92,7 +97,8 @@ class MapChecker(checker.Checker):
         if index_of(now.task) < 0:
             self._find("a step of nobody's", f"{now.task} is mapped")
         is_late = book.failed_at is not None and self._at > book.failed_at + LATE_S
-        if book.plan.fail_fast and is_late and self._is_calm and now.try_number == 1 and not now.method:
+        is_to_stop = book.plan.fail_fast and not book.plan.group and is_late and self._is_calm
+        if is_to_stop and now.try_number == 1 and not now.method:
             self._find("began after too many failures", f"{now.task}, {self._at - (book.failed_at or 0):.2f} s later")
 
     def _book(self, name: str) -> Book | None:
@@ -108,12 +114,17 @@ class MapChecker(checker.Checker):
 
     def _above(self, dag: str, run: str, own: str) -> tuple[str, ...]:
         """See the base class. What has not ended is told often enough for any combination of ends."""
-        found: list[str] = []
-        for one in self._upstream[dag].get(own, ()):
-            name = f"{dag}/{run}/{one}"
-            state, book = self._tasks[name].row.state, self._book(name)
-            present = [] if book is None else [each for each in book.states.values() if each != "removed"]
-            found += [*present, *([] if state == "success" else [state])] if present else [state]
+        return self._told(found for one in self._upstream[dag].get(own, ()) for found in self._states_of(dag, run, one))
+
+    def _states_of(self, dag: str, run: str, own: str) -> list[str]:
+        """Return the states of a whole task: of its own row, and of its instances."""
+        name = f"{dag}/{run}/{own}"
+        state, book = self._tasks[name].row.state, self._book(name)
+        present = [] if book is None else [each for each in book.states.values() if each != "removed"]
+        return [*present, *([] if state == "success" else [state])] if present else [state]
+
+    def _told(self, states: Iterable[str]) -> tuple[str, ...]:
+        found = list(states)
         ended = sorted({state for state in found if state in ENDED})
         return (*ended, *[state for state in found if state not in ENDED][: len(ENDS)])
 
@@ -127,7 +138,7 @@ class MapChecker(checker.Checker):
         if row.by != "plan" or own not in self._upstream[dag]:
             return
         due = self._due(book, dag, run, own)
-        if not book.is_counted and due == "scheduled":
+        if (book.plan.grows or not book.is_counted) and due == "scheduled":
             book.length, book.is_counted = self._length(book), True
         if index_of(name) >= 0:
             self._check_instance(book, row, due)
@@ -170,7 +181,8 @@ class MapChecker(checker.Checker):
                 if due != "skipped":
                     self._find("skipped for nothing", what)
             case "upstream_failed":
-                is_over = book.length is None or (book.was_stopped and (book.plan.fail_fast or row.old == "none"))
+                stops = book.was_stopped and index not in book.apart
+                is_over = book.length is None or (stops and (book.plan.fail_fast or row.old == "none"))
                 if due != "upstream_failed" and not is_over:
                     self._find("skipped for nothing", what)
             case "removed":
@@ -181,7 +193,7 @@ class MapChecker(checker.Checker):
                     self._find("wrong by its rule", f"{what} begins, and is to be {due}")
                 if index >= length:
                     self._find("instance of no value", what)
-                if book.was_stopped:
+                if book.was_stopped and index not in book.apart:
                     self._find("began after too many failures", what)
                 if "restarting" in book.before.values():
                     self._find("began while another restarts", what)
@@ -206,7 +218,7 @@ class MapChecker(checker.Checker):
         super()._judge_look(record)
         for book in self._maps.values():
             # Those that a user clears by themselves, when all are made, begin beside the window.
-            begun = book.count(_BEGUN, {at: state for at, state in book.states.items() if at not in book.apart})
+            begun = book.count(BEGUN, {at: state for at, state in book.states.items() if at not in book.apart})
             if begun > book.plan.window:
                 self._find("more than its window", f"{book.name}: {begun} of {book.plan.window}")
             active = book.count(OCCUPYING, book.states)

@@ -15,7 +15,7 @@ from headgate.protocol.messages.maps import Available
 from headgate.scheduling import map_states
 from headgate.store.scheduling import expansion
 from headgate.store.tables import task_instance
-from headgate.store.tasks import dispatch, user_actions
+from headgate.store.tasks import dispatch, run_states, user_actions
 
 _C = task_instance.c
 
@@ -31,23 +31,23 @@ def _window_ignored() -> Sequence[Patch]:
 
 
 def _an_index_is_left_out() -> Sequence[Patch]:
-    original: Any = expansion._made
+    original: Any = run_states.own_map
 
-    def made(tx: Any, own: Any) -> int:
-        found = int(original(tx, own))
-        return found + (found == 1)
+    def own_map(tx: Any, own: Any) -> Any:
+        found = original(tx, own)
+        return found._replace(made=found.made + (found.made == 1))
 
-    return [(expansion, "_made", made)]
+    return [(run_states, "own_map", own_map)]
 
 
 def _ended_with_its_first_window() -> Sequence[Patch]:
-    original: Any = expansion._available
+    original: Any = expansion.available
 
-    def available(tx: Any, seen: Any, own: Any, task: Any, mapped: Any) -> Available:
-        there = original(tx, seen, own, task, mapped)
-        return Available(min(there.length, task.map.window), is_complete=True)
+    def available(tx: Any, seen: Any, owns: Any, tasks: Any, mapped: Any) -> Available:
+        there = original(tx, seen, owns, tasks, mapped)
+        return Available(min(there.length, tasks[0].map.window), is_complete=True)
 
-    return [(expansion, "_available", available)]
+    return [(expansion, "available", available)]
 
 
 def _removed_instances_count() -> Sequence[Patch]:

@@ -21,9 +21,9 @@ from collections.abc import Iterable
 
 from tests.proof.simulation.checker import Finding
 from tests.proof.simulation.records import Record
-from tests.proof.simulation.tasks import checker, records
+from tests.proof.simulation.tasks import records, transitions
 from tests.proof.simulation.tasks.checker import LATE_S, KnownTask
-from tests.proof.simulation.tasks.maps.checker import MapChecker
+from tests.proof.simulation.tasks.groups.checker import GroupChecker
 from tests.proof.simulation.tasks.scenario import TaskScenario
 from tests.proof.simulation.tasks.streams.books import EARLY_S, Book, Given, Next, Place
 from tests.proof.simulation.tasks.streams.handling import BEGIN_TEXT, METHODS
@@ -32,7 +32,7 @@ from tests.proof.simulation.tasks.streams.source import OF_STREAM
 _BEGINS = frozenset(("defer", "plan", "retry_due"))
 
 
-class Checker(MapChecker):
+class Checker(GroupChecker):
     """Judges a history of tasks."""
 
     def __init__(self, plan: TaskScenario) -> None:
@@ -67,7 +67,7 @@ class Checker(MapChecker):
                     self._blameless.add(record.token)
             case records.TriggerMoved():
                 book = self._by_trigger.get(record.trigger)
-                if record.end == "removed" and record.by in checker.OF_USER and book is not None:
+                if record.end == "removed" and record.by in transitions.OF_USER and book is not None:
                     self._removed_by_user.add((book.task, OF_STREAM))
                 super()._take(record)
             case _:
@@ -79,6 +79,9 @@ class Checker(MapChecker):
         book = self._books.get(record.task)
         if not record.trigger:
             self._books.pop(record.task, None)
+            if record.by == "clear":  # from its start; it may have been cleared before, to go on, and kept its XComs
+                task = self._tasks[record.task]
+                task.left = self._kept(task)
             return
         if book is None or book.trigger != record.trigger:
             plan = self._plan.task(record.task).stream
@@ -151,7 +154,7 @@ class Checker(MapChecker):
         elif book is not None and now.by in ("store_slice", "begin_due_batches"):
             self._check_next(book, now)
         late_s = 0.0 if book is None or book.ended_as else book.late_s(self._at) or 0.0
-        if self._is_calm and now.by not in checker.OF_USER and late_s > LATE_S:
+        if self._is_calm and now.by not in transitions.OF_USER and late_s > LATE_S:
             self._find("late", f"the batch of {now.task}, by {late_s:.3f} s")
 
     def _check_next(self, book: Book, now: records.Moved) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.directed import TASK, judged
-from tests.proof.simulation.tasks.scenario import Act, Leg, Task
+from tests.proof.simulation.tasks.faults import Act
+from tests.proof.simulation.tasks.scenario import Leg, Task
 from tests.proof.simulation.tasks.streams.plans import Call, Stream
 
 

@@ -1,0 +1,156 @@
+"""Signals: how many are sent in a second, and how soon a task begins that a sensor has held back, or hears them.
+
+What is sent comes from another process than the supervisor's, as from a command. The times are those of the database's
+clock: from the transaction that sends the signal to the end of the sensor, and to the one that gives the task below it
+to a worker. A task that listens notes the time at which it has the signal, by the clock of the machine, which the
+databases here use as well.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from functools import partial
+
+from sqlalchemy import select
+
+from benchmarks import nothing, stations
+from benchmarks.bench_latency import ms_at
+from benchmarks.databases import KEYS, add_triggers, fresh
+from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Options, Target, main
+from headgate.protocol.values import decode_value, encode_value
+from headgate.store.db.secrets import Secrets
+from headgate.store.ids import DagRunId
+from headgate.store.signals.sending import NewSignal
+from headgate.store.store import Store
+from headgate.store.tables import signal, task_instance
+
+DAG = """
+from benchmarks.users.tasks import Empty, Listening
+from headgate.tasks import SignalSensor
+from headgate.tasks.graph import DAG
+
+with DAG("warm"):
+    Empty(task_id="t")
+
+with DAG("waits"):
+    SignalSensor(task_id="sensor", key="bench") >> Empty(task_id="t")
+
+with DAG("listens"):
+    Listening(task_id="listener")
+"""
+VALUE = encode_value({"order": 1, "amount": 1800}, where="value")
+AT_ONCE = 100
+PERCENTILES = (50, 99)
+RUN_S_MAX = 60.0
+QUIET_S = (0.1, 1.1)  # before a signal, drawn anew: as in `benchmarks.bench_wake`
+RATES = (
+    Figure("one a call", "/s", Target(value_min=500.0)),
+    Figure(f"{AT_ONCE} a call", "/s", Target(value_min=5000.0)),
+)
+
+
+def send_many(kind: str, sends: int) -> Figures:
+    """Send signals to one key, one and a hundred a call; return how many a second."""
+    with fresh(kind) as database, Store(database.engine(), secrets=Secrets([KEYS], source="the benchmarks")) as store:
+        rates = {}
+        for at_once in (1, AT_ONCE):
+            some = [
+                [_signal(at_once, first + number) for number in range(at_once)] for first in range(0, sends, at_once)
+            ]
+            begun = time.monotonic()
+            for signals in some:
+                store.signals.send(signals)
+            name = "one a call" if at_once == 1 else f"{at_once} a call"
+            rates[name] = sends / (time.monotonic() - begun)
+        return rates
+
+
+def commit_many(kind: str, sends: int) -> Figures:
+    """Store as many rows by the bare driver, one a commit, which is what sending one a call costs at least."""
+    with fresh(kind) as database:
+        add_triggers(database, "nobody.Loads", [{}])
+        rate = sends / sum(nothing.commit_moments_s(database, sends))
+        return dict.fromkeys([rate_of.name for rate_of in RATES], rate)
+
+
+def _signal(of: int, number: int) -> NewSignal:
+    return NewSignal("bench", VALUE, f"{of} {number}", "the benchmarks")
+
+
+def run_station(kind: str, runs: int) -> Figures:
+    """Have sensors wait one after the other, each for a signal; return the percentiles of what it took."""
+    to_end_s, to_begin_s = [], []
+    with stations.running(kind, DAG) as station:
+        station.warm_up("warm")
+        for number in range(runs):
+            run = station.create_run("waits", f"run-{number}")
+            station.wait_states("deferred", 1, RUN_S_MAX)
+            time.sleep(random.uniform(*QUIET_S))
+            (sent,) = station.store.signals.send([_signal(0, number)])
+            station.wait_ended(RUN_S_MAX)
+            with station.store.database.reading() as tx:
+                of_version = select(signal.c.sent_at).where(signal.c.version == sent.version)
+                sent_at = tx.connection.execute(of_version).scalar_one()
+                of_run = select(*(task_instance.c[name] for name in ("task_id", "started_at", "ended_at")))
+                rows = tx.connection.execute(of_run.where(task_instance.c.dag_run_id == run))
+                tasks = {row.task_id: row for row in rows}
+            ended_at, begun_at = tasks["sensor"].ended_at, tasks["t"].started_at
+            to_end_s.append((ended_at - sent_at).total_seconds())
+            to_begin_s.append((begun_at - sent_at).total_seconds())
+    figures = {}
+    for percentile in PERCENTILES:
+        figures[f"sent to end of sensor, p{percentile}"] = ms_at(percentile, to_end_s)
+        figures[f"sent to begin below, p{percentile}"] = ms_at(percentile, to_begin_s)
+    return figures
+
+
+def run_listener(kind: str, sends: int) -> Figures:
+    """Have a task listen to signals that are sent one after the other; return the percentiles of what it took."""
+    with stations.running(kind, DAG) as station:
+        station.warm_up("warm")
+        run = station.create_run("listens", "run", {"sends": sends})
+        station.wait_states("running", 1, RUN_S_MAX)
+        for number in range(sends):
+            time.sleep(random.uniform(*QUIET_S))
+            station.store.signals.send([_signal(0, number)])
+        station.wait_ended(RUN_S_MAX)
+        heard = station.store.tasks.pull_xcom(DagRunId(run), "listener", "return_value")
+        if heard is None:
+            raise BenchFailed("the task that listens has left nothing")
+        times_s = [
+            heard_s - one.sent_at.timestamp()
+            for heard_s, one in zip(decode_value(heard), station.store.signals.page("bench").signals, strict=True)
+        ]
+    return {f"sent to heard, p{percentile}": ms_at(percentile, times_s) for percentile in PERCENTILES}
+
+
+def cases(options: Options) -> list[Case]:
+    """Return three cases for each database."""
+    waits = [
+        Figure(f"{what}, p{percentile}", "ms", Target(value_max=50.0) if percentile == 99 else Target())
+        for percentile in PERCENTILES
+        for what in ("sent to end of sensor", "sent to begin below")
+    ]
+    hears = [Figure(f"sent to heard, p{percentile}", "ms") for percentile in PERCENTILES]
+    sends, runs = options.of(5000, 2000, 200), options.of(60, 20, 2)
+    made = []
+    for kind in options.databases:
+        made.append(
+            Case(f"{kind}, one sender", RATES, partial(send_many, kind, sends), partial(commit_many, kind, sends))
+        )
+        made.append(Case(f"{kind}, a sensor", waits, partial(run_station, kind, runs), None))
+        made.append(Case(f"{kind}, a task that listens", hears, partial(run_listener, kind, runs), None))
+    return made
+
+
+BENCH = Bench(
+    "signals",
+    "signals: sent in a second, and from a signal to the task below a sensor, or that listens",
+    "of the sender: as many durable commits of one row by the bare driver",
+    cases,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

@@ -1,0 +1,200 @@
+"""``headgate signals``: values under keys, sent by tasks, triggers, programs and users."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.lists import (
+    ROWS_LISTED,
+    AllOption,
+    JsonOption,
+    RowsOption,
+    WideOption,
+    print_json_lines,
+    print_pages,
+    print_record,
+)
+from headgate.cli.options import json_value, user_name
+from headgate.cli.output import json_line, payload
+from headgate.cli.tables import Column, cell, exact, fields, print_table
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SIGNALS_PER_PAGE_MAX, SignalSend
+from headgate.protocol.values import encode_value
+
+if TYPE_CHECKING:
+    from headgate.store.signals.reading import Signal
+
+app = typer.Typer(help="Signals: values under keys, each with the next version of its key.", no_args_is_help=True)
+
+# Other programs read these; fields may be added at the end, never renamed.
+SIGNAL_COLUMNS = ("namespace", "key", "version", "value", "sender", "sent_at", "dedup", "dag", "run_id")
+_SHOWN = ("version", "value", "sent_at", "sender", "dag", "run_id")
+_KEYS_SHOWN: tuple[Column, ...] = ("namespace", "key", ("versions", lambda key: key.last_version), "sent_at")
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
+NamespaceOption = Annotated[str, typer.Option(metavar="NS", help="The namespace of the key.")]
+AfterOption = Annotated[int | None, typer.Option(metavar="VERSION", min=0, help="Only later versions.")]
+
+
+@app.command()
+def send(
+    ctx: typer.Context,
+    key: KeyArgument,
+    value: Annotated[str, typer.Argument(metavar="[JSON]", help="The value; null if it is left out.")] = "null",
+    dedup: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Send nothing if the key has a version of this name.")
+    ] = None,
+    run: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="DAG RUN", help="For this run alone: a run_id, or `latest`.")
+    ] = None,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a signal: it gets the next version of its key."""
+    from headgate.client.signals import automatic_dedup
+    from headgate.store.signals.sending import NewSignal
+
+    data = encode_value(json_value(value, "JSON"), where="value", bytes_max=SIGNAL_BYTES_MAX)
+    with invocation(ctx).store() as store:
+        dag_run = None if run is None else store.signals.run(*run)
+        said = SignalSend(key, data, automatic_dedup() if dedup is None else dedup, namespace, run is not None)
+        (sent,) = store.signals.send([NewSignal.of(said, f"command of {user_name()}", dag_run)])
+    if as_json:
+        print_record({"namespace": namespace, "key": key, "version": sent.version, "is_new": sent.is_new}, as_json=True)
+    elif sent.is_new:
+        print(f"sent version {sent.version} of {key}")
+    else:
+        print(f"version {sent.version} of {key} was sent under the same name before: nothing is sent")
+
+
+@app.command("list")
+def list_signals(
+    ctx: typer.Context,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="The versions of this key.")] = None,
+    after: AfterOption = None,
+    newest: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=SIGNALS_PER_PAGE_MAX, help="The newest N versions.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(metavar="NS", help="The namespace of the key.")] = None,
+    limit: RowsOption = ROWS_LISTED,
+    everything: AllOption = False,
+    wide: WideOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the versions of a key that are kept, the oldest first; without a key, the keys."""
+    from headgate.store.signals.reading import KeyRow
+
+    if newest is not None and (after is not None or everything or limit != ROWS_LISTED):
+        raise CommandError("--newest goes with none of --after, --limit and --all", exit_code=2)
+    if key is None and (after, newest) != (None, None):
+        raise CommandError("--after and --newest are for the versions of one key: name it", exit_code=2)
+    with invocation(ctx).store() as store:
+        if key is None:
+            page = partial(store.signals.keys, namespace)
+            print_pages(page, KeyRow, limit=limit, everything=everything, as_json=as_json, wide=wide, shown=_KEYS_SHOWN)
+            return
+        of = (key, namespace or DEFAULT_NAMESPACE)
+        store.signals.key(*of)
+        if newest is not None:
+            found: Iterable[Signal] = store.signals.newest(*of, limit=newest)
+        else:
+            found = _versions(store, *of, after=after or 0, limit=None if everything else limit)
+        if as_json:
+            print_json_lines(map(_record, found))
+        else:
+            print_table(map(_record, found), SIGNAL_COLUMNS if wide else _SHOWN, wide=wide)
+
+
+def _versions(store: Any, key: str, namespace: str, *, after: int, limit: int | None) -> Iterable[Signal]:
+    left = limit
+    while left is None or left > 0:
+        size = SIGNALS_PER_PAGE_MAX if left is None else min(left, SIGNALS_PER_PAGE_MAX)
+        page = store.signals.page(key, namespace, after=after, limit=size)
+        yield from page.signals
+        if page.is_empty:
+            return
+        after = page.signals[-1].version
+        left = None if left is None else left - len(page.signals)
+
+
+@app.command()
+def listen(
+    ctx: typer.Context,
+    key: KeyArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with those to come, until Ctrl-C.")] = False,
+    after: AfterOption = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Wait for the next version no longer than this.")
+    ] = None,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait for the next version of a key, or one after a version, and print it; with --follow all that come.
+
+    The exit code is 1 if none came in time.
+    """
+    from headgate.client import Client
+
+    count = 0
+    with invocation(ctx).store() as store:
+        client = Client(store.database)
+        for found in client.listen_signal(key, after=after, namespace=namespace, idle_s=timeout):
+            _print_now(found, as_json=as_json)
+            count += 1
+            if not follow:
+                return
+    if not count:
+        raise CommandError(f"no version of {key} came within {timeout:g} s")
+
+
+@app.command()
+def show(
+    ctx: typer.Context, key: KeyArgument, namespace: NamespaceOption = DEFAULT_NAMESPACE, as_json: JsonOption = False
+) -> None:
+    """Show a key: how many versions were sent, the newest of them, and which tasks wait for the next."""
+    with invocation(ctx).store() as store:
+        row = store.signals.key(key, namespace)
+        newest = store.signals.newest(key, namespace)
+        waiting = store.signals.waiting(key, namespace, limit=ROWS_LISTED)
+    record = {
+        "namespace": row.namespace,
+        "key": row.key,
+        "versions": row.last_version,
+        "created_date": row.created_date,
+    }
+    last = _record(newest[-1]) if newest else {}
+    record |= {name: last.get(name) for name in ("value", "sender", "sent_at", "dedup", "dag", "run_id")}
+    if as_json:
+        print_record(record | {"waiting": [fields(task, task.__struct_fields__) for task in waiting]}, as_json=True)
+        return
+    print_record(record, as_json=False)
+    if waiting:
+        print()
+        print_table(waiting, ("dag", "run_id", "task_id", "seen_version"))
+
+
+@app.command()
+def forget(ctx: typer.Context, key: KeyArgument, namespace: NamespaceOption = DEFAULT_NAMESPACE) -> None:
+    """Delete a key that is not needed any more, with all its versions. They begin with 1 if it is used again."""
+    with invocation(ctx).store() as store:
+        kept = store.signals.forget(key, namespace)
+    print(f"forgot {key} with " + ("1 version" if kept == 1 else f"{kept:,} versions"))
+
+
+def _record(found: Signal) -> dict[str, Any]:
+    return {name: payload(found.data) if name == "value" else getattr(found, name) for name in SIGNAL_COLUMNS}
+
+
+def _print_now(found: Signal, *, as_json: bool) -> None:
+    record = _record(found)
+    if as_json:
+        line = json_line(record)
+    else:
+        line = "  ".join([exact(found.sent_at), str(found.version), cell(record["value"])])
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()  # each line when it comes, also into a pipe

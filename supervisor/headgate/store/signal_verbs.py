@@ -1,0 +1,139 @@
+"""`SignalVerbs`: the verbs of signals for users, reached as ``store.signals``.
+
+The docstring of `headgate.store.store.Store` applies to these verbs, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, select
+
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, VERSION_MAX, SentSignal
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs, reading, writing
+from headgate.store.errors import SignalKeyInUse, ValueRefused
+from headgate.store.ids import DagRunId
+from headgate.store.inspect.runs import run_id_of
+from headgate.store.signals import reading as signal_log
+from headgate.store.signals import sending
+from headgate.store.signals.conditions import has_listener
+from headgate.store.signals.reading import Heard, KeyRow, Signal, SignalPage, WaitingTask
+from headgate.store.signals.sending import NewSignal
+from headgate.store.tables import asset_watcher, signal, signal_key, signal_start, signal_wait
+
+
+class SignalVerbs(Verbs):
+    """The verbs of signals, except those of tasks (`headgate.store.task_verbs`)."""
+
+    def send(self, signals: Sequence[NewSignal]) -> list[SentSignal]:
+        """Send signals in one transaction; return what each has become, in the same order.
+
+        May be repeated, and those that were sent are not sent again. Raises `ValueRefused`.
+        """
+        sending.check_count(len(signals))
+        sent = self._send(signals)
+        sending.note_committed()
+        return sent
+
+    @writing
+    def _send(self, tx: Tx, signals: Sequence[NewSignal]) -> list[SentSignal]:
+        return sending.send(tx, signals)
+
+    @reading
+    def run(self, tx: Tx, dag: str, run_id: str) -> DagRunId:
+        """Return a run that signals can be sent to; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
+        return run_id_of(tx, dag, run_id)
+
+    @reading
+    def page(
+        self,
+        tx: Tx,
+        key: str,
+        namespace: str = DEFAULT_NAMESPACE,
+        *,
+        after: int = 0,
+        limit: int = SIGNALS_PER_PAGE_MAX,
+        dag_run: DagRunId | None = None,
+    ) -> SignalPage:
+        """Return versions of a key above ``after``, the oldest first; there may be more. Raises `ValueRefused`.
+
+        With ``dag_run`` only those that this run may consider.
+        """
+        signal_log.check_address(key, namespace)
+        return signal_log.read_page(
+            tx, key, namespace, after=after, limit=signal_log.check_limit(limit), dag_run=dag_run
+        )
+
+    @reading
+    def hear(
+        self,
+        tx: Tx,
+        key: str,
+        namespace: str = DEFAULT_NAMESPACE,
+        *,
+        after: int | None,
+        dag_run: DagRunId,
+        bytes_max: int = signal_log.PAGE_BYTES_MAX,
+    ) -> Heard:
+        """Return versions of a key above ``after`` for a run that listens, and after which one it goes on.
+
+        Without ``after`` none, only the newest version that there is. Raises `ValueRefused`.
+        """
+        signal_log.check_address(key, namespace)
+        if after is not None and not 0 <= after <= VERSION_MAX:
+            raise ValueRefused(f"after must be a version, from 0 to {VERSION_MAX:,}: {after}")
+        return signal_log.hear(tx, key, namespace, after=after, dag_run=dag_run, bytes_max=bytes_max)
+
+    @reading
+    def newest(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE, *, limit: int = 1) -> list[Signal]:
+        """Return the newest versions of a key, the oldest of them first. Raises `ValueRefused`."""
+        signal_log.check_address(key, namespace)
+        return signal_log.newest(tx, key, namespace, signal_log.check_limit(limit))
+
+    @reading
+    def version(
+        self, tx: Tx, key: str, namespace: str, version: int, *, dag_run: DagRunId | None = None
+    ) -> Signal | None:
+        """Return one version of a key; None if it was not sent yet, or is not kept any more. Raises `ValueRefused`."""
+        signal_log.check_address(key, namespace)
+        return signal_log.version_of(tx, key, namespace, version, dag_run)
+
+    @reading
+    def key(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE) -> KeyRow:
+        """Return a key. Raises `NoSuchRow` if nothing was ever sent under it."""
+        return signal_log.key_row(tx, key, namespace)
+
+    @reading
+    def keys(self, tx: Tx, namespace: str | None = None, *, beyond_id: int = 0, limit: int) -> list[KeyRow]:
+        """Return keys in the order in which they were made, those of one namespace or all, after an id."""
+        return signal_log.keys(tx, namespace, beyond_id, limit)
+
+    @reading
+    def waiting(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE, *, limit: int) -> list[WaitingTask]:
+        """Return tasks that wait for a signal under a key, those that have waited longest first."""
+        return signal_log.waiting(tx, key, namespace, limit)
+
+    @writing
+    def forget(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE) -> int:
+        """Forget a key with all its versions; return how many were kept. Raises `NoSuchRow`.
+
+        If something is sent under it again, its versions begin with 1. Raises `SignalKeyInUse` if a task waits for it,
+        or one of a run that has not ended may, or a watcher sends its events under it.
+        """
+        found = signal_log.key_row(tx, key, namespace)
+        sending.lock(tx, found.id)
+        if tx.connection.execute(select(has_listener(namespace, key))).scalar_one():
+            raise SignalKeyInUse(key)
+        sends = select(asset_watcher.c.name).where(
+            asset_watcher.c.signal_namespace == namespace,
+            asset_watcher.c.signal_key == key,
+            asset_watcher.c.removed_at.is_(None),
+        )
+        if (watcher := tx.connection.execute(sends.limit(1)).scalar_one_or_none()) is not None:
+            raise SignalKeyInUse(key, f"the watcher {watcher!r} sends its events under it")
+        for table in (signal_start, signal_wait):  # of runs that have ended, and waits
+            tx.connection.execute(delete(table).where(table.c.namespace == namespace, table.c.key == key))
+        kept = tx.connection.execute(delete(signal).where(signal.c.key_id == found.id)).rowcount
+        tx.connection.execute(delete(signal_key).where(signal_key.c.id == found.id))
+        return kept

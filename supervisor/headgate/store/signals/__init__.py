@@ -1,0 +1,1 @@
+"""The log of signals: how they are sent, read, and forgotten."""

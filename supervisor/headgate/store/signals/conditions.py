@@ -1,0 +1,40 @@
+"""Conditions of statements about waits for signals."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, exists, or_
+
+from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait, trigger
+
+
+def is_waiting() -> ColumnElement[bool]:
+    """Return the condition that a row of ``signal_wait`` is that of a wait which has not ended."""
+    return exists().where(
+        trigger.c.id == signal_wait.c.trigger_id, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
+    )
+
+
+def is_needed() -> ColumnElement[bool]:
+    """Return the condition that a version was not yet held against a wait for it: such a one is not cleaned away."""
+    return exists().where(
+        signal_key.c.id == signal.c.key_id,
+        signal_wait.c.namespace == signal_key.c.namespace,
+        signal_wait.c.key == signal_key.c.key,
+        signal_wait.c.seen_version < signal.c.version,
+        is_waiting(),
+    )
+
+
+def is_old(before: datetime) -> ColumnElement[bool]:
+    """Return the condition that a version may be cleaned away: it is older, not the newest of its key, nor needed."""
+    has_newer = exists().where(signal_key.c.id == signal.c.key_id, signal_key.c.last_version > signal.c.version)
+    return and_(signal.c.sent_at < before, has_newer, ~is_needed())
+
+
+def has_listener(namespace: str, key: str) -> ColumnElement[bool]:
+    """Return the condition that a task waits for a key, or that one of a run that has not ended may come to do so."""
+    waits = exists().where(signal_wait.c.namespace == namespace, signal_wait.c.key == key, is_waiting())
+    of_run = and_(signal_start.c.dag_run_id == dag_run.c.id, dag_run.c.ended_at.is_(None))
+    return or_(waits, exists().where(signal_start.c.namespace == namespace, signal_start.c.key == key, of_run))

@@ -1,0 +1,179 @@
+"""How the wait of a task for a signal begins, and which versions it has still to be held against (I28).
+
+**Since the run was created.** The transaction that creates a run reads the newest version of each key that its tasks
+wait for. The versions of a key are committed in their order, so whatever is committed after that has a greater one:
+no lock is needed for it. What was sent before does not count, unless the author says ``since="latest"``.
+
+**Nothing in between.** A wait begins without a lock on its key, so a version may be committed between the look at the
+key and the commit of the wait. Therefore a wait is *fresh* until it was looked at after its commit; and whoever sends
+marks the key *unseen*. Of a wait and a version the later commit leaves a mark, and whoever finds that sees both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, or_, select, text, update
+
+from headgate.protocol.messages.dags import TaskSpec
+from headgate.protocol.messages.signals import SignalWait
+from headgate.store.db.bulk import Kind, find, insert_new
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.transaction import Tx
+from headgate.store.ids import DagRunId, TriggerId
+from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait
+
+QUEUE = ",signals"  # of the triggers of waits: lists of queues are separated by commas, so no supervisor has it
+
+_W = signal_wait.c
+
+
+class OpenWait(NamedTuple):
+    """A wait that is to be looked at. ``last_version`` is the newest of its key, 0 if nothing was ever sent."""
+
+    trigger_id: TriggerId
+    dag_run_id: DagRunId
+    namespace: str
+    key: str
+    value: bytes | None
+    seen_version: int
+    last_version: int
+
+
+# --- its begin -----------------------------------------------------------------------------------
+
+_KEY = Kind(signal_key, ("namespace", "key"))
+_START = Kind(signal_start, ("dag_run_id", "namespace", "key", "version"))
+_START_OF = Prepared(
+    select(signal_start.c.version).where(
+        signal_start.c.dag_run_id == bindparam("of_run"),
+        signal_start.c.namespace == bindparam("namespace"),
+        signal_start.c.key == bindparam("key"),
+    )
+)
+_OF_KEY = signal.join(signal_key)
+_IS_NAMED = (signal_key.c.namespace == bindparam("namespace"), signal_key.c.key == bindparam("key"))
+_CREATED = select(dag_run.c.created_date).where(dag_run.c.id == bindparam("of_run")).scalar_subquery()
+_SENT_BEFORE = Prepared(
+    select(func.max(signal.c.version)).select_from(_OF_KEY).where(*_IS_NAMED, signal.c.sent_at < _CREATED)
+)
+_NEWEST_UP_TO = Prepared(
+    select(func.max(signal.c.version))
+    .select_from(_OF_KEY)
+    .where(
+        *_IS_NAMED,
+        signal.c.version <= bindparam("version"),
+        or_(signal.c.dag_run_id.is_(None), signal.c.dag_run_id == bindparam("of_run")),
+    )
+)
+_NEW = Kind(signal_wait, ("trigger_id", "dag_run_id", "namespace", "key", "value", "seen_version"))
+
+
+def note_starts(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
+    """Record for a run that is being created which versions the keys have that its tasks wait for."""
+    signals = [task.start_trigger.signal for task in tasks if task.start_trigger is not None]
+    wanted = sorted({(one.namespace, one.key) for one in signals if one is not None})
+    if not wanted:
+        return
+    found = find(tx.connection, _KEY, wanted, returning=("namespace", "key", "last_version"))
+    versions = {(namespace, key): version for namespace, key, version in found}
+    rows = [(run, *address, versions.get(address, 0)) for address in wanted]
+    insert_new(tx.connection, _START, rows, returning=("version",))
+
+
+def begin(tx: Tx, run: DagRunId, trigger_id: TriggerId, wait: SignalWait) -> None:
+    """Record that a task of a run waits for a signal, by this trigger."""
+    of_run = {"of_run": run, "namespace": wait.namespace, "key": wait.key}
+    row = _START_OF.run(tx.connection, **of_run).fetchone()
+    if row is None:  # the DAG had no such task when the run was created
+        row = _SENT_BEFORE.run(tx.connection, **of_run).fetchone()
+    seen = int(row[0] or 0)
+    if wait.since == "latest":
+        newest = _NEWEST_UP_TO.run(tx.connection, version=seen, **of_run).fetchone()[0]
+        seen = seen if newest is None else int(newest) - 1
+    rows = [(trigger_id, run, wait.namespace, wait.key, wait.value, seen)]
+    insert_new(tx.connection, _NEW, rows, returning=("trigger_id",))
+
+
+# --- what is to be looked at ---------------------------------------------------------------------
+
+_COLUMNS = (_W.trigger_id, _W.dag_run_id, _W.namespace, _W.key, _W.value, _W.seen_version)
+SAME_KEY = and_(signal_key.c.namespace == _W.namespace, signal_key.c.key == _W.key)
+_LAST = func.coalesce(select(signal_key.c.last_version).where(SAME_KEY).scalar_subquery(), 0)
+# As text, as the partial indexes say it.
+_IS_FRESH, _IS_UNSEEN = text("signal_wait.is_fresh"), text("signal_key.is_unseen")
+_LIMIT = bindparam("limit", type_=Integer())
+# Those that another supervisor looks at are passed over.
+_FRESH = Prepared(
+    select(*_COLUMNS, _LAST)
+    .where(_IS_FRESH)
+    .order_by(_W.trigger_id)
+    .limit(_LIMIT)
+    .with_for_update(skip_locked=True, of=signal_wait)
+)
+_PENDING = Prepared(
+    select(*_COLUMNS, signal_key.c.last_version)
+    .select_from(signal_key.join(signal_wait, SAME_KEY))
+    .where(_IS_UNSEEN, _W.seen_version < signal_key.c.last_version)
+    .order_by(_W.trigger_id)
+    .limit(_LIMIT)
+    .with_for_update(skip_locked=True, of=signal_wait)
+)
+_UNSEEN = Prepared(
+    select(signal_key.c.id)
+    .where(_IS_UNSEEN)
+    .order_by(signal_key.c.id)
+    .limit(_LIMIT)
+    .with_for_update(skip_locked=True, key_share=True)
+)
+_IS_PENDING = exists().where(SAME_KEY, _W.seen_version < signal_key.c.last_version)
+_UNMARK = Prepared(
+    update(signal_key).where(signal_key.c.id == bindparam("of_id"), ~_IS_PENDING).values(is_unseen=false())
+)
+_OF_TRIGGER = _W.trigger_id == bindparam("of_trigger")
+_MOVE = Prepared(
+    update(signal_wait).where(_OF_TRIGGER).values(seen_version=bindparam("version"), is_fresh=bindparam("is_left"))
+)
+_END = Prepared(delete(signal_wait).where(_OF_TRIGGER))
+# There are waits, or keys, to be looked at.
+WORK = (exists(select(_W.trigger_id).where(_IS_FRESH)), exists(select(signal_key.c.id).where(_IS_UNSEEN)))
+_HAS_WORK = Prepared(select(or_(*WORK)))
+
+
+def has_work(tx: Tx) -> bool:
+    """Whether there are waits, or keys, to be looked at."""
+    return bool(_HAS_WORK.run(tx.connection).fetchone()[0])
+
+
+def to_look_at(tx: Tx, limit: int) -> list[OpenWait]:
+    """Lock and return up to ``limit`` waits that are fresh, or have not seen the newest version of their key."""
+    found = [OpenWait._make(row) for row in _FRESH.run(tx.connection, limit=limit).fetchall()]
+    if len(found) < limit:
+        known = {wait.trigger_id for wait in found}
+        pending = _PENDING.run(tx.connection, limit=limit - len(found)).fetchall()
+        found += [OpenWait._make(row) for row in pending if row[0] not in known]
+    return sorted(found, key=lambda wait: wait.trigger_id)
+
+
+def move(tx: Tx, wait: OpenWait, version: int) -> None:
+    """Record that a wait was held against all versions up to this one."""
+    # If there are more, it is looked at again, whether its key is marked or not.
+    _MOVE.run(tx.connection, of_trigger=wait.trigger_id, version=version, is_left=version < wait.last_version)
+
+
+def end(tx: Tx, wait: OpenWait) -> None:
+    """Forget a wait, which has ended."""
+    _END.run(tx.connection, of_trigger=wait.trigger_id)
+
+
+def unmark_keys(tx: Tx, limit: int) -> bool:
+    """Unmark keys whose newest versions all waits have seen; return whether there may be more.
+
+    A key that is being sent to is passed over: it will be marked again, and a supervisor notified. A key is unmarked
+    only while it is locked, so no version is overlooked that is committed meanwhile.
+    """
+    locked = [{"of_id": row[0]} for row in _UNSEEN.run(tx.connection, limit=limit).fetchall()]
+    if locked:
+        _UNMARK.run_many(tx.connection, locked)
+    return len(locked) == limit

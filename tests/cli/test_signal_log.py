@@ -1,0 +1,108 @@
+"""``headgate signals``, called as a user calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.store.harness import Query
+from tests.store.signals.test_waits import Waits, sensor
+from tests.supervisor.tasks_harness import Tasks
+
+from headgate.client import Client
+from headgate.store.store import Store
+
+
+def test_a_signal_is_sent_listed_and_shown(call_database: Any) -> None:
+    assert call_database("signals", "list").out == "none\n"
+    assert call_database("signals", "send", "model", '{"auc": 0.93}').out == "sent version 1 of model\n"
+    (sent,) = call_database("signals", "send", "model", '"done"', "--dedup", "run-7", "--json").rows()
+    assert sent == {"namespace": "default", "key": "model", "version": 2, "is_new": True}
+    again = call_database("signals", "send", "model", "--dedup", "run-7")
+    assert again.out == "version 2 of model was sent under the same name before: nothing is sent\n"
+    rows = call_database("signals", "list", "model", "--json").rows()
+    assert [(row["version"], row["value"]) for row in rows] == [(1, {"auc": 0.93}), (2, "done")]
+    assert rows[1]["dedup"] == "run-7"
+    assert rows[0]["sender"].startswith("command of ")
+    assert '{"auc":0.93}' in call_database("signals", "list", "model").out
+    (shown,) = call_database("signals", "show", "model", "--json").rows()
+    assert (shown["versions"], shown["value"]) == (2, "done")
+    (key,) = call_database("signals", "list", "--json").rows()
+    assert (key["key"], key["last_version"]) == ("model", 2)
+
+
+def test_versions_are_listed_from_a_place_on(call_database: Any) -> None:
+    for number in range(5):
+        call_database("signals", "send", "a", str(number), "--namespace", "mine")
+    of = ("signals", "list", "a", "--namespace", "mine", "--json")
+    assert [row["value"] for row in call_database(*of, "--after", "3").rows()] == [3, 4]
+    assert [row["value"] for row in call_database(*of, "--newest", "2").rows()] == [3, 4]
+    assert [row["value"] for row in call_database(*of, "--limit", "2").rows()] == [0, 1]
+    assert "there is no key of signals named 'a'" in call_database("signals", "list", "a").err
+
+
+def test_a_signal_is_sent_to_one_run(call_database: Any, etl: Tasks) -> None:
+    call_database("signals", "send", "a", "--run", "etl", "latest")
+    (row,) = call_database("signals", "list", "a", "--json").rows()
+    assert (row["dag"], row["run_id"]) == ("etl", "r1")
+    assert "there is no run named 'r2'" in call_database("signals", "send", "a", "--run", "etl", "r2").err
+    etl.store.tasks.cancel_run(etl.run)
+
+
+def test_a_listener_prints_what_is_there_and_what_comes(call_database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        call_database("signals", "send", "a", str(number))
+    (row,) = call_database("signals", "listen", "a", "--after", "1", "--json").rows()
+    assert (row["version"], row["value"]) == (2, 1)
+    called = call_database("signals", "listen", "a", "--after", "1", "--follow", "--timeout", "0")
+    assert [line.split()[-2:] for line in called.out.splitlines()] == [["2", "1"], ["3", "2"]]
+    none = call_database("signals", "listen", "a", "--timeout", "0")
+    assert (none.code, none.err) == (1, "headgate: no version of a came within 0 s\n")
+    real = Client.listen_signal
+
+    def listen(client: Client, key: str, **where: Any) -> Any:
+        found = real(client, key, **where | {"idle_s": 60.0})
+        call_database("signals", "send", "a", '"came"')
+        return found
+
+    monkeypatch.setattr(Client, "listen_signal", listen)
+    (row,) = call_database("signals", "listen", "a", "--json").rows()
+    assert (row["version"], row["value"]) == (4, "came")
+
+
+def test_a_key_is_shown_with_the_tasks_that_wait_for_it(call_database: Any, users_store: Store, query: Query) -> None:
+    waits = Waits(users_store, query, sensor(value="x"))
+    waits.send("a")
+    waits.consider()
+    (shown,) = call_database("signals", "show", "labels", "--json").rows()
+    assert shown["waiting"] == [{"dag": "etl", "run_id": "r1", "task_id": "wait", "seen_version": 1}]
+    assert call_database("signals", "show", "labels").out.splitlines()[-1].split() == ["etl", "r1", "wait", "1"]
+    called = call_database("signals", "forget", "labels")
+    assert (called.code, "the key 'labels' is in use" in called.err) == (1, True)
+
+
+def test_a_key_is_forgotten(call_database: Any) -> None:
+    call_database("signals", "send", "a")
+    assert call_database("signals", "forget", "a").out == "forgot a with 1 version\n"
+    gone = call_database("signals", "forget", "a")
+    assert (gone.code, "there is no key of signals named 'a'" in gone.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("send", "a", "{"), "JSON: "),
+        (("send", ""), "the key of a signal '' must have 1..512 characters"),
+        (("send", "a", "1", "--dedup", ""), "the dedup of the signal"),
+        (("send", "a", '"' + "x" * 50_000 + '"'), "the limit is 49,152"),
+        (("send", "a", "1", "--namespace", "n" * 101), "the namespace"),
+        (("list", "--after", "3"), "name it"),
+        (("list", "a", "--newest", "3", "--after", "3"), "--newest goes with none of"),
+        (("listen", ""), "the key of a signal"),
+        (("show", "nothing"), "there is no key of signals named 'nothing'"),
+    ],
+)
+def test_what_cannot_be_done_is_told(call_database: Any, arguments: Any, problem: str) -> None:
+    called = call_database("signals", *arguments)
+    assert called.code != 0
+    assert problem in called.err

@@ -1,0 +1,96 @@
+"""Signals in a program of a user: sent, listed, and listened to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.client.harness import client_of
+from tests.supervisor.tasks_harness import Tasks
+
+from headgate.client import Client, NoSuchRow, Send, SentSignal, ValueRefused, waiting
+from headgate.protocol.errors import ValueNotSerializable
+from headgate.store.db.transaction import Database
+from headgate.store.store import Store
+
+
+def values(signals: Any) -> list[Any]:
+    return [one.value for one in signals]
+
+
+def test_a_program_sends_and_lists_signals(store: Store) -> None:
+    with client_of(store) as client:
+        assert client.send_signal("model", {"auc": 0.9}, dedup="run-7") == SentSignal(1, True)
+        assert client.send_signal("model", {"auc": 0.9}, dedup="run-7") == SentSignal(1, False)
+        assert client.send_signals([Send("model", 2), Send("labels", 3)]) == [SentSignal(2, True), SentSignal(1, True)]
+        assert values(client.list_signals("model")) == [{"auc": 0.9}, 2]
+        assert values(client.list_signals("model", after=1)) == [2]
+        assert values(client.list_signals("model", 1)) == [{"auc": 0.9}]
+        assert client.list_signals("model", 3) == []
+        assert client.list_signals("nothing") == []
+
+
+def test_a_program_sends_a_signal_to_one_run(store: Store, query: Any) -> None:
+    tasks = Tasks(store, query)
+    with client_of(store) as client:
+        client.send_signal("model", 1, run=("etl", "r1"))
+        (sent,) = client.list_signals("model")
+        assert (sent.dag, sent.run_id, sent.sender) == ("etl", "r1", "a client")
+        with pytest.raises(NoSuchRow, match="no run named 'r2'"):
+            client.send_signal("model", 1, run=("etl", "r2"))
+    store.tasks.cancel_run(tasks.run)
+
+
+def test_a_listener_gets_all_versions_in_order_and_waits_for_those_to_come(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "CHECKS_S", (3600.0,))  # it has to be woken
+    real = Database.wait_for
+    to_come = iter([2, 3])
+
+    def send_then_wait(database: Database, news: Any, timeout_s: float, concerns: Any) -> bool:
+        with client_of(store) as sender:  # after the listener has looked, and found nothing
+            sender.send_signal("other", 0)
+            sender.send_signal("model", next(to_come))
+        return real(database, news, timeout_s, concerns)
+
+    monkeypatch.setattr(Database, "wait_for", send_then_wait)
+    with client_of(store) as client:
+        client.send_signal("model", 1)
+        signals = client.listen_signal("model", after=0)
+        assert [(one.version, one.value) for one in (next(signals) for _ in range(3))] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_listener_without_a_place_gets_what_is_sent_from_now_on(store: Store) -> None:
+    with client_of(store) as client:
+        client.send_signal("model", 1)
+        signals = client.listen_signal("model", idle_s=0.0)
+        first_ever = client.listen_signal("new", idle_s=0.0)
+        client.send_signals([Send("model", 2), Send("new", 3)])
+        assert (values(signals), values(first_ever)) == ([2], [3])
+
+
+def test_what_cannot_be_sent_or_listened_to_is_refused(store: Store) -> None:
+    with client_of(store) as client:
+        with pytest.raises(ValueRefused, match="the key of a signal"):
+            client.listen_signal("")
+        with pytest.raises(ValueNotSerializable, match="signal 'a'"):
+            client.send_signal("a", object())
+        with pytest.raises(ValueRefused, match="the dedup"):
+            client.send_signal("a", 1, dedup="")
+        assert client.list_signals("a") == []
+
+
+def test_a_client_hears_of_events_and_signals(store: Store) -> None:
+    with client_of(store) as client:
+        database = _database_of(client)
+        assert database.listen_for("signals")
+        assert database.listen_for("events")
+        assert not database.listen_for("signals")
+        with client_of(store) as sender:
+            sender.send_signal("a")
+        assert database.wait_for("signals", 60.0, lambda key: True)
+
+
+def _database_of(client: Client) -> Database:
+    return client._database

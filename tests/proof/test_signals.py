@@ -1,0 +1,147 @@
+"""Many processes send to the same keys, and others hold waits against them, while all of them are killed at marks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from tests.proof.history.signal_history import Acknowledged, Record, Stored, Waited, check
+from tests.proof.signal_worker import KEYS
+from tests.store.harness import Query
+from tests.supervisor.tasks_harness import Tasks
+
+from headgate.protocol.messages.dags import StartTrigger, TaskSpec
+from headgate.protocol.messages.signals import SIGNAL_TRIGGER, SignalWait
+from headgate.protocol.values import decode_value
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.store import Store
+
+SENDERS, COUNT, DIES_ONE_IN = 8, 30, 8
+CONSIDERERS = 2
+WITHIN_S = 240.0
+
+
+class Processes:
+    """Starts processes again and again until they are done; counts those that were killed."""
+
+    def __init__(self, url: str, keys: str, folder: Path) -> None:
+        self._command = [sys.executable, "-m", "tests.proof.signal_worker", url]
+        self._environment = os.environ | {"HEADGATE_FERNET_KEYS": keys}
+        self._folder = folder
+        self.kills = 0
+        self.is_over = False
+
+    def send(self, number: int) -> list[Acknowledged]:
+        """Have a sender send all that it has to; return what was acknowledged to any of its lives."""
+        told: list[Acknowledged] = []
+        for life in range(1000):
+            dies = ["--dies-one-in", str(DIES_ONE_IN + life)]
+            ran = subprocess.run(
+                [*self._command, "send", str(number), str(COUNT), *dies],
+                env=self._environment, capture_output=True, text=True, timeout=WITHIN_S, check=False,
+            )  # fmt: skip
+            lines = [line.split() for line in ran.stdout.splitlines()]
+            told += [Acknowledged(words[0], words[1], int(words[2])) for words in lines if len(words) == 3]
+            if ran.returncode == 0:
+                return told
+            assert ran.returncode == -signal.SIGKILL, ran.stderr
+            self.kills += 1
+        raise AssertionError("it never came to its end")
+
+    def consider(self, number: int) -> None:
+        """Have waits considered until it is over."""
+        while not self.is_over:
+            dies = ["--dies-one-in", "4"]
+            with (self._folder / f"considerer-{number}").open("w") as output:
+                process = subprocess.Popen(
+                    [*self._command, "consider", *dies], env=self._environment, stderr=output, stdout=output
+                )
+                while process.poll() is None and not self.is_over:
+                    try:
+                        process.wait(0.1)
+                    except subprocess.TimeoutExpired:
+                        continue
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            if not self.is_over:
+                assert process.returncode == -signal.SIGKILL, (self._folder / f"considerer-{number}").read_text()
+                self.kills += 1
+
+
+def sensors() -> tuple[TaskSpec, ...]:
+    return tuple(
+        TaskSpec(
+            f"{key}{value}",
+            "SignalSensor",
+            start_trigger=StartTrigger(
+                SIGNAL_TRIGGER, b"{}", "execute", b"{}", signal=SignalWait(key, value=str(value).encode())
+            ),
+        )
+        for key in KEYS
+        for value in range(0, COUNT + 2, 2)
+    )
+
+
+def history(store: Store, query: Query, run: int) -> list[Record]:
+    """Read what is stored at the end."""
+    records: list[Record] = []
+    for key in KEYS:
+        records += [Stored(key, one.version, one.dedup, one.value) for one in store.signals.page(key).signals]
+    events = query(
+        "SELECT task_instance.task_id, trigger_event.payload FROM trigger_event "
+        "JOIN signal_task ON signal_task.trigger_id = trigger_event.trigger_id "
+        "JOIN task_instance ON task_instance.id = signal_task.instance"
+    )
+    ended: dict[str, list[int]] = {}
+    for row in events:
+        version = decode_value(bytes(row["payload"]))["xcoms"]["version"]
+        ended.setdefault(row["task_id"], []).append(version)
+    for spec in sensors():
+        assert spec.start_trigger is not None
+        assert spec.start_trigger.signal is not None
+        assert spec.start_trigger.signal.value is not None
+        wait = spec.start_trigger.signal
+        value = decode_value(wait.value or b"")
+        records.append(Waited(spec.task_id, wait.key, value, 0, tuple(ended.get(spec.task_id, ()))))
+    return records
+
+
+@pytest.mark.campaign
+def test_no_version_is_missing_or_given_twice_and_each_wait_ends_with_the_first_that_fits(
+    database_url: str, query: Query, tmp_path: Path
+) -> None:
+    keys = Fernet.generate_key().decode()
+    with Store(open_engine(database_url), secrets=Secrets([keys], source="the test")) as store:
+        tasks = Tasks(store, query, tasks=sensors())
+        tasks.plan()
+        # Which trigger is whose: the row of a task refers to it only while it waits.
+        query("DROP TABLE IF EXISTS signal_task")
+        query("CREATE TABLE signal_task AS SELECT id AS instance, trigger_id FROM task_instance")
+        processes = Processes(database_url, keys, tmp_path)
+        with ThreadPoolExecutor(SENDERS + CONSIDERERS) as pool:
+            considering = [pool.submit(processes.consider, number) for number in range(CONSIDERERS)]
+            sending = [pool.submit(processes.send, number) for number in range(SENDERS)]
+            try:
+                told = [said for sender in sending for said in sender.result(WITHIN_S)]
+            finally:
+                processes.is_over = True
+            for one in considering:
+                one.result(WITHIN_S)
+        epoch = tasks.register()
+        while store.scheduling.consider_signals(epoch).has_more:
+            pass
+        report = check([*told, *history(store, query, tasks.run)])
+        query("DROP TABLE signal_task")
+        assert report.findings == (), str(report)
+        assert report.stored == SENDERS * COUNT * len(KEYS)
+        assert report.acknowledged >= report.stored
+        assert processes.kills > SENDERS
+        print(f"{processes.kills} kills; {report}")

@@ -1,0 +1,48 @@
+"""The DAGs of docs/signals.md, run as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from headgate.signals import SignalVersion
+from headgate.tasks import DAG
+from headgate.tasks.parsing import load_dags
+from headgate.testing import run_task
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "signals.md"
+BLOCK = re.compile(r"^```python\n# dags/(\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def dags_of(folder: Path) -> dict[str, DAG]:
+    """Return the DAGs of the document."""
+    dags: dict[str, DAG] = {}
+    for name, source in BLOCK.findall(DOCUMENT.read_text()):
+        (folder / name).write_text(source)
+        dags |= load_dags(str(folder / name))
+    return dags
+
+
+def test_the_task_of_the_document_sends_what_it_says(tmp_path: Path) -> None:
+    result = run_task(dags_of(tmp_path)["train"].tasks["train"], signals={"labels": ["a", "b"]})
+    assert (result.value, result.error) == (1, "")
+    assert result.signals == [
+        SignalVersion("model", {"labels": 2}, "labels-1", 1),
+        SignalVersion("trained", 1, None, 1),
+        SignalVersion("drain", None, None, 1),
+    ]
+
+
+def test_the_tasks_of_the_document_hear_what_is_sent(tmp_path: Path) -> None:
+    tasks = dags_of(tmp_path)["labels"].tasks
+    sent = {"labels": ["a", "b", "c", "d", "e", "f", "done"]}
+    assert run_task(tasks["count"], signals=sent).value == 2
+    assert run_task(tasks["count"], signals={"labels": sent["labels"][:6]}).value == 2, "the timeout"
+    assert run_task(tasks["collect"], signals=sent).value == sent["labels"]
+
+
+def test_the_sensor_of_the_document_waits_for_what_the_task_sends(tmp_path: Path) -> None:
+    tasks = dags_of(tmp_path)["evaluate"].tasks
+    found = run_task(tasks["model"], signals={"model": [{"labels": 2}]})
+    assert found.value == {"labels": 2}
+    assert run_task(tasks["evaluate"], xcoms={"model": found.value}).value == 2

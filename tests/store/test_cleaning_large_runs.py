@@ -1,0 +1,107 @@
+"""A run with more rows than one transaction may delete goes in pieces, and nobody finds what is left of it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from tests.store.harness import WAITED_MAX_S, Clock, OpenStore, Query, wait_until_blocked
+from tests.store.test_cleaning import DAY_S, clean
+from tests.supervisor.tasks_harness import Tasks
+
+from headgate.protocol.messages.dags import TaskSpec
+from headgate.protocol.messages.steps import Emitted
+from headgate.store import cleaning
+from headgate.store.db.engine import open_engine
+from headgate.store.errors import NoSuchRow
+from headgate.store.store import Store
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def old(open_store: OpenStore, clock: Clock) -> Store:
+    """A store whose clock the test sets."""
+    return open_store(clock=clock)
+
+
+def large_run(store: Store, clock: Clock, query: Query, *, tasks: int) -> Tasks:
+    """Make a run with so many tasks, which ended long ago, and another one with the same tasks, which is young."""
+    made = Tasks(store, query, tasks=tuple(TaskSpec(f"t{n}", "Op") for n in range(tasks)))
+    store.tasks.cancel_run(made.run)
+    clock.pass_days(40)
+    store.heartbeat(made.epoch)
+    store.tasks.create_run("etl", "r2")
+    return made
+
+
+def test_a_run_with_more_tasks_than_a_transaction_deletes_goes_in_pieces(
+    old: Store, clock: Clock, query: Query
+) -> None:
+    large_run(old, clock, query, tasks=2300)
+
+    tried = clean(old, 30, kinds=("runs",), is_tried_only=True)
+    done = [cleaned for _, cleaned in old.cleaning.clean(30 * DAY_S, kinds=["runs"])]
+
+    assert [cleaned.rows.get("task_instance", 0) for cleaned in done] == [1000, 1000, 300, 0]
+    assert [cleaned.runs for cleaned in done] == [(), (), (("etl", "r1"),), ()]
+    assert tried == {"task_instance": 2300, "dag_run": 1}
+    assert [row["run_id"] for row in query("SELECT run_id FROM dag_run")] == ["r2"]
+
+
+def test_what_is_left_of_a_run_is_found_by_nobody_and_deleted_by_the_next_clean(
+    old: Store, clock: Clock, query: Query
+) -> None:
+    large_run(old, clock, query, tasks=2300)
+
+    next(piece for _, piece in old.cleaning.clean(30 * DAY_S, kinds=["runs"]) if piece.rows)  # and its process dies
+
+    assert [line.run_id for line in old.inspect.runs(dag="etl")] == ["r2"]
+    assert {line.run_id for line in old.inspect.tasks(dag="etl")} == {"r2"}
+    with pytest.raises(NoSuchRow):
+        old.inspect.run("etl", "r1")
+    standing = old.tasks.run_standing("etl", run_id="r1")
+    assert standing is not None
+    assert standing.run_id is None
+    assert clean(old, 3000, kinds=("runs",)) == {"task_instance": 1300, "dag_run": 1}, "however young it would be"
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_clear_that_has_found_a_run_before_a_part_of_it_was_deleted_is_refused(
+    old: Store, clock: Clock, open_store: OpenStore, query: Query, database_url: str
+) -> None:
+    """It has locked the last task, waits for the run, and would open it again without the tasks that are gone."""
+    tasks = large_run(old, clock, query, tasks=1200)
+    other = open_store(clock=clock)
+    with ThreadPoolExecutor(1) as pool:
+        with old.database.writing() as tx:
+            piece = cleaning.clean_batch(tx, "runs", clock.now - timedelta(days=30), after_id=0, rows_max=100)
+            assert piece.rows == {"task_instance": 1000}
+            clearing = pool.submit(other.tasks.clear_many, tasks.run, ["t1199"])
+            wait_until_blocked(open_engine(database_url))
+        with pytest.raises(NoSuchRow):
+            clearing.result(WAITED_MAX_S)
+
+    assert clean(old, 30, kinds=("runs",)) == {"task_instance": 200, "dag_run": 1}
+
+
+def test_the_elements_of_one_task_go_in_pieces_too(old: Store, clock: Clock, query: Query) -> None:
+    tasks = Tasks(old, query, emits=True)
+    token = tasks.run_it()
+    for first in range(0, 2500, 500):
+        emitted = Emitted(first, tuple(b"%d" % number for number in range(first, first + 500)))
+        assert old.tasks.emit(tasks.epoch, tasks.a, token, emitted) is not None
+    old.tasks.cancel_run(tasks.run)
+    clock.pass_days(40)
+    old.heartbeat(tasks.epoch)
+
+    tried = clean(old, 30, kinds=("runs",), is_tried_only=True)
+    done = [cleaned.rows for _, cleaned in old.cleaning.clean(30 * DAY_S, kinds=["runs"])]
+
+    rest = {"element": 500, "emitter": 1, "task_instance": 1, "dag_run": 1}
+    assert done == [{"element": 1000}, {"element": 1000}, rest, {}]
+    assert tried == rest | {"element": 2500}
