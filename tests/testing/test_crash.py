@@ -232,7 +232,11 @@ def test_messages_that_give_fewer_events_than_they_should_are_told(broker: Folde
     assert failed.value.report.checked.findings == ()
 
 
-def test_a_trigger_that_raises_for_ever_is_told_with_what_it_raised(broker: FolderBroker, tmp_path: Path) -> None:
+def test_a_trigger_that_raises_for_ever_is_told_with_what_it_raised(
+    broker: FolderBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is stored or forgotten while the message is tried again and again, before it becomes a dead letter.
+    monkeypatch.setattr(crash, "SETTLED_AFTER_S", 15.0)
     trigger = faulty_inboxes.Counting(str(broker.folder), raises=True)
     with pytest.raises(
         CrashTestFailed, match="1 events became dead letters, the first: ValueError: not message-000007"

@@ -204,11 +204,12 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         )
 
     def _may_move_tasks(self, said: Sequence[Sequence[FiredEvent | RefusedEvent | FinishedTrigger]]) -> bool:
-        of_tasks = (self.waited_for, self.task_streams, self.feeds)
-        if not any(of_tasks):
+        if not (self.waited_for or self.task_streams or self.feeds):
             return False
         ids = {item.trigger_id for items in said for item in items}
-        return not all(map(ids.isdisjoint, of_tasks))
+        if not (ids.isdisjoint(self.waited_for) and ids.isdisjoint(self.task_streams)):
+            return True
+        return any(self.feeds[trigger_id].asset_id is not None for trigger_id in ids & self.feeds.keys())
 
     def forget(self, trigger_ids: Sequence[int]) -> None:
         """Forget triggers that are not run here any more."""

@@ -37,6 +37,11 @@ TITLES = {  # of columns, by the name of the count, where that is no title
     "handed_over": "handed over",
 }
 
+_TRIES_BY_CELL = """\
+A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
+has cost / findings, over all runs on both databases. A dash: SQLite has no connection to drop.
+"""
+
 _KILLED = "**{kills} processes killed with SIGKILL**, in {cells} cells of the matrix and at random; "
 
 
@@ -178,10 +183,7 @@ A real `headgate up` with tasks that defer, and are resumed, time out, fail, end
 workers, its runner and itself killed, stopped and cut off from the database at every mark of the way, and at random.
 Written by `make crash`.
 """,
-    matrix_introduction="""\
-A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
-has cost / findings, over all runs on both databases. A dash: SQLite has no connection to drop.
-""",
+    matrix_introduction=_TRIES_BY_CELL,
     how="""\
 Tasks and triggers keep one journal of what they are about to do. It is read from outside together with the tables, and
 `tests.proof.history.task_history` judges both; its docstring says what is promised. A worker or a supervisor that dies
@@ -246,10 +248,7 @@ output of another map, with windows of two and three, a group of two tasks over 
 append the same keys, and a task below that is given all results. Killed, stopped and cut off as above. Written by
 `make crash`.
 """,
-    matrix_introduction="""\
-A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
-has cost / findings, over all runs on both databases. A dash: SQLite has no connection to drop.
-""",
+    matrix_introduction=_TRIES_BY_CELL,
     how="""\
 Each execution journals the values that it is given, and leaves its own name. `tests.proof.history.map_history` holds
 both against the tables: each value has one instance, which is given that value and no other and succeeds once, what it
@@ -281,10 +280,7 @@ A real `headgate up` with tasks that send signals at once, for their own run alo
 tries that fail, and sensors that wait for these, some before they are sent and some afterwards. Killed, stopped and cut
 off as above. Written by `make crash`.
 """,
-    matrix_introduction="""\
-A process is held at the mark, the fault is done there, and everything settles. A cell says: runs / tries that the fault
-has cost / findings, over all runs on both databases. A dash: SQLite has no connection to drop.
-""",
+    matrix_introduction=_TRIES_BY_CELL,
     how="""\
 The log of signals is read all the time, and the journal of those who send beside it; `tests.proof.history.
 signal_history` judges both: the versions of a key are there without a gap at any moment, what was acknowledged is

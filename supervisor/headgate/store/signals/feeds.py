@@ -8,9 +8,10 @@ rows of tasks: whoever stores events calls `feed` last.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from uuid import uuid4
 
 from headgate.protocol.messages.runner import FiredEvent
-from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX
+from headgate.protocol.messages.signals import AUTOMATIC, SIGNAL_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.store.db.transaction import Tx
 from headgate.store.signals import sending
@@ -45,4 +46,6 @@ def _signal(event_id: int, event: FiredEvent, watcher: str, namespace: str, key:
     if len(value) > SIGNAL_BYTES_MAX:
         # The event is stored, so it is not refused for that: whoever reads the signal finds it by its id.
         value = encode_value({"event_id": event_id, "bytes": len(value)}, where="the signal of an event")
-    return NewSignal(key, value, f"event {event_id}", f"watcher {watcher}"[:SENDER_CHARS_MAX], namespace)
+    # What has an event sent once is that the log has it once. A dedup that somebody else could guess would keep it out.
+    dedup = f"{AUTOMATIC}event {event_id} {uuid4().hex}"
+    return NewSignal(key, value, dedup, f"watcher {watcher}"[:SENDER_CHARS_MAX], namespace)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from tests.proof.crash.workload import Fault
-from tests.proof.crash.workloads.tasks import DagTruth, TaskTruth, TaskWorkload
+from tests.proof.crash.workloads.tasks import FAULTS_OF_WORKERS, KILLS_OF_WORKERS, DagTruth, TaskTruth, TaskWorkload
 from tests.proof.history.findings import TERMINAL
 from tests.proof.history.map_history import (
     GIVEN,
@@ -95,8 +94,8 @@ class MapWorkload(TaskWorkload):
 
     name = "mapped tasks"
     marks: ClassVar[Mapping[str, Mark]] = MAP_MARKS | BUNDLE_MARKS | {name: TASK_MARKS[name] for name in OF_STEPS}
-    faults = ("kill workers", "kill supervisor", "kill all", "stop", "drop connection")
-    kill_weights: ClassVar[Mapping[Fault, int]] = {"kill workers": 50, "kill supervisor": 30, "kill all": 20}
+    faults = FAULTS_OF_WORKERS
+    kill_weights = KILLS_OF_WORKERS
     tasks: ClassVar[tuple[str, ...]] = (
         *("values", "emitted", "of_file", "of_list", "of_elements", "of_map", "walk.follow", "walk.taken", "total"),
     )

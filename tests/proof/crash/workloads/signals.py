@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.proof.crash.workload import Fault
-from tests.proof.crash.workloads.tasks import DagTruth, TaskTruth, TaskWorkload
+from tests.proof.crash.workloads.tasks import FAULTS_OF_WORKERS, KILLS_OF_WORKERS, DagTruth, TaskTruth, TaskWorkload
 from tests.proof.history.signal_history import WAITS, Checker, Report, Stored, Waited, decode_lines
 
 from headgate.protocol.marks import BELL_MARKS, SIGNAL_MARKS, TASK_MARKS, Mark
@@ -80,8 +79,8 @@ class SignalWorkload(TaskWorkload):
 
     name = "signals"
     marks: ClassVar[Mapping[str, Mark]] = SIGNAL_MARKS | BELL_MARKS | {name: TASK_MARKS[name] for name in OF_TASKS}
-    faults = ("kill workers", "kill supervisor", "kill all", "stop", "drop connection")
-    kill_weights: ClassVar[Mapping[Fault, int]] = {"kill workers": 50, "kill supervisor": 30, "kill all": 20}
+    faults = FAULTS_OF_WORKERS
+    kill_weights = KILLS_OF_WORKERS
     tasks: ClassVar[tuple[str, ...]] = (*SENDING, *WAITS)
     dag_file: ClassVar[str] = DAG_FILE
     held_back_max = 3

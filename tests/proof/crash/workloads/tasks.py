@@ -33,6 +33,10 @@ OF_THE_PAIR = (
 PAUSE_S = 0.4  # before a random kill, on average
 RUNS_AT_ONCE_MAX = 4  # of random kills: more would only wait for one another
 
+# What is done where no runner takes part: who dies most often has the most to lose.
+FAULTS_OF_WORKERS: tuple[Fault, ...] = ("kill workers", "kill supervisor", "kill all", "stop", "drop connection")
+KILLS_OF_WORKERS: Mapping[Fault, int] = {"kill workers": 50, "kill supervisor": 30, "kill all": 20}
+
 DAG_NAME = "crash"
 TASKS = (
     *("plain", "once", "after", "thrice", "again", "gives_up", "times_out", "races"),
