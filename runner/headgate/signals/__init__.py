@@ -1,7 +1,17 @@
 """Signals for authors: values under keys, which tasks and triggers send, and tasks list and hear (docs/signals.md)."""
 
-from headgate.signals.listening import SignalWatcher, StopListening
+from headgate.signals.base import BaseSignalService, Signal, SignalVersion
+from headgate.signals.listening import Heard, SignalWatcher, StopListening
 from headgate.signals.outgoing import TooManySignals
-from headgate.signals.service import Signal, SignalService, SignalVersion
+from headgate.signals.service import SignalService
 
-__all__ = ["Signal", "SignalService", "SignalVersion", "SignalWatcher", "StopListening", "TooManySignals"]
+__all__ = [
+    "BaseSignalService",
+    "Heard",
+    "Signal",
+    "SignalService",
+    "SignalVersion",
+    "SignalWatcher",
+    "StopListening",
+    "TooManySignals",
+]

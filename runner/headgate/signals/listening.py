@@ -1,7 +1,7 @@
-"""Listening: the versions of a key as they are sent, while a step of a task runs.
+"""Listening: the versions of a key as they are sent, whichever implementation of signals hears them.
 
-The supervisor keeps the query until something is sent, for some seconds at most; then it is sent again. So a step that
-listens does nothing meanwhile, and neither does the database.
+An implementation answers *hear*: what is above a place, as soon as there is something. What a listener is promised,
+the order, the end and the time that it waits, is made of that here, once.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
-
-from headgate.child import queries
-from headgate.protocol.messages.queries import ListenSignals, SignalsHeard
-from headgate.protocol.messages.signals import LISTEN_S_MAX, StoredSignal
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from headgate.signals.service import SignalVersion
+    from headgate.signals.base import SignalVersion
 
 
 class StopListening(Exception):
@@ -41,42 +38,40 @@ class SignalWatcher(ABC):
         """
 
 
-def heard(
-    key: str, namespace: str, after: int | None, *, until: int | None, timeout: timedelta | float | None
-) -> Iterator[tuple[StoredSignal, ...]]:
-    """Iterate over the versions of a key above ``after``, as many at once as there are; see `listen_signal`.
+@dataclass(frozen=True)
+class Heard:
+    """Versions of a key in their order, perhaps none; there are no others up to ``seen``, which is where to go on."""
 
-    Without ``after``, the first query, which is sent now, says which one is the next. Ends behind the version
-    ``until``, or after so much time without a new one. Raises ValueError for a negative time, and as a query does.
-    """
+    signals: Sequence[SignalVersion]
+    seen: int
+
+
+# What is above a place as soon as there is something, or after so many seconds at the latest; None: where the key is.
+Hear: TypeAlias = Callable[[int | None, float], Heard]
+
+
+def seconds_of(timeout: timedelta | float | None) -> float:
+    """Return the seconds of a timeout; None is infinite. Raises ValueError for a negative one."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else math.inf if timeout is None else timeout
     if not seconds >= 0:  # so that a NaN is refused, too
         raise ValueError(f"the timeout must be 0 seconds or more, not {seconds:g}")
-    if after is None:
-        after = _ask(ListenSignals(key, namespace)).seen
-    return _pages(key, namespace, after, until, seconds)
+    return seconds
 
 
-def _pages(
-    key: str, namespace: str, after: int, until: int | None, timeout_s: float
-) -> Iterator[tuple[StoredSignal, ...]]:
+def pages_of(hear: Hear, after: int, until: int | None, timeout_s: float) -> Iterator[Sequence[SignalVersion]]:
+    """Iterate over the versions of a key above ``after``, as many at once as there are.
+
+    Ends behind the version ``until``, or after so much time without a new one.
+    """
     ends_at = time.monotonic() + timeout_s
     while until is None or after < until:
-        within_s = min(max(0.0, ends_at - time.monotonic()), LISTEN_S_MAX)
         try:
-            answer = _ask(ListenSignals(key, namespace, after, within_s))
+            heard = hear(after, max(0.0, ends_at - time.monotonic()))
         except NothingMore:
             return
-        after = answer.seen
-        if answer.signals:
-            yield answer.signals
+        after = heard.seen
+        if heard.signals:
+            yield heard.signals
             ends_at = time.monotonic() + timeout_s
         elif time.monotonic() >= ends_at:
             return
-
-
-def _ask(query: ListenSignals) -> SignalsHeard:
-    answer = queries.send_query(query)
-    if not isinstance(answer, SignalsHeard):
-        raise queries.QueryFailed(f"the supervisor answered with {type(answer).__name__}, not with signals")
-    return answer

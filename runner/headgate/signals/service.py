@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, overload
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from headgate.child import queries
-from headgate.protocol.messages.queries import ListSignals, QueryResult, SendSignals, SignalPage, SignalsSent
-from headgate.protocol.messages.signals import (
-    DEFAULT_NAMESPACE,
-    SIGNALS_PER_PAGE_MAX,
-    SignalSend,
-    StoredSignal,
-    address_problem,
+from headgate.protocol.messages.queries import (
+    ListenSignals,
+    ListSignals,
+    QueryResult,
+    SendSignals,
+    SignalPage,
+    SignalsHeard,
+    SignalsSent,
 )
+from headgate.protocol.messages.signals import LISTEN_S_MAX, SignalSend, StoredSignal
 from headgate.protocol.values import decode_value
 from headgate.signals import outgoing
-from headgate.signals.listening import SignalWatcher, StopListening, heard
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Signal:
-    """A value under a key. ``dedup``: if the key has a version with this one, it is not sent again."""
-
-    key: str
-    value: Any = None
-    dedup: str | None = None
+from headgate.signals.base import BaseSignalService, Signal, SignalVersion
+from headgate.signals.listening import Heard
 
 
-@dataclass(frozen=True)
-class SignalVersion(Signal):
-    """A signal that was sent: the ``version`` of its key, which no other signal has.
-
-    ``is_new`` is False if an earlier one with the same ``dedup`` has this version. ``sender`` and ``sent_at`` are
-    known of signals that were listed.
-    """
-
-    version: int = 0
-    is_new: bool = True
-    sender: str = ""
-    sent_at: datetime | None = None
-
-
-class SignalService:
+class SignalService(BaseSignalService):
     """Sends, lists and hears signals of one namespace, while a step of a task runs::
 
         # train.py
@@ -60,11 +36,11 @@ class SignalService:
             auc = 0.93
             return SignalService().send_signal("model", {"auc": auc}, dedup="first").version
 
-    A trigger uses its own `headgate.triggers.base.BaseTrigger.send_signal`; a program, `headgate.client`.
+    A trigger uses its own `headgate.triggers.base.BaseTrigger.send_signal`; a program, `headgate.client`, or
+    `headgate.signals.remote` from afar. `list_signals` and `listen_signal` leave out what is for other runs alone. A
+    task that listens keeps its worker, and asks nobody meanwhile: the supervisor keeps the query until something is
+    sent, for some seconds at most. `headgate.tasks.SignalSensor` waits without a worker.
     """
-
-    def __init__(self, namespace: str = DEFAULT_NAMESPACE) -> None:
-        self.namespace = namespace
 
     def send_signal(
         self, key: str, value: Any = None, *, dedup: str | None = None, of_run: bool = False, with_outcome: bool = False
@@ -99,90 +75,21 @@ class SignalService:
         outgoing.check_size(sends, "at once")
         return versions_of(signals, queries.send_query(SendSignals(tuple(sends)))) if sends else []
 
-    def list_signals(
-        self, key: str, version: int | None = None, *, after: int = 0, limit: int = SIGNALS_PER_PAGE_MAX
-    ) -> list[SignalVersion]:
-        """Return the versions of a key above ``after`` that are kept, the oldest first; or only ``version``.
-
-        There may be more than are returned, at most 1,000 or about 1 MiB: go on after the last of them. Signals for
-        other runs alone are left out. Raises ValueError for a malformed key, and as a query does.
-        """
-        if (problem := address_problem(key, self.namespace)) is not None:
-            raise ValueError(problem)
+    def list_stored(self, key: str, version: int | None, after: int, limit: int) -> list[SignalVersion]:
+        """See `BaseSignalService.list_stored`. Raises as a query does."""
         answer = queries.send_query(ListSignals(key, self.namespace, after, limit, version))
         if not isinstance(answer, SignalPage):
             raise queries.QueryFailed(f"the supervisor answered with {type(answer).__name__}, not with signals")
         return [_listed(key, one) for one in answer.signals]
 
-    @overload
-    def listen_signal(
-        self,
-        listener_name: str,
-        key: str,
-        watcher: None = None,
-        version: int | None = None,
-        *,
-        after: int | None = None,
-        timeout: timedelta | float | None = None,
-    ) -> Iterator[SignalVersion]: ...
-
-    @overload
-    def listen_signal(
-        self,
-        listener_name: str,
-        key: str,
-        watcher: SignalWatcher,
-        version: int | None = None,
-        *,
-        after: int | None = None,
-        timeout: timedelta | float | None = None,
-    ) -> None: ...
-
-    def listen_signal(
-        self,
-        listener_name: str,
-        key: str,
-        watcher: SignalWatcher | None = None,
-        version: int | None = None,
-        *,
-        after: int | None = None,
-        timeout: timedelta | float | None = None,
-    ) -> Iterator[SignalVersion] | None:
-        """Iterate over the versions of a key above ``after``, and wait for those to come, without a statement.
-
-        Without ``after`` these are the versions that are sent after this call; with ``version`` it is that one alone,
-        and the end follows it. Versions that are not kept any more are passed over, and so are those for other runs
-        alone. It ends after the time ``timeout`` without a new one, in seconds if it is a number, and never by itself
-        if that is None. ``listener_name`` stands in the log of the task.
-
-        With a ``watcher`` nothing is returned before the end: each time its `SignalWatcher.process` gets all signals
-        that there are, until it raises `StopListening`.
-
-        The task keeps its worker meanwhile: `headgate.tasks.SignalSensor` waits without one.
-
-        Raises ValueError for a malformed key, version or timeout, and as a query does.
-        """
-        if (problem := address_problem(key, self.namespace)) is not None:
-            raise ValueError(problem)
-        if watcher is not None and not isinstance(watcher, SignalWatcher):
-            raise TypeError(f"the watcher must be a SignalWatcher, not {type(watcher).__name__}")
-        if version is not None:
-            if after is not None or version < 1:
-                raise ValueError(f"version is {version} and after is {after}: give one of them, the version from 1 on")
-            after = version - 1
-        if after is not None and after < 0:
-            raise ValueError(f"after must be the number of a version, or 0, not {after}")
-        pages = heard(key, self.namespace, after, until=version, timeout=timeout)
-        log.info("%s listens for signals under %r", listener_name, key)
-        batches = ([_listed(key, one) for one in page if version in (None, one.version)] for page in pages)
-        if watcher is None:
-            return (one for batch in batches for one in batch)
-        for batch in filter(None, batches):
-            try:
-                watcher.process(batch)
-            except StopListening:
-                break
-        return None
+    def hear(self, key: str, after: int | None, within_s: float) -> Heard:
+        """See `BaseSignalService.hear`. Raises as a query does."""
+        place = ListenSignals(key, self.namespace)
+        query = place if after is None else ListenSignals(key, self.namespace, after, min(within_s, LISTEN_S_MAX))
+        answer = queries.send_query(query)
+        if not isinstance(answer, SignalsHeard):
+            raise queries.QueryFailed(f"the supervisor answered with {type(answer).__name__}, not with signals")
+        return Heard([_listed(key, one) for one in answer.signals], answer.seen)
 
 
 def _listed(key: str, one: StoredSignal) -> SignalVersion:
