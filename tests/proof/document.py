@@ -25,6 +25,7 @@ SECTIONS = {
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
     "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
     "simulation of groups": '## Simulation of groups\n\nNot run yet: `make simulate ARGS="--groups --proof"`.',
+    "simulation of signals": '## Simulation of signals\n\nNot run yet: `make simulate ARGS="--signals --proof"`.',
     "consumers": "## Consumers\n\nNot run yet: `make consumers ARGS=--proof`.",
 }
 HEAD = """\

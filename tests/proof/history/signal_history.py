@@ -213,7 +213,7 @@ class Checker(findings.Checker[Record]):
         yield from self._of_senders()
         yield from self._of_outcomes()
         for wait in self._waits.values():
-            yield from _of_wait(wait, tuple(self._ended_with[wait.task]), self._stored.get(wait.key, []))
+            yield from of_wait(wait, tuple(self._ended_with[wait.task]), self._stored.get(wait.key, []))
 
     def _of_senders(self) -> Iterator[Finding[Kind]]:
         versions = {(row.key, row.dedup): row.version for rows in self._stored.values() for row in rows}
@@ -245,20 +245,26 @@ def _of_key(key: str, rows: list[Stored]) -> Iterator[Finding[Kind]]:
         yield Finding("version twice", key, "one signal has two versions")
 
 
-def _of_wait(wait: Waited, ended_with: tuple[int, ...], rows: list[Stored]) -> Iterator[Finding[Kind]]:
-    fitting = sorted(
+def fitting(wait: Waited, rows: Iterable[Stored]) -> list[int]:
+    """Return the versions that may end a wait, the first one in front."""
+    return sorted(
         row.version
         for row in rows
         if row.version > wait.since and wait.value in (None, row.value) and row.run in ("", wait.run)
     )
+
+
+def of_wait(wait: Waited, ended_with: tuple[int, ...], rows: Iterable[Stored]) -> Iterator[Finding[OwnKind]]:
+    """Yield what is wrong with a wait that these versions have ended: of all ``rows`` of its key that it could see."""
+    fits = fitting(wait, rows)
     # The first that fits; of those that may have been sent before the run or after it, each may be the first.
-    firsts = [version for n, version in enumerate(fitting) if n == 0 or fitting[n - 1] <= wait.until]
+    firsts = [version for n, version in enumerate(fits) if n == 0 or fits[n - 1] <= wait.until]
     if len(ended_with) > 1:
         yield Finding("considered twice", wait.task, f"it was ended by versions {ended_with}")
     elif not ended_with:
-        if fitting and fitting[-1] > wait.until:
+        if fits and fits[-1] > wait.until:
             yield Finding("not considered", wait.task, f"version {firsts[-1]} fits, and it waits still")
-    elif ended_with[0] not in fitting:
+    elif ended_with[0] not in fits:
         why = f"version {ended_with[0]} has ended it, which does not count for it"
         yield Finding("considered before its time", wait.task, why)
     elif ended_with[0] not in firsts:

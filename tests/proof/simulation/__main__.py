@@ -2,8 +2,8 @@
 
 ``--seed S [--faults 0,2|none]`` runs one, with only those of its faults, and tells its history; ``--digest`` prints
 a digest of the history instead. ``--mutant NAME`` breaks the pair first (see `tests.proof.simulation.mutants`).
-``--tasks`` means the seeds of `tests.proof.simulation.tasks` in place of those of the pair, and ``--groups`` those of
-`tests.proof.simulation.tasks.groups`.
+``--tasks`` means the seeds of `tests.proof.simulation.tasks` in place of those of the pair, and ``--groups`` and
+``--signals`` those of the packages of these names there.
 ``--proof`` looks for every mutant as well, and adds what was counted to ``docs/proof.md``.
 """
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--digest", action="store_true", help="of the one seed, a digest of its history")
     parser.add_argument("--tasks", action="store_true", help="the seeds of tasks")
     parser.add_argument("--groups", action="store_true", help="the seeds of groups of tasks")
+    parser.add_argument("--signals", action="store_true", help="the seeds of signals")
     parser.add_argument(
         "--mutant",
         choices=sorted(bug for mutants in MUTANTS.values() for bug in mutants),
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.proof is not None and (chosen.mutant is not None or chosen.seed is not None):
         parser.error("--proof is of many seeds, and of the pair as it is")
-    name: FamilyName = "groups" if chosen.groups else "tasks" if chosen.tasks else "pair"
+    options: tuple[FamilyName, ...] = ("signals", "groups", "tasks")
+    name: FamilyName = next((one for one in options if getattr(chosen, one)), "pair")
     if chosen.mutant is not None and chosen.mutant not in MUTANTS[name]:
         parser.error(f"--mutant {chosen.mutant} is one of the other seeds")
     jobs = 1 if chosen.mutant else chosen.jobs  # another process would run the pair unbroken

@@ -1,4 +1,4 @@
-"""The families of scenarios: the pair of supervisor and runner, the pair with tasks, and that with groups of tasks.
+"""The families of scenarios: the pair of supervisor and runner, that with tasks, with groups of tasks, with signals.
 
 Each has seeds of its own.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     from tests.proof.simulation.scenario import Scenario
 
-FamilyName = Literal["pair", "tasks", "groups"]
+FamilyName = Literal["pair", "tasks", "groups", "signals"]
 FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 
 
@@ -41,6 +41,14 @@ def family(name: FamilyName) -> Family:
     from tests.proof.simulation.tasks.streams import checker as of_tasks
     from tests.proof.simulation.tasks.streams import directed as streams_directed
 
+    if name == "signals":
+        from tests.proof.simulation.tasks.signals import checker as of_signals
+        from tests.proof.simulation.tasks.signals import directed as signals_directed
+        from tests.proof.simulation.tasks.signals import drawing as signals_drawing
+        from tests.proof.simulation.tasks.signals import world as signals_world
+
+        draw, run, directed = signals_drawing.draw, signals_world.run, signals_directed.DIRECTED
+        return Family(name, "--signals ", draw, run, of_signals.check, directed)
     if name == "groups":
         from tests.proof.simulation.tasks.groups import directed as groups_directed
         from tests.proof.simulation.tasks.groups import drawing as groups_drawing
@@ -53,5 +61,8 @@ def family(name: FamilyName) -> Family:
 def family_of(plan: Scenario) -> Family:
     """Return a family that runs and judges a scenario as its own does."""
     from tests.proof.simulation.tasks.scenario import TaskScenario
+    from tests.proof.simulation.tasks.signals.drawing import SignalScenario
 
+    if isinstance(plan, SignalScenario):
+        return family("signals")
     return family("tasks" if isinstance(plan, TaskScenario) else "pair")

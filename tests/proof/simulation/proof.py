@@ -17,6 +17,7 @@ from tests.proof.simulation.families import FamilyName
 from tests.proof.simulation.mutants import MUTANTS, Mutant
 from tests.proof.simulation.tasks.groups.mutants import MUTANTS as GROUP_MUTANTS
 from tests.proof.simulation.tasks.mutants import MUTANTS as TASK_MUTANTS
+from tests.proof.simulation.tasks.signals.mutants import MUTANTS as SIGNAL_MUTANTS
 
 _ROW = re.compile(r"\| ([\d,]+) to ([\d,]+) \| ([\d,]+) \| (\d+) \| ([^|]+) \| `([^`]+)` \|")
 
@@ -39,6 +40,14 @@ elements](dags.md#groups-loops-and-worklists): with a task outside that one of t
 windows of 1 to 4, failures, retries and branches at single indexes, keys that repeat, gates that stop sooner or later
 in another try, and users who clear and mark single indexes and whole tasks. The checker holds I24, I26 and I27 against
 the rows of every transaction. Written by `make simulate SEEDS=N ARGS="--groups --proof"`.
+"""
+OF_SIGNALS = """\
+The same, from seeds of their own, with [signals](signals.md): steps that send at once, with their outcomes and for
+their own runs, with dedups that several senders use; sensors for a value or for any, since the run or with the newest
+before; steps that listen, with and without a watcher; watchers whose events are signals, and triggers that send; users
+who send, sometimes without hearing of it, put events, forget keys, clean, clear and mark. The limits of the log are
+low, so that versions are trimmed, and looks and pages end in the middle. The checker holds I25 and I28 against the rows
+of every transaction. Written by `make simulate SEEDS=N ARGS="--signals --proof"`.
 """
 MUTANTS_INTRODUCTION = """\
 Each breaks one promise by a small patch of the real code or of its tables. It has to be found among so many random
@@ -66,6 +75,7 @@ SECTIONS: Mapping[FamilyName, Section] = {
     "pair": Section("simulation", "## Simulation", OF_PAIR, MUTANTS),
     "tasks": Section("simulation of tasks", "## Simulation of tasks", OF_TASKS, TASK_MUTANTS),
     "groups": Section("simulation of groups", "## Simulation of groups", OF_GROUPS, GROUP_MUTANTS),
+    "signals": Section("simulation of signals", "## Simulation of signals", OF_SIGNALS, SIGNAL_MUTANTS),
 }
 
 

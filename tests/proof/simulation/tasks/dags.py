@@ -12,6 +12,7 @@ import trio
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.maps.plans import LIST_KEY, index_of, list_length
 from tests.proof.simulation.tasks.scenario import Dag, Task
+from tests.proof.simulation.tasks.signals.sensing import SimulatedSensor
 from tests.proof.simulation.tasks.streams.handling import BEGIN, TAKES_ONE, StreamOperator
 from tests.proof.simulation.tasks.streams.source import CLASSPATH as OF_SOURCE
 from tests.proof.simulation.triggers import in_runner
@@ -79,6 +80,8 @@ class SimulatedOperator(StreamOperator):
             context["ti"].xcom_pull(task, KEY)
         if self.plan.leaves is not None and leg.end == "return":
             context["ti"].xcom_push(LIST_KEY, list(range(list_length(self.plan.leaves, try_number))))
+        if self.plan.signals is not None:
+            self.plan.signals.send_with_outcome(number)
         if leg.pushes:
             context["ti"].xcom_push(KEY, pushed(self.name, try_number, number))
         mapped, end = self.plan.mapped, leg.end
@@ -194,10 +197,15 @@ class SimulatedWait(BaseTrigger):
         in_runner().note(records.KillHookCalled(trio.current_time(), self.task, self.leg))
 
 
+def operator_of(plan: Task, name: str = "", dag: DAG | None = None) -> SimulatedOperator | SimulatedSensor:
+    """Return the operator of a task."""
+    return SimulatedOperator(plan, name, dag) if plan.sensor is None else SimulatedSensor(plan, plan.sensor, name, dag)
+
+
 def spec_of(plan: Dag, without: str = "") -> DagSpec:
     """Return the DAG as its file says it, maybe without one of its tasks."""
     dag = DAG(plan.name, max_active_runs=plan.max_active_runs)
-    operators = {task.name: SimulatedOperator(task, dag=dag) for task in plan.tasks if task.name != without}
+    operators = {task.name: operator_of(task, dag=dag) for task in plan.tasks if task.name != without}
     for task in plan.tasks:
         for above in task.upstream:
             if task.name in operators and above in operators:

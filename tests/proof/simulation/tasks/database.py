@@ -70,11 +70,11 @@ class TaskReader(database.Reader):
         ``ends`` are those of steps that it was to store.
         """
         connection = self._connection
-        if connection.total_changes == self._changes:
+        if not self.has_changed():
             return []
         self._changes = connection.total_changes
         now = trio.current_time()
-        found: list[Any] = []
+        found: list[Any] = self._first(now, by)
         for dag, is_paused in connection.execute("SELECT name, is_paused FROM dag ORDER BY id"):
             if self._dags.get(dag) != bool(is_paused):
                 self._dags[dag] = bool(is_paused)
@@ -100,10 +100,23 @@ class TaskReader(database.Reader):
             found.append(records.LookDone(now, by))
         return found
 
+    def _first(self, now: float, by: str) -> list[Any]:
+        """Return records that stand in front of all others of a transaction; none here."""
+        return []
+
+    def has_changed(self) -> bool:
+        """Whether anything was written since `changes` was called last."""
+        return self._connection.total_changes != self._changes
+
     @property
     def runs(self) -> int:
         """How many runs there are."""
         return len(self._runs)
+
+    @property
+    def run_names(self) -> set[str]:
+        """The runs that there are."""
+        return {row[0] for row in self._runs.values()}
 
     def id_of(self, task: str) -> TaskInstanceId | None:
         """Return the id of a task by its name; None where there is no such run yet."""
@@ -243,7 +256,7 @@ def _said_in(payload: bytes | None) -> tuple[int, int]:
 READS = frozenset(
     {
         *("create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"),
-        *("stream_rooms", "consider_signals"),
+        *("stream_rooms", "consider_signals", "signal_versions"),
     }
 )
 # The ends of steps, which are stored in groups, by the names that histories and faults know them by.
@@ -262,6 +275,8 @@ DEADLY = {"claim_triggers": "claim", "store_slice": "store_slice"}  # of the pai
 class TaskFailingStore(FailingStore):
     """The store with its parts for tasks; it can be deadly as well, as the faults say."""
 
+    reads = READS
+
     def __init__(self, world: TaskWorld, supervisor: SupervisorProcess) -> None:
         super().__init__(world, supervisor)
         self._task_world = world
@@ -279,7 +294,7 @@ class TaskFailingStore(FailingStore):
     def call_part(self, name: str, verb: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Carry out a verb of tasks or of the scheduler."""
         ends: Sequence[StepEnd] = args[1] if name == "store_ends" else ()
-        writes = "" if name in READS else name
+        writes = "" if name in self.reads else name
         if name == "save_file":
             self._task_world.saving = args[2]
         epoch = args[0] if writes and args and isinstance(args[0], int) else 0

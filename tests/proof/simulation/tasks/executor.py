@@ -18,8 +18,10 @@ import msgspec
 import trio
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import records
-from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator
+from tests.proof.simulation.tasks.dags import KEY, SimulatedOperator, operator_of
 from tests.proof.simulation.tasks.scenario import Leg, Task
+from tests.proof.simulation.tasks.signals.plans import said_of
+from tests.proof.simulation.tasks.signals.sensing import SimulatedSensor
 from tests.proof.simulation.tasks.streams.handling import METHODS, state_text
 
 from headgate.protocol.messages.queries import ElementRoom, EmitElements, EncodedValue, GetXCom, Response
@@ -63,24 +65,27 @@ def outcome_name(outcome: StepOutcome) -> str:
     return OUTCOMES[type(outcome)]
 
 
-class _Process:
+Operator = SimulatedOperator | SimulatedSensor
+
+
+class Process:
     """A worker's process: the steps that it has, of which the first one runs, and what it may have besides."""
 
     def __init__(self) -> None:
-        self.steps: deque[_Worker] = deque()
+        self.steps: deque[Worker] = deque()
         self.room = bundles.WHOLE
         self.takes_more = True
 
-    def add(self, worker: _Worker) -> None:
+    def add(self, worker: Worker) -> None:
         """Take one more step."""
         self.steps.append(worker)
         self.room = bundles.NONE if worker.expected_s is None else self.room.less(worker.expected_s)
 
 
-class _Worker:
+class Worker:
     """A step, and what becomes of it in its process."""
 
-    def __init__(self, step: Step, expected_s: float | None, process: _Process) -> None:
+    def __init__(self, step: Step, expected_s: float | None, process: Process) -> None:
         self.step = step
         self.expected_s = expected_s
         self.process = process
@@ -100,9 +105,9 @@ class SimulatedExecutor:
         self._world = supervisor.task_world
         self._workers_max = workers
         self._rng = random.Random(f"{self._world.scenario.seed}/workers/{supervisor.number}")
-        self._busy: dict[str, _Worker] = {}
-        self._all: list[_Worker] = []
-        self._processes: list[_Process] = []  # that have a step
+        self._busy: dict[str, Worker] = {}
+        self._all: list[Worker] = []
+        self._processes: list[Process] = []  # that have a step
         self._events: list[ExecutorEvent] = []
         self._is_draining = False
         self._is_cut_off = False  # nobody hears of the workers any more
@@ -124,13 +129,13 @@ class SimulatedExecutor:
         """See `Executor`."""
         assert step.token not in self._busy, "the step runs already"
         if self.room() > 0:
-            process = _Process()
+            process = Process()
             self._processes.append(process)
         else:
             best = bundles.most_room(self.rooms())
             assert best is not None, "there is no room for a step"
             process = self._processes[best]
-        worker = _Worker(step, expected_s, process)
+        worker = Worker(step, expected_s, process)
         self._busy[step.token] = worker
         process.add(worker)
         if len(process.steps) == 1:
@@ -204,29 +209,29 @@ class SimulatedExecutor:
     def _note(self, record: Record) -> None:
         self._world.note(record)
 
-    def _begin_first(self, process: _Process) -> None:
+    def _begin_first(self, process: Process) -> None:
         worker = process.steps[0]
         self._all.append(worker)
         self._world.nursery.start_soon(self._live, worker)
         self._world.nursery.start_soon(self._recall_late, worker)
 
-    async def _recall_late(self, worker: _Worker) -> None:
+    async def _recall_late(self, worker: Worker) -> None:
         """Recall what waits behind a step that turns out long."""
         await trio.sleep(bundles.RECALL_AFTER_S)
         if not worker.has_reported and not self._is_cut_off:
             self._recall(worker.process)
 
-    def _recall(self, process: _Process) -> None:
+    def _recall(self, process: Process) -> None:
         """Have a process give back what it has not begun; it gets no more until the step that it runs has ended."""
         process.takes_more = False
         self._give_back(process, list(itertools.islice(process.steps, 1, None)))
 
-    def _give_back(self, process: _Process, workers: list[_Worker]) -> None:
+    def _give_back(self, process: Process, workers: list[Worker]) -> None:
         for worker in workers:
             process.steps.remove(worker)
             self._tell(worker, StepReturned(worker.step.token), "returned")
 
-    def _has_ended(self, process: _Process, event: ExecutorEvent) -> None:
+    def _has_ended(self, process: Process, event: ExecutorEvent) -> None:
         """The first step of a process has ended: it begins the next one, or is gone, and gives back the others."""
         process.steps.popleft()
         if isinstance(event, StepLost):
@@ -240,7 +245,7 @@ class SimulatedExecutor:
             process.room = bundles.NONE if expected_s is None else process.room.less(expected_s)
         self._begin_first(process)
 
-    def _tell(self, worker: _Worker, event: ExecutorEvent, how: str) -> None:
+    def _tell(self, worker: Worker, event: ExecutorEvent, how: str) -> None:
         """Say something to the supervisor: it hears it in its next turn."""
         if self._is_cut_off:
             return
@@ -254,17 +259,17 @@ class SimulatedExecutor:
             self._has_ended(worker.process, event)
         self._supervisor.bell.ring()
 
-    def _lose(self, worker: _Worker, reason: str) -> None:
+    def _lose(self, worker: Worker, reason: str) -> None:
         worker.scope.cancel()
         if not worker.has_reported:
             self._tell(worker, StepLost(worker.step.token, worker.end_text or reason), "lost")
 
-    async def _stop(self, worker: _Worker) -> None:
+    async def _stop(self, worker: Worker) -> None:
         stubborn = worker.leg.trouble == "stubborn"
         await trio.sleep(STUBBORN_S if stubborn else self._rng.choice(STOPS_WITHIN_S))
         self._lose(worker, "stopped")
 
-    async def _live(self, worker: _Worker) -> None:
+    async def _live(self, worker: Worker) -> None:
         try:
             with worker.scope:
                 await self._work(worker)
@@ -272,17 +277,18 @@ class SimulatedExecutor:
             self._world.broke("a worker", error)
         self._all.remove(worker)
 
-    async def _work(self, worker: _Worker) -> None:
+    async def _work(self, worker: Worker) -> None:
         step, begun_at = worker.step, trio.current_time()
         name = f"{step.dag_id}/{step.run_id}/{instance_name(step.task_id, step.map_index)}"
         plan = self._world.scenario.task(name)
         number = leg_number(step, plan)
-        operator = SimulatedOperator(plan, name)
+        operator = operator_of(plan, name)
         worker.leg = leg = self._begin(step, operator, number)
         if leg.trouble == "dies_before":
             self._lose(worker, "killed by signal 11")
         read_xcom = await self._ask(worker)
         operator.emitted = await self._emit(worker, plan)
+        await self._converse(worker, operator)
         await trio.sleep(leg.seconds / 2)
         if leg.trouble == "cut" and not worker.has_reported:
             self._tell(worker, StepLost(step.token, "its link broke"), "lost")
@@ -308,7 +314,7 @@ class SimulatedExecutor:
             await trio.sleep(TWICE_AFTER_S)
             self._tell(worker, StepEnded(step.token, outcome), "ended")
 
-    def _begin(self, step: Step, operator: SimulatedOperator, number: int) -> Leg:
+    def _begin(self, step: Step, operator: Operator, number: int) -> Leg:
         """Say that a step has begun; return what it does."""
         now, name, plan, operator.leg = trio.current_time(), operator.name, operator.plan, number
         by = self._supervisor.number
@@ -322,10 +328,11 @@ class SimulatedExecutor:
         numbers = tuple(int(decode_value(event.payload)["number"]) for event in part.events)
         left = state_text(part.state)
         self._note(records.StepGot(now, step.token, name, part.handled, rows, numbers, left, part.is_over))
+        assert isinstance(operator, SimulatedOperator)
         operator.call = stream.call(self._world.count_call(name))
         return Leg("defer", stream.seconds, trouble=operator.call.trouble)
 
-    async def _ask(self, worker: _Worker) -> XComReader:
+    async def _ask(self, worker: Worker) -> XComReader:
         """Ask for what the leg wants to know; return what reads the answers."""
         known: dict[str, bytes | None] = {}
         for number, task in enumerate(worker.leg.asks, start=1):
@@ -338,7 +345,10 @@ class SimulatedExecutor:
             known[task] = answer.result.value
         return lambda task_id, key, map_index=-1: known[task_id]
 
-    async def _emit(self, worker: _Worker, plan: Task) -> int:
+    async def _converse(self, worker: Worker, operator: Operator) -> None:
+        """Do what the code of the step asks for beside that; nothing here."""
+
+    async def _emit(self, worker: Worker, plan: Task) -> int:
         """Have elements stored before the end of the step, one by one; return how many the try has emitted."""
         emitted, leg = worker.step.emitted, worker.leg
         early = 0 if plan.emits is None else plan.emits.early
@@ -373,7 +383,7 @@ def serial_of(step: Step) -> int:
     return int(payload["serial"]) if isinstance(payload, dict) else 0
 
 
-def ran_record(token: str, operator: SimulatedOperator, outcome: StepOutcome) -> records.StepRan:
+def ran_record(token: str, operator: Operator, outcome: StepOutcome) -> records.StepRan:
     """Return what the journal says of an outcome."""
     xcoms = tuple(sorted((xcom.key, str(decode_value(xcom.value))) for xcom in outcome.xcoms))
     skips = outcome.skips if isinstance(outcome, StepSucceeded) else ()
@@ -385,6 +395,7 @@ def ran_record(token: str, operator: SimulatedOperator, outcome: StepOutcome) ->
         reported=operator.reported,
         takes_no_more=operator.takes_no_more,
         appended=_appended(outcome),
+        signals=() if isinstance(outcome, StepFailed) else tuple(map(said_of, outcome.signals)),
     )
     handled = outcome.handled
     if handled is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from tests.proof.simulation.records import Record
 
 
@@ -144,12 +145,21 @@ class StepAnswered(Record, frozen=True, gc=False):
     value: str | None
 
 
+class SaidSignal(msgspec.Struct, frozen=True, gc=False):
+    """A signal as its sender names it. ``value`` is the text of its JSON."""
+
+    key: str
+    dedup: str
+    value: str
+    is_of_run: bool = False
+
+
 class StepRan(Record, frozen=True, gc=False):
     """The author's code has ended, and this is what it came to.
 
     Of a stream it has handled ``handled`` events, up to the row ``handled_to``, and ``left`` this state; ``has_ended``:
     `stream_ended` was called. Its handler has ``reported`` so many, and ``takes_no_more`` if it has ended its stream.
-    ``appended`` goes with the outcome.
+    ``appended`` and ``signals`` go with the outcome.
     """
 
     token: str
@@ -166,6 +176,7 @@ class StepRan(Record, frozen=True, gc=False):
     reported: int = 0
     takes_no_more: bool = False
     appended: tuple[str, ...] = ()
+    signals: tuple[SaidSignal, ...] = ()
 
 
 class StepTold(Record, frozen=True, gc=False):

@@ -23,6 +23,7 @@ from tests.proof.simulation.tasks.faults import (
 )
 from tests.proof.simulation.tasks.maps import plans as map_plans
 from tests.proof.simulation.tasks.maps.plans import Emits, Mapped, task_of
+from tests.proof.simulation.tasks.signals.plans import OfSignals, Sensor
 from tests.proof.simulation.tasks.streams import plans
 from tests.proof.simulation.tasks.streams.plans import Stream, Trouble
 
@@ -99,6 +100,12 @@ class Task(Part, frozen=True):
     mapped: Mapped | None = None
     leaves: int | None = None
     emits: Emits | None = None
+    signals: OfSignals | None = None
+
+    @property
+    def sensor(self) -> Sensor | None:
+        """The wait for a signal, if the task is a sensor."""
+        return None if self.signals is None else self.signals.sensor
 
     def legs(self, try_number: int) -> tuple[Leg, ...]:
         """Return what a try does."""

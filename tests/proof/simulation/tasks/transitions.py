@@ -28,6 +28,7 @@ OF_ALL = {
     "dispatch": {("scheduled", "running")},
     "store_slice": {("deferred", to) for to in ("scheduled", "success", "failed", "skipped", "up_for_retry")},
     "time_out": {("deferred", "scheduled")},
+    "consider_signals": {("deferred", "success")},
     "begin_due_batches": {("deferred", "scheduled")},
     "adopt": {("running", "failed"), ("running", "up_for_retry"), ("restarting", "none")},
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -93,15 +94,17 @@ class TaskSupervisor(SupervisorProcess):
 
     task_world: TaskWorld
     executor: SimulatedExecutor
+    store_of: type[TaskFailingStore] = TaskFailingStore
+    executor_of: type[SimulatedExecutor] = SimulatedExecutor
 
     def _make_core(self, identity: Identity) -> SupervisorCore:
         assert isinstance(self.world, TaskWorld)
         self.task_world = self.world
         settings = self.world.settings
-        store: Any = TaskFailingStore(self.world, self)
+        store: Any = self.store_of(self.world, self)
         files: Any = SimulatedFiles(self.world, store)
         logs: Any = SilentLogs()
-        self.executor = SimulatedExecutor(self, self.world.scenario.workers)
+        self.executor = self.executor_of(self, self.world.scenario.workers)
         answers = StoreQueries(store, {})
 
         def retry_of(duty: str) -> DatabaseRetry:
@@ -379,8 +382,8 @@ class TaskWorld(World):
         """Run it until all runs have ended and all faults are over, or the time for it is."""
         self.see("setup")
         async with trio.open_nursery() as self.nursery:
-            self.nursery.start_soon(self._inject)
-            self.nursery.start_soon(self._create_runs)
+            for work in self._works():
+                self.nursery.start_soon(work)
             self.start_supervisor()
             if self.scenario.peers:
                 self.start_supervisor()
@@ -393,6 +396,11 @@ class TaskWorld(World):
             self.note(records.AllRested(trio.current_time(), is_at_rest))
             self._end()
 
+    def _works(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Yield what goes on beside the supervisors."""
+        yield self._inject
+        yield self._create_runs
+
     def _is_at_rest(self) -> bool:
         return (
             self.reader.is_at_rest
@@ -404,7 +412,14 @@ class TaskWorld(World):
 
 def run(plan: TaskScenario) -> list[Record]:
     """Run a scenario and return its history: always the same for the same scenario, in any process."""
-    tokens = itertools.count(1)
-    with patch.object(task_rows, "new_token", lambda: f"token-{next(tokens)}"):
+    with tokens_counted():
         database.reset(plan)
         return run_world(plan, lambda: TaskWorld(plan))
+
+
+@contextmanager
+def tokens_counted() -> Generator[None]:
+    """Have the tokens of steps be the same each time."""
+    tokens = itertools.count(1)
+    with patch.object(task_rows, "new_token", lambda: f"token-{next(tokens)}"):
+        yield

@@ -1,0 +1,169 @@
+"""The simulated machine with signals: small limits of the log, watchers, and users at the command line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import trio
+from tests.proof.simulation.database import open_client, open_store
+from tests.proof.simulation.processes import Died, SupervisorProcess
+from tests.proof.simulation.records import Record
+from tests.proof.simulation.tasks import database
+from tests.proof.simulation.tasks.records import SaidSignal
+from tests.proof.simulation.tasks.signals import records
+from tests.proof.simulation.tasks.signals.drawing import SignalScenario
+from tests.proof.simulation.tasks.signals.plans import (
+    A_USER,
+    FEED_BYTES_MAX,
+    Cleans,
+    Forgets,
+    UserAct,
+    UserPuts,
+    UserSends,
+)
+from tests.proof.simulation.tasks.signals.rehearsal import Clock
+from tests.proof.simulation.tasks.signals.surroundings import CLASSPATH, SignalExecutor, SignalReader, SignalStore
+from tests.proof.simulation.tasks.world import TaskSupervisor, TaskWorld, tokens_counted
+from tests.proof.simulation.world import run_world
+
+from headgate.client import signals as client_signals
+from headgate.client.signals import Send
+from headgate.protocol.values import encode_value
+from headgate.signals import listening, outgoing
+from headgate.store.errors import NoSuchRow, SignalKeyInUse
+from headgate.store.scheduling import considering
+from headgate.store.signals import feeds, reading, sending
+
+UNSURE_S = 0.2  # until a user who has not heard of a send sends again
+DEAD_S = 0.3  # until a user begins anew whose process was killed
+
+
+class SignalSupervisor(TaskSupervisor):
+    """A supervisor whose workers send and listen."""
+
+    store_of: Any = SignalStore
+    executor_of = SignalExecutor
+
+
+class SignalWorld(TaskWorld):
+    """One run of one scenario of signals."""
+
+    def __init__(self, plan: SignalScenario) -> None:
+        super().__init__(plan)
+        self.scenario: SignalScenario = plan
+        self.reader: SignalReader = SignalReader()
+        self._client = open_client()
+        self._watchers: dict[str, int] = {}  # the triggers of watchers, by name
+        self._users = 0
+
+    def make_supervisor(self, number: int) -> SupervisorProcess:
+        """See the base class."""
+        return SignalSupervisor(self, number)
+
+    def _works(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        self._add_watchers()
+        yield from super()._works()
+        self._users = len(self.scenario.users)
+        for act in self.scenario.users:
+            yield lambda act=act: self._employ_user(act)  # type: ignore[misc]
+
+    def _add_watchers(self) -> None:
+        for watcher in self.scenario.watchers:
+            kwargs = {"name": watcher.name}
+            trigger = self._store.add_watcher(watcher.name, CLASSPATH, kwargs, signal=watcher.key)
+            self._watchers[watcher.name] = trigger
+            self.note(records.WatcherAdded(trio.current_time(), watcher.name, trigger))
+
+    def _is_at_rest(self) -> bool:
+        fired = [self.reader.events_of(self._watchers[one.name]) >= one.count for one in self.scenario.watchers]
+        return not self._users and all(fired) and super()._is_at_rest()
+
+    # --- users ------------------------------------------------------------------------------------
+
+    async def _employ_user(self, act: UserAct) -> None:
+        await trio.sleep_until(act.at)
+        left = act.unsure + 1 if isinstance(act, UserSends) else 1
+        while left:
+            try:
+                self._do_act(act, is_heard=left == 1)
+            except Died:
+                self.see(A_USER)  # if it was committed
+                await trio.sleep(DEAD_S)
+                continue
+            left -= 1
+            await trio.sleep(UNSURE_S if left else 0.0)
+        self._users -= 1
+        self._rested.ring()
+
+    def _do_act(self, act: UserAct, *, is_heard: bool) -> None:
+        self.verb = (A_USER, ())
+        try:
+            match act:
+                case UserSends():
+                    self._send(act, is_heard=is_heard)
+                case UserPuts():
+                    self._store.put_event(act.watcher, encode_value({"watcher": act.watcher, "number": -1}, where=""))
+                case Forgets():
+                    self._tend(f"forgets {act.key}", lambda: self._store.signals.forget(act.key))
+                case Cleans():
+                    self._tend("cleans", lambda: list(self._store.cleaning.clean(act.older_than_s, kinds=["signals"])))
+        finally:
+            self.verb = ("", ())
+        self.see(A_USER)
+
+    def _tend(self, what: str, do: Callable[[], object]) -> None:
+        try:
+            result = str(do())
+        except (NoSuchRow, SignalKeyInUse) as refused:
+            result = type(refused).__name__
+        self.see(A_USER)
+        self.note(records.Tended(trio.current_time(), what, result))
+
+    def _send(self, act: UserSends, *, is_heard: bool) -> None:
+        dag, _, run_id = act.run.partition("/")
+        if act.run and act.run not in self.reader.run_names:
+            return  # there is no such run yet
+        sends = [
+            Send(one.key, json.loads(one.value), one.dedup or None, run=(dag, run_id) if one.of_run else None)
+            for one in act.sends
+        ]
+        said = tuple(
+            SaidSignal(one.key, one.dedup, encode_value(json.loads(one.value), where="").decode(), one.of_run)
+            for one in act.sends
+        )
+        self.note(records.Sends(trio.current_time(), A_USER, said, act.run))
+        sent = self._client.send_signals(sends)
+        self.see(A_USER)
+        for one, became in zip(act.sends, sent, strict=True) if is_heard else ():
+            self.note(records.Sent(trio.current_time(), A_USER, one.key, one.dedup, became.version, became.is_new))
+
+
+@contextmanager
+def _patched(plan: SignalScenario) -> Generator[None]:
+    """Have the log's limits be those of the plan, and all that is random or the time be the same each time."""
+    limits, ids = plan.limits, itertools.count(1)
+    with ExitStack() as stack:
+        for module in (outgoing, feeds, client_signals):
+            stack.enter_context(patch.object(module, "uuid4", lambda: UUID(int=next(ids))))
+        stack.enter_context(patch.object(listening, "time", Clock))
+        for where, name, value in (
+            (sending, "VERSIONS_KEPT_MAX", limits.kept),
+            (considering, "PAGE_VERSIONS_MAX", limits.page),
+            (reading, "SIGNALS_PER_PAGE_MAX", limits.heard),
+            (feeds, "SIGNAL_BYTES_MAX", FEED_BYTES_MAX),
+        ):
+            stack.enter_context(patch.object(where, name, value))
+        yield
+
+
+def run(plan: SignalScenario) -> list[Record]:
+    """Run a scenario and return its history: always the same for the same scenario, in any process."""
+    with tokens_counted(), _patched(plan):
+        database.reset(plan)
+        return run_world(plan, lambda: SignalWorld(plan))
