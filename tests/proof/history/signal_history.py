@@ -254,7 +254,7 @@ def fitting(wait: Waited, rows: Iterable[Stored]) -> list[int]:
     )
 
 
-def of_wait(wait: Waited, ended_with: tuple[int, ...], rows: Iterable[Stored]) -> Iterator[Finding[OwnKind]]:
+def of_wait(wait: Waited, ended_with: tuple[int, ...], rows: Iterable[Stored]) -> Iterator[Finding[Kind]]:
     """Yield what is wrong with a wait that these versions have ended: of all ``rows`` of its key that it could see."""
     fits = fitting(wait, rows)
     # The first that fits; of those that may have been sent before the run or after it, each may be the first.

@@ -47,8 +47,8 @@ def family(name: FamilyName) -> Family:
         from tests.proof.simulation.tasks.signals import drawing as signals_drawing
         from tests.proof.simulation.tasks.signals import world as signals_world
 
-        draw, run, directed = signals_drawing.draw, signals_world.run, signals_directed.DIRECTED
-        return Family(name, "--signals ", draw, run, of_signals.check, directed)
+        draw, run, scenarios = signals_drawing.draw, signals_world.run, signals_directed.DIRECTED
+        return Family(name, "--signals ", draw, run, of_signals.check, scenarios)
     if name == "groups":
         from tests.proof.simulation.tasks.groups import directed as groups_directed
         from tests.proof.simulation.tasks.groups import drawing as groups_drawing

@@ -111,7 +111,7 @@ class SignalChecker(Checker):
     def _drop(self, record: records.SignalsDropped | records.KeyForgotten) -> None:
         log = self._log(record.key)
         is_all = isinstance(record, records.KeyForgotten)
-        dropped = range(1, log.last + 1) if is_all else record.versions
+        dropped = record.versions if isinstance(record, records.SignalsDropped) else tuple(range(1, log.last + 1))
         for name, wait in self._sensing.items():
             if wait.wait.key != record.key or wait.age != log.age:
                 continue

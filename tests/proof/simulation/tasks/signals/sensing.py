@@ -21,7 +21,9 @@ class SimulatedSensor(SignalSensor):
     reported = 0
 
     def __init__(self, plan: Task, sensor: Sensor, name: str = "", dag: DAG | None = None) -> None:
-        value: dict[str, Any] = {} if sensor.value is None else {"value": json.loads(sensor.value)}
+        options: dict[str, Any] = {"trigger_rule": plan.rule}
+        if sensor.value is not None:
+            options["value"] = json.loads(sensor.value)
         limit = plan.execution_timeout_s
         super().__init__(
             task_id=plan.name,
@@ -36,8 +38,7 @@ class SimulatedSensor(SignalSensor):
             pool=plan.pool,
             pool_slots=plan.pool_slots,
             priority_weight=plan.priority,
-            trigger_rule=plan.rule,
-            **value,
+            **options,
         )
         self.plan = plan
         self.name = name

@@ -148,13 +148,14 @@ class _Code:
                     rehearsal.note("sent", version)
 
     def _listen(self, rehearsal: Rehearsal, plan: Listens) -> None:
-        listen, options = SignalService().listen_signal, {"after": plan.after, "timeout": plan.timeout_s}
-        most = plan.most
+        service, after, version, timeout = SignalService(), plan.after, plan.version, plan.timeout_s
         if plan.watches:
-            listen(self._task, plan.key, _Taking(plan.most, rehearsal.note), plan.version, **options)  # type: ignore[call-overload]
+            taking = _Taking(plan.most, rehearsal.note)
+            service.listen_signal(self._task, plan.key, taking, version, after=after, timeout=timeout)
             rehearsal.note("over", False)
             return
-        for signal in listen(self._task, plan.key, None, plan.version, **options):  # type: ignore[call-overload]
+        most = plan.most
+        for signal in service.listen_signal(self._task, plan.key, None, version, after=after, timeout=timeout):
             rehearsal.note("listened", (signal.version,))
             most -= 1
             if not most:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
 import trio
-from tests.proof.simulation.database import open_client, open_store
+from tests.proof.simulation.database import open_client
 from tests.proof.simulation.processes import Died, SupervisorProcess
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import database
