@@ -20,11 +20,13 @@ SEEDS: dict[FamilyName, int] = {
     "pair": 2000,
     "tasks": 300,
     "groups": 60,
+    "signals": 60,
 }  # in `make proof`; `make simulate SEEDS=N` judges more
 SEEDS_REPEATED: list[tuple[FamilyName, int]] = [
     *(("pair", seed) for seed in (1, 79, 456, 919)),
     *(("tasks", seed) for seed in (3, 49, 162)),
     ("groups", 12),
+    ("signals", 7),
 ]
 JOBS = 2
 WITHIN_S = 900.0  # the longest a busy machine may take
