@@ -7,6 +7,6 @@ workers take time, die, are stopped, answer late or twice, and lose their links)
 
 The modules, from the inside out: `scenario` (what a seed means), `records`, `dags` (operators and triggers that do what
 the scenario says), `executor`, `database` (what changed, read with SQL of its own, and a store that fails), `world`,
-`rules` and `checker` (which know nothing of the code under test), `mutants`. The packages beside them have what concerns
-streams, maps, groups and signals; groups and signals have seeds of their own.
+`rules` and `checker` (which know nothing of the code under test), `mutants`. The packages beside them have what
+concerns streams, maps, groups and signals; groups and signals have seeds of their own.
 """

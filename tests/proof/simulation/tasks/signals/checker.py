@@ -9,8 +9,9 @@ Beside what its base looks for, by the kinds of `tests.proof.history.signal_hist
 - ``a signal of nobody's``: a signal is stored, and nobody has sent it, or not so, or it was sent for another run
 - ``sent by an old step``: a step has sent a signal whose task was not its own any more
 - ``an event sent twice``, ``an event not sent``: of a watcher whose events are signals
-- ``not considered``, ``considered before its time``: a sensor has passed over a version that fits, or has ended by one
-  that does not count for it; ``overlooked``: it waits though one fits; ``not what was sent``: its value is another
+- ``not considered``, ``considered before its time``, ``considered twice``: a sensor has passed over a version that
+  fits, has ended by one that does not count for it, or more than once
+- ``overlooked``, ``late``: it waits though one fits; ``not what was sent``: its value is another
 - ``gone too early``: a version, or a key, that a sensor needs is gone, or the newest of a key is
 - ``not heard``: a listener was not told of a version, or was told of one twice, or out of order
 - ``refused``: a step whose task is its own may not send, or listen
@@ -303,6 +304,10 @@ class SignalChecker(Checker):
     def _judge_rest(self, record: of_tasks.AllRested) -> None:
         for wait in self._sensing.values():
             self._check_in_time_for(wait, "overlooked", LATE_S)
+        for trigger, deferral in self._deferrals.items():
+            if len(deferral.events) > 1 and self._plan.task(deferral.task).sensor is not None:
+                what = f"{deferral.task}: trigger {trigger} has {len(deferral.events)} events"
+                self._find("considered twice", what)
         for trigger, name in self._watchers.items():
             missing = [n for n in range(self._scenario.watcher(name).count) if (name, n) not in self._numbers]
             if missing:

@@ -30,7 +30,7 @@ class Sensor(Part, frozen=True):
     key: str
     value: str | None = None
     since: Since = "run"
-    timeout_s: float = 40.0
+    timeout_s: float = 30.0
     soft_fail: bool = False
 
 

@@ -135,6 +135,12 @@ def test_a_version_that_goes_while_a_sensor_needs_it_is_found() -> None:
         assert "gone too early" in kinds((*history()[: number + 1], gone, *history()[number + 1 :]))
 
 
+def test_a_sensor_that_is_ended_twice_is_found() -> None:
+    trigger = next(one.trigger for one in history() if isinstance(one, of_tasks.Moved) and one.state == "deferred")
+    number = index(of_tasks.EventStored, trigger=trigger)
+    assert kinds((*history()[: number + 1], history()[number], *history()[number + 1 :])) == {"considered twice"}
+
+
 def test_a_version_that_nobody_needs_may_go() -> None:
     number = index(records.SignalStored, dedup="x2")
     dropped = records.SignalsDropped(history()[number].at, "clean", KEY, (1, 2))
