@@ -36,6 +36,7 @@ from headgate.client import signals as client_signals
 from headgate.client.signals import Send
 from headgate.protocol.values import encode_value
 from headgate.signals import listening, outgoing
+from headgate.store import store
 from headgate.store.errors import NoSuchRow, SignalKeyInUse
 from headgate.store.scheduling import considering
 from headgate.store.signals import feeds, reading, sending
@@ -149,7 +150,7 @@ def _patched(plan: SignalScenario) -> Generator[None]:
     """Have the log's limits be those of the plan, and all that is random or the time be the same each time."""
     limits, ids = plan.limits, itertools.count(1)
     with ExitStack() as stack:
-        for module in (outgoing, feeds, client_signals):
+        for module in (outgoing, feeds, client_signals, store):
             stack.enter_context(patch.object(module, "uuid4", lambda: UUID(int=next(ids))))
         stack.enter_context(patch.object(listening, "time", Clock))
         for where, name, value in (
