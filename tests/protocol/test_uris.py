@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.protocol.uris import URI_CHARS_MAX, UriParts, parse_uri
+from headgate.protocol.uris import HOSTS_MAX, URI_CHARS_MAX, UriParts, parse_uri
 
 
 def test_every_part_is_decoded() -> None:
@@ -21,7 +21,14 @@ def test_every_part_is_decoded() -> None:
         password="p@ss:w/rd",
         schema="sales eu/x",
         extra={"sslmode": "require", "a": "2", "b": ""},
+        hosts=(("Db.Example", 5433),),
     )
+
+
+def test_several_hosts_are_kept_in_their_order_and_the_first_is_the_host() -> None:
+    parts = parse_uri("kafka://me:p%2Cw,d@H1:9092,h2,[::1]:9093/?group=g")
+    assert parts.hosts == (("H1", 9092), ("h2", None), ("::1", 9093))
+    assert (parts.host, parts.port, parts.password) == ("H1", 9092, "p,w,d")
 
 
 @pytest.mark.parametrize(
@@ -60,11 +67,14 @@ def test_a_quoted_login_and_password_come_back(login: str, password: str) -> Non
         "x://me:hunter22@h:port",
         "x://me@a:hunter22/x@h:1",
         "x://me:hunter22@h:99999",
+        "x://me:hunter22@h:1,h2:99999",
+        "x://me:hunter22@h:1,,h2",
+        "x://me:hunter22@" + "h," * HOSTS_MAX + "h",
         "x://" + "hunter22" * URI_CHARS_MAX,
     ],
 )
 def test_a_text_that_is_no_uri_is_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(ValueError, match=r"it has|it is not a URI|its port|its host and port") as refusal:
+    with pytest.raises(ValueError, match=r"it has|it is not a URI|its port|its host and port|a host") as refusal:
         parse_uri(uri)
     assert "hunter22" not in str(refusal.value)
     assert refusal.value.__context__ is None

@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md, docs/streaming.md and of docstrings, run as they are by a pytest of their own."""
+"""The examples of the pages testing, streaming and brokers, and of docstrings, run as they are by another pytest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headgate.triggers.base import BaseEventTrigger, BaseTrigger
 from headgate.triggers.shared_stream import SharedStreamProducer
 
 DOCS = Path(__file__).parents[2] / "docs"
-DOCUMENT, STREAMING = DOCS / "testing.md", DOCS / "streaming.md"
+DOCUMENT, STREAMING, BROKERS = DOCS / "testing.md", DOCS / "streaming.md", DOCS / "brokers.md"
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 IN_DOCSTRING = re.compile(r"::\n\n    # (\S+\.py)\n((?:    .*\n|\n)+)")
 WITH_EXAMPLES = (
@@ -54,7 +54,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S)
 
 
-@pytest.mark.parametrize("document", [DOCUMENT, STREAMING], ids=lambda document: document.name)
+@pytest.mark.parametrize("document", [DOCUMENT, STREAMING, BROKERS], ids=lambda document: document.name)
 def test_every_python_block_of_the_document_is_a_file(document: Path) -> None:
     text = document.read_text()
     assert len(BLOCK.findall(text)) == text.count("```python\n") > 0
@@ -64,6 +64,16 @@ def test_the_examples_of_streams_do_what_the_document_says(tmp_path: Path) -> No
     ran = run_pytest(write_examples(STREAMING, tmp_path / "examples"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("PASSED test_users.py::") == 2
+
+
+def test_the_adapter_of_the_page_of_brokers_is_short_and_survives_kills(tmp_path: Path) -> None:
+    examples = write_examples(BROKERS, tmp_path / "examples")
+    adapter = (examples / "outbox.py").read_text().partition("\n\nclass OutboxTrigger")[0]
+    assert len(adapter.strip().splitlines()) <= 60
+    ran = run_pytest(examples, "--headgate-kills", "4")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "PASSED test_outbox.py::test_no_row_is_lost_or_stored_twice" in ran.stdout
+    assert re.search(r"SIGKILLs.*│ +4 │", ran.stdout)
 
 
 def test_the_examples_do_what_the_document_says(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Parser for the URIs of connections.
 
 The form is ``scheme://login:password@host:port/schema?key=value``. All parts except the scheme are optional; special
-characters in a part are percent-encoded. `urllib.parse.urlsplit` does not fit, because it changes the case of the host,
-which may be the path of a socket.
+characters in a part are percent-encoded. A cluster has several hosts, ``h1:9092,h2:9092``. `urllib.parse.urlsplit` does
+not fit, because it changes the case of the host, which may be the path of a socket, and knows one host only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 URI_CHARS_MAX: Final = 64 * 1024  # as long as a stored connection may be
 PORT_MAX: Final = 65_535
+HOSTS_MAX: Final = 100  # of one URI: clients take a few to find the others by
 
 _URI: Final = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?"
@@ -23,7 +24,10 @@ _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>
 
 
 class UriParts(msgspec.Struct, frozen=True):
-    """The parts of a URI; '' or None for a missing one. ``schema`` is its path without the first slash."""
+    """The parts of a URI; '' or None for a missing one. ``schema`` is its path without the first slash.
+
+    ``hosts`` are all its hosts with their ports, in order; ``host`` and ``port`` are the first of them.
+    """
 
     scheme: str
     host: str
@@ -32,6 +36,7 @@ class UriParts(msgspec.Struct, frozen=True):
     password: str
     schema: str
     extra: dict[str, str]
+    hosts: tuple[tuple[str, int | None], ...] = ()
 
     def __repr__(self) -> str:
         return f"<UriParts of {self.scheme}://>"  # it may be shown in a traceback, and must not reveal a password
@@ -52,18 +57,35 @@ def parse_uri(text: str) -> UriParts:
         raise ValueError(f"it is not a URI (scheme://login:password@host:port/path?key=value): {problem}")
     user, at, place = found["authority"].rpartition("@")
     login, _, password = user.partition(":") if at else ("", "", "")
-    where = _HOST_AND_PORT.fullmatch(place)
+    hosts = tuple(_host_and_port(part) for part in _parts_of(place))
+    return UriParts(
+        scheme=found["scheme"].lower(),
+        host=hosts[0][0] if hosts else "",
+        port=hosts[0][1] if hosts else None,
+        login=unquote(login),
+        password=unquote(password),
+        schema=unquote(found["path"].removeprefix("/")),
+        extra=dict(parse_qsl(found["query"] or "", keep_blank_values=True)),
+        hosts=hosts,
+    )
+
+
+def _parts_of(place: str) -> list[str]:
+    """Return the texts of the hosts. Raises ValueError for an empty one in a list, and for too many."""
+    parts = place.split(",") if place else []
+    if len(parts) > 1 and "" in parts:
+        raise ValueError("a host between two commas is missing")
+    if len(parts) > HOSTS_MAX:
+        raise ValueError(f"it has {len(parts):,} hosts; the limit is {HOSTS_MAX:,}")
+    return parts
+
+
+def _host_and_port(text: str) -> tuple[str, int | None]:
+    """Return one host and its port, decoded. Raises ValueError."""
+    where = _HOST_AND_PORT.fullmatch(text)
     if where is None:
         raise ValueError("its host and port cannot be read; a ':', '/' or '@' in a password must be percent-encoded")
     port = int(where["port"]) if where["port"] else None
     if port is not None and port > PORT_MAX:
         raise ValueError(f"its port must be 0..{PORT_MAX}")
-    return UriParts(
-        scheme=found["scheme"].lower(),
-        host=unquote(where["host"].strip("[]")),
-        port=port,
-        login=unquote(login),
-        password=unquote(password),
-        schema=unquote(found["path"].removeprefix("/")),
-        extra=dict(parse_qsl(found["query"] or "", keep_blank_values=True)),
-    )
+    return unquote(where["host"].strip("[]")), port

@@ -120,11 +120,16 @@ class PassedOver:
         """Whether a letter has to wait for room in the outbox."""
         return self._outbox.is_full
 
-    def report(self, raw_event: Any, key: str | None, seq: int | None) -> None:
-        """Put the letter of one message into the outbox; ``seq`` is to be confirmed once it is stored."""
+    def report(self, raw_event: Any, key: str | None, seq: int | None, *, rejection: str | None = None) -> None:
+        """Put the letter of one message into the outbox; ``seq`` is to be confirmed once it is stored.
+
+        ``rejection`` is the reason with which the filter has rejected it, perhaps an empty one; None if it has not.
+        """
         spec = self._spec
         self._reported += 1
         reason = f"{spec.name} has failed on this message too often and does not get it any more"
+        if rejection is not None:
+            reason = f"{spec.name} has rejected this message" + (f": {rejection}" if rejection else "")
         content = message_content(raw_event)
         if isinstance(raw_event, Undecodable):
             reason = f"the message cannot be decoded: {raw_event.reason}"
@@ -143,5 +148,6 @@ class PassedOver:
             position=PASSED_OVER_POSITION,
         )
         filled = fill(letter, [content], self._frame_bytes_max)
-        log.warning("a message is passed over", message_key=key, is_whole=filled.is_whole, **SpecNames(spec))
+        what = "a message is passed over" if rejection is None else "a message is rejected"
+        log.warning(what, message_key=key, is_whole=filled.is_whole, **SpecNames(spec))
         self._outbox.enqueue(filled)

@@ -10,6 +10,10 @@ from collections.abc import AsyncIterator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headgate.child import queries
+from headgate.protocol.messages.queries import GetConnection
+from headgate.triggers.named_values import Connection, connection_of
+
 
 @dataclass(frozen=True, slots=True)
 class AdvanceOutcome:
@@ -93,6 +97,11 @@ class SharedStreamProducer(abc.ABC):
                 return path.name
     """
 
+    # Whether the broker has a place for messages that subscribers reject. If not, a rejected message becomes a dead
+    # letter of the subscriber that rejected it, and counts as acked once the letter is stored; the outcome is
+    # *rejected* only if the letter could not hold the message whole. Read when the stream is opened.
+    keeps_rejected: bool = True
+
     @abc.abstractmethod
     def open_stream(self) -> AsyncIterator[tuple[Any, Any]]:
         """Connect and yield ``(raw_event, broker_payload)`` for ever; written as ``async def`` with ``yield``.
@@ -128,6 +137,14 @@ class SharedStreamProducer(abc.ABC):
         characters. Raising, or anything but a str or None, ends the stream.
         """
         return None
+
+    async def get_connection(self, name: str) -> Connection:
+        """Return the connection that a user has stored under ``name``; see `headgate.tasks.Connection`.
+
+        So a trigger's kwargs name a connection, and hold no secret (I12). Call it in `open_stream`, for each attempt
+        to connect, because a password may have changed. Raises as `BaseTrigger.get_connection`.
+        """
+        return connection_of(name, await queries.send_query_from_trigger(GetConnection(name)))
 
     async def aclose(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
         """Release what the producer holds. Called exactly once, last of all, within a time limit; best-effort."""

@@ -301,6 +301,7 @@ class Group:
                 f"not {type(producer).__name__}"
             )
         self._producer = producer
+        self._ledger.broker_keeps_rejected = producer.keeps_rejected
         return checks.iterator(producer.open_stream(), f"{type(producer).__name__}.open_stream")
 
     async def _pull_all(self, stream: AsyncIterator[Any]) -> None:

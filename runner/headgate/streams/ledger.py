@@ -194,6 +194,7 @@ class Ledger:
         self._online: dict[Account, None] = {}
         self._is_closed = False
         self.outstanding = 0  # events broadcast and not yet taken for an advance
+        self.broker_keeps_rejected = True  # `SharedStreamProducer.keeps_rejected`
 
     @property
     def is_ready(self) -> bool:

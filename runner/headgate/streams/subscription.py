@@ -17,7 +17,7 @@ import trio
 
 from headgate.streams.contract import PollTerminated, Undecodable
 from headgate.streams.flow import FlowControl
-from headgate.streams.ledger import PASSED, Account, Share
+from headgate.streams.ledger import OPEN, PASSED, Account, Share
 from headgate.streams.redelivery import RedeliveredMessage
 
 # A pull that finds an event in the queue does not visit the scheduler, which would cost more than all the rest; but one
@@ -55,6 +55,7 @@ class PassOver(Protocol):
 
     Each is reported instead, and its share is acked when the report is stored. While there is no room for a report
     (``is_full``), the subscriber pulls nothing. A message that a user has redriven is given to it whatever its key is.
+    A message that the subscriber rejects is reported too, with ``rejection``, if its broker has no place for it.
     """
 
     keys: frozenset[str]
@@ -64,7 +65,7 @@ class PassOver(Protocol):
 
     async def wait_room(self) -> None: ...
 
-    def report(self, raw_event: Any, key: str | None, seq: int | None) -> None: ...
+    def report(self, raw_event: Any, key: str | None, seq: int | None, *, rejection: str | None = None) -> None: ...
 
 
 class Subscription:
@@ -243,12 +244,21 @@ class Subscription:
         self._window = self._window_task = self.raw_event = None
         self._arrivals.unpark_all()
 
-    def reject(self) -> bool:
+    def reject(self, reason: str = "") -> bool:
         """Reject the raw event of the open window; False if no window is open, or if another task opened it."""
         share = self._window
         if share is None or self._window_task is not _current_task():
             return False
-        return share.account.ledger.reject(share)
+        ledger = share.account.ledger
+        is_redriven = type(share.event.broker_payload) is RedeliveredMessage  # its letter stays the place for it
+        if ledger.broker_keeps_rejected or self.pass_over is None or is_redriven:
+            return ledger.reject(share)
+        if share.state is not OPEN or not share.account.is_online:
+            return False
+        # It is acked once the report is stored, like a message from which one event derives (I1, I16).
+        self.pass_over.report(self.raw_event, share.event.key, ledger.bind(share), rejection=reason)
+        ledger.move_past(share)
+        return True
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -331,15 +341,16 @@ def account_of(subscription: Subscription) -> Account:
     return subscription.account
 
 
-def reject_shared_stream_event() -> None:
+def reject_shared_stream_event(reason: str = "") -> None:
     """Reject the raw event that the calling filter is working on: the broker should dead-letter it.
 
-    It resolves at once as *rejected*; there is nothing to persist. Outside a binding window of an ack-mode
-    stream (the fast path, a standalone ``run()``, between two raw events, another task than the one that
-    drives the filter) it logs a warning and does nothing.
+    It resolves at once as *rejected*; there is nothing to persist. If the broker has no place for it
+    (`SharedStreamProducer.keeps_rejected`), it becomes a dead letter of headgate with ``reason``, and is acked when
+    that is stored. Outside a binding window of an ack-mode stream (the fast path, a standalone ``run()``, between two
+    raw events, another task than the one that drives the filter) it logs a warning and does nothing.
     """
     owner = _window_owner.get()
-    if owner is None or not owner.reject():
+    if owner is None or not owner.reject(reason):
         structlog.get_logger(__name__).warning(
             "reject_shared_stream_event() had no effect: the calling task has no raw event of an ack-mode stream open"
         )

@@ -21,6 +21,7 @@ from headgate.protocol.messages.runner import (
     EventKind,
     FinishedTrigger,
     FiredEvent,
+    RefusedEvent,
     RunnerSettings,
     StateChanges,
     TriggerSpec,
@@ -60,6 +61,7 @@ class HostedTriggers:
         self.is_held = False
         self.finished: dict[int, FinishedTrigger] = {}
         self.fired: defaultdict[int, list[FiredEvent]] = defaultdict(list)  # without duplicates
+        self.letters: list[RefusedEvent] = []  # dead letters, whole or not
         self.redelivered = 0
         self.restarts = 0
         self.progress = trio.lowlevel.ParkingLot()
@@ -157,6 +159,7 @@ class HostedTriggers:
                 self._known.add(name)
             if event.seq:
                 self._unconfirmed.append(event.seq)
+        self.letters += changes.refused
         # A whole dead letter is stored like an event; of any other only the broker has the message.
         self._unconfirmed += [refused.seq for refused in changes.refused if refused.seq and refused.is_whole]
         self._streams.confirm_refused([refused.seq for refused in changes.refused if not refused.is_whole])

@@ -84,7 +84,8 @@ class Connection:
     """The address and credentials of a service: a URI and its parts, decoded.
 
     ``scheme://login:password@host:port/schema?key=value``; a missing part is '' (``port``: None).
-    ``extra`` are the keys of the query. Neither repr nor logs show password, extra and the URI itself.
+    ``extra`` are the keys of the query. Of several hosts (``h1:9092,h2:9092``) ``hosts`` has all as pairs of host and
+    port, and ``host`` and ``port`` are the first. Neither repr nor logs show password, extra and the URI itself.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Connection:
     schema: str
     extra: dict[str, str] = field(repr=False)
     uri: str = field(repr=False)
+    hosts: tuple[tuple[str, int | None], ...] = ()
 
     @classmethod
     def get(cls, name: str) -> Connection:
@@ -123,6 +125,7 @@ class Connection:
             schema=parts.schema,
             extra=parts.extra,
             uri=uri,
+            hosts=parts.hosts,
         )
 
 

@@ -15,10 +15,10 @@ from trio.testing import MockClock
 
 from headgate.protocol.link.splitting import fits_frame, split_round
 from headgate.protocol.link.wire import encode_message
-from headgate.protocol.messages.runner import LETTER_BYTES_MAX, RefusedEvent, StateChanges, TriggerSpec
+from headgate.protocol.messages.runner import LETTER_BYTES_MAX, Redelivery, RefusedEvent, StateChanges, TriggerSpec
 from headgate.protocol.values import decode_value, encode_value
 from headgate.triggers.base import TaskSuccessEvent, TriggerEvent
-from headgate.triggers.shared_stream import Undecodable
+from headgate.triggers.shared_stream import Undecodable, reject_shared_stream_event
 
 
 class Unencodable:
@@ -353,3 +353,92 @@ async def test_of_an_undecodable_message_that_is_not_whole_the_broker_keeps_the_
         rig.streams.confirm_refused([letter.seq])
         await rig.settle()
         assert list(rig.broker.outcomes.values()) == [[REJECTED]]
+
+
+class Rejects(Watcher):
+    """Fires even numbers, rejects odd ones with a reason, and 9 twice and after an event."""
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        async for message in shared_stream:
+            if message == 9:
+                yield TriggerEvent(message)
+                reject_shared_stream_event()
+            if message % 2:
+                reject_shared_stream_event(f"{message} is odd")
+            else:
+                yield TriggerEvent(message)
+
+
+async def test_what_a_subscriber_rejects_is_its_letter_if_the_broker_has_no_place_for_it(
+    autojump_clock: MockClock,
+) -> None:
+    class Trigger(Rejects):
+        pass
+
+    async with hosting() as rig:
+        rig.broker.keeps_rejected = False
+        await rig.start(Trigger, 1)
+        await rig.start(Fires, 2)
+        await rig.publish(7, 8)
+        (letter,) = rig.refused
+        assert (letter.trigger_id, letter.key, letter.content, letter.is_whole) == (1, "m7", "message", True)
+        assert letter.reason == "name-1 has rejected this message: 7 is odd"
+        assert decode_value(letter.payload_head) == 7
+        await rig.confirm()
+        assert rig.broker.outcomes == {}, "not before the letter is stored (I1)"
+        rig.streams.confirm_persisted([letter.seq])
+        await rig.settle()
+        assert [outcomes[0].acked for outcomes in rig.broker.outcomes.values()] == [2, 2]
+        assert rig.finished == []
+
+
+async def test_a_message_is_rejected_once_and_its_events_from_before_are_waited_for(autojump_clock: MockClock) -> None:
+    class Trigger(Rejects):
+        pass
+
+    async with hosting() as rig:
+        rig.broker.keeps_rejected = False
+        await rig.start(Trigger)
+        with structlog.testing.capture_logs() as records:
+            await rig.publish(9)
+        assert [record["event"] for record in records if "had no effect" in record["event"]] != [], "the second time"
+        (letter,) = rig.refused
+        assert letter.reason == "name-1 has rejected this message"
+        rig.streams.confirm_persisted([letter.seq])
+        await rig.settle()
+        assert rig.broker.outcomes == {}
+        await rig.confirm()
+        assert rig.broker.outcomes == {9: [ACKED]}
+
+
+async def test_a_rejected_message_whose_letter_is_not_whole_stays_with_the_broker(autojump_clock: MockClock) -> None:
+    class Trigger(Watcher):
+        async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+            async for _ in shared_stream:
+                reject_shared_stream_event("it has no form")
+            yield TriggerEvent(None)
+
+    async with hosting() as rig:
+        rig.broker.keeps_rejected = False
+        rig.broker.names_messages = False
+        await rig.start(Trigger)
+        rig.broker.publish.send_nowait(Unencodable())  # type: ignore[arg-type]
+        await rig.settle()
+        (letter,) = rig.refused
+        assert not letter.is_whole
+        rig.streams.confirm_refused([letter.seq])
+        await rig.settle()
+        assert list(rig.broker.outcomes.values()) == [[REJECTED]]
+
+
+async def test_a_rejected_message_that_was_redriven_keeps_the_letter_that_it_has(autojump_clock: MockClock) -> None:
+    class Trigger(Rejects):
+        pass
+
+    async with hosting() as rig:
+        rig.broker.keeps_rejected = False
+        await rig.start(Trigger)
+        rig.host.redeliver(Redelivery(5, 1, "run-1", "old", encode_value(7, where="message")))
+        await rig.settle()
+        assert [(end.letter_id, end.outcome) for end in rig.redriven] == [(5, "rejected")]
+        assert rig.refused == []

@@ -132,6 +132,7 @@ class JournaledProducer(SharedStreamProducer):
 
     def __init__(self, inner: SharedStreamProducer, folder: Path, failing: Sequence[str]) -> None:
         self._inner = inner
+        self.keeps_rejected = inner.keeps_rejected
         self._folder = folder
         self._failing = frozenset(failing)
         self._reader = f"{time.time_ns()}-{os.getpid()}"

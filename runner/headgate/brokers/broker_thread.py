@@ -1,0 +1,294 @@
+"""The thread of a `headgate.brokers.threaded.ThreadedProducer`: the only one that touches the client of its broker.
+
+It repeats three things: tell the broker of outcomes, hand out what is due again, receive while there is room. What goes
+wrong is either trouble of the broker, after which it connects anew, or ends the stream. `headgate.brokers.held` has the
+books.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable
+from headgate.brokers.held import Delivery, HeldMessages, Received
+from headgate.child.error_text import describe_error
+from headgate.child.queries import QueryFailed
+from headgate.triggers.named_values import ConnectionMissing
+
+if TYPE_CHECKING:
+    from headgate.brokers.threaded import ThreadedProducer
+    from headgate.triggers.shared_stream import AdvanceItem
+
+RECEIVE_MAX = 250  # messages of one receive: acknowledgements wait for no more than these
+SETTLE_MAX = 1_000  # messages of one acknowledgement
+# An acknowledgement is made within this time after its advance, or not at all. Far below the part of the lease's
+# silence that the supervisor keeps for advances that have begun (`headgate.supervisor.triggers.leases.ADVANCE_SHARE`).
+SETTLE_S = 2.0
+STEADY_S = 60.0  # a connection that has lasted for so long is followed by an attempt without a longer wait
+LAG_INTERVAL_S = 15.0  # between two questions how far the stream is behind
+
+_log = structlog.get_logger("headgate.brokers")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatistics:
+    """A producer at one moment. ``lag``: messages that the broker still has for it; None if that is unknown."""
+
+    is_connected: bool
+    connections: int  # made so far
+    held: int  # messages handed out, and not yet acknowledged
+    held_bytes: int
+    received: int
+    redelivered: int  # handed out again from memory, because they failed
+    acknowledged: int
+    rejected: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one producer, as its class explains them. Raises ValueError for one that is not more than 0."""
+
+    in_flight_max: int
+    in_flight_bytes_max: int
+    message_bytes_max: int
+    poll_s: float
+    extend_s: float | None
+    reconnect_s: float
+    reconnect_max_s: float
+    give_up_s: float
+    retry_s: float
+    retry_max_s: float
+    close_s: float
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be more than 0, not {value!r}")
+
+
+class BrokerThread:
+    """The thread, and what it shares with trio's: two queues, of which one side appends and the other takes."""
+
+    def __init__(self, producer: ThreadedProducer, limits: Limits) -> None:
+        self.limits = limits
+        self.failure: BaseException | None = None  # what the thread has ended with, if it was not asked to
+        self.arrived: deque[Delivery] = deque()
+        self.news = trio.lowlevel.ParkingLot()  # of trio's thread: woken if something has arrived, or at the end
+        self.is_done = trio.Event()
+        self._outcomes: deque[tuple[Sequence[AdvanceItem], float]] = deque()
+        self._producer = producer
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        # From here on the thread's own.
+        self._held = HeldMessages(retry_s=limits.retry_s, retry_max_s=limits.retry_max_s)
+        self._is_connected = False
+        self._connections = self._received = self._acknowledged = self._rejected = 0
+        self._lag: int | None = None
+        self._lag_at = self._extend_at = float("-inf")
+
+    # --- trio's thread -------------------------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether `start` was called."""
+        return self._token is not None
+
+    def start(self) -> None:
+        """Begin. The thread is a daemon: a client that hangs for ever does not keep the process alive."""
+        self._token = trio.lowlevel.current_trio_token()
+        # The context has the way to ask the supervisor for the connection.
+        run = contextvars.copy_context().run
+        name = f"headgate {self._producer.name}"
+        threading.Thread(target=run, args=(self._main,), name=name, daemon=True).start()
+
+    def resolve(self, batch: Sequence[AdvanceItem]) -> None:
+        """Take the outcomes of an advance, which is called at this moment. Never blocks."""
+        self._outcomes.append((batch, time.monotonic()))
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Have the thread tell the broker of the outcomes that it has, and end."""
+        self._stopping.set()
+        self._wake.set()
+
+    def statistics(self) -> BrokerStatistics:
+        """Return the state of the producer at this moment."""
+        return BrokerStatistics(
+            is_connected=self._is_connected,
+            connections=self._connections,
+            held=len(self._held),
+            held_bytes=self._held.bytes,
+            received=self._received,
+            redelivered=self._held.redelivered,
+            acknowledged=self._acknowledged,
+            rejected=self._rejected,
+            lag=self._lag,
+        )
+
+    def _note_end(self) -> None:
+        self.is_done.set()
+        self.news.unpark_all()
+
+    # --- its own -------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._work_until_stopped()
+        except BaseException as failure:  # whatever it is, it ends this stream only
+            if not self._stopping.is_set():
+                self.failure = failure
+        finally:
+            self._disconnect()
+            self._tell_trio(self._note_end)
+
+    def _tell_trio(self, call: Callable[[], object]) -> None:
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(call, idempotent=True)
+        except trio.RunFinishedError:
+            self._stopping.set()
+
+    def _work_until_stopped(self) -> None:
+        producer, limits = self._producer, self.limits
+        trouble: tuple[type[Exception], ...] = (*producer.trouble, QueryFailed)
+        attempts, trouble_since = 0, None
+        while not self._stopping.is_set():
+            connected_at: float | None = None
+            try:
+                self._connect()
+                connected_at, trouble_since = time.monotonic(), None
+                while not self._is_over():
+                    self._step()
+                return
+            except trouble as error:
+                now = time.monotonic()
+                if connected_at is not None and now - connected_at >= STEADY_S:
+                    attempts = 0
+                trouble_since = now if trouble_since is None else trouble_since
+                if now - trouble_since >= limits.give_up_s:
+                    raise BrokerUnreachable(producer.name, limits.give_up_s) from error
+                wait_s = min(limits.reconnect_s * 2.0 ** min(attempts, 64), limits.reconnect_max_s)
+                wait_s *= random.uniform(0.5, 1)  # so that many streams do not come back at the same moment
+                attempts += 1
+                text, _ = describe_error(error)
+                _log.warning("a broker is in trouble", stream=producer.name, error=text, again_in_s=round(wait_s, 2))
+                self._disconnect()
+                self._stopping.wait(wait_s)
+
+    def _connect(self) -> None:
+        producer = self._producer
+        if producer.connection_name is not None:
+            try:
+                producer.connection = trio.from_thread.run(
+                    producer.get_connection, producer.connection_name, trio_token=self._token
+                )
+            except (ConnectionMissing, ValueError) as error:
+                raise BrokerMisconfigured(f"{producer.name}: {error}") from None
+        if not producer.handles_survive:
+            self._held.clear()
+        producer.connect()
+        self._is_connected = True
+        self._connections += 1
+        if self._connections > 1:
+            _log.info("a broker is connected again", stream=producer.name, connections=self._connections)
+        self._extend_at = self._lag_at = float("-inf")
+
+    def _disconnect(self) -> None:
+        self._is_connected = False
+        try:
+            self._producer.disconnect()
+        except Exception as error:  # the connection is given up anyway
+            text, _ = describe_error(error)
+            _log.debug("closing the client of a broker failed", stream=self._producer.name, error=text)
+
+    def _is_over(self) -> bool:
+        """Whether the thread is to end. The broker knows all outcomes that came before."""
+        if not self._stopping.is_set():
+            return False
+        self._take_outcomes()
+        while self._settle():
+            pass
+        return True
+
+    def _step(self) -> None:
+        """Do what is due, and wait for messages or outcomes for ``poll_s`` at most."""
+        producer, limits, held = self._producer, self.limits, self._held
+        self._wake.clear()
+        self._take_outcomes()
+        while self._settle():
+            pass
+        now = time.monotonic()
+        self._hand_over(held.due(now))
+        if limits.extend_s is not None and held and now >= self._extend_at:
+            self._extend_at = now + limits.extend_s
+            producer.extend(held.refs)
+        if now >= self._lag_at:
+            self._lag_at = now + LAG_INTERVAL_S
+            self._lag = producer.lag()
+        next_due = held.next_due()
+        until = now + limits.poll_s if next_due is None else min(now + limits.poll_s, next_due)
+        room = min(RECEIVE_MAX, limits.in_flight_max - len(held))
+        if room > 0 and held.bytes < limits.in_flight_bytes_max:
+            messages = producer.receive(room, 0.0 if self._wake.is_set() else max(0.0, until - now))
+            self._received += len(messages)
+            self._hand_over(held.take(messages))
+            if messages:
+                return
+        else:
+            producer.idle()
+        # After a receive that has waited itself, nothing is left to wait for.
+        self._wake.wait(max(0.0, until - time.monotonic()))
+
+    def _hand_over(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            self.arrived.extend(deliveries)
+            self._tell_trio(self.news.unpark_all)
+
+    def _take_outcomes(self) -> None:
+        while self._outcomes:
+            batch, at = self._outcomes.popleft()
+            for item in batch:
+                self._held.resolve(item.broker_payload, item.outcome, at)
+
+    def _settle(self) -> bool:
+        """Tell the broker of outcomes; return whether there may be more."""
+        producer = self._producer
+        messages, are_rejected = self._held.settled(time.monotonic(), SETTLE_S, SETTLE_MAX)
+        if not messages:
+            return False
+        if not are_rejected:
+            producer.acknowledge(messages)
+            self._held.forget(messages)
+            self._acknowledged += len(messages)
+            return True
+        if producer.keeps_rejected:
+            producer.reject(messages)
+            self._held.forget(messages)
+        else:
+            self._leave(messages)
+        self._rejected += len(messages)
+        return True
+
+    def _leave(self, rejected: Sequence[Received]) -> None:
+        """Leave messages that nobody has whole, neither a subscriber nor a dead letter, to the broker (I16)."""
+        name, first = self._producer.name, rejected[0]
+        if not self._producer.acknowledges_each:
+            raise BrokerError(
+                f"{name}: message {first.key or first.ref} is rejected, its dead letter is not whole, and it cannot be "
+                f"passed without losing it: give the stream a place for rejected messages"
+            )
+        self._held.leave(rejected)
+        _log.error("rejected messages stay unacknowledged", stream=name, messages=len(rejected), first=first.key)

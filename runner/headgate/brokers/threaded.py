@@ -1,0 +1,217 @@
+"""`ThreadedProducer`: the base of producers whose broker has a blocking client, in a thread of its own for each stream.
+
+The problem. `open_stream` is a coroutine that may not be pulled for minutes, because a queue is full or a subscriber is
+absent. Meanwhile heartbeats are due, leases of messages end, and connections break. And a blocking client must never
+run in trio's thread, where it would hold up all other triggers.
+
+The idea. One thread for each stream has the client and calls nothing but the methods of the adapter, one at a time. It
+takes messages as long as fewer than ``in_flight_max`` are unresolved, hands them over to `open_stream`, and
+acknowledges what `advance` has put into its queue. So `advance` never waits for a network, and a client that hangs
+hangs its own stream only.
+
+That `advance` returns before the broker knows is safe: a message whose acknowledgement is lost is delivered again, and
+its events are recognised by its key (I2). Two rules are added to it. The right to acknowledge may pass to another
+supervisor (I10), so an acknowledgement that could not be made within `SETTLE_S`, because the connection was lost or the
+process was stopped, is not made at all: the message is handed out again from memory. And an outcome counts only for the
+newest delivery of its message (`headgate.brokers.held`).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from typing import Any, ClassVar
+
+import structlog
+import trio
+
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable
+from headgate.brokers.broker_thread import BrokerStatistics, BrokerThread, Limits
+from headgate.brokers.held import Delivery, Received
+from headgate.triggers.named_values import Connection
+from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer, Undecodable
+
+__all__ = [
+    "BrokerError",
+    "BrokerMisconfigured",
+    "BrokerStatistics",
+    "BrokerUnreachable",
+    "Received",
+    "ThreadedProducer",
+    "oversized",
+]
+
+IN_FLIGHT_MAX = 1_000  # messages handed out and unresolved: what is delivered again after a crash
+IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024  # of these; one receive may exceed it by its own messages
+MESSAGE_BYTES_MAX = 1024 * 1024  # a longer message is not handed out, and becomes a dead letter
+POLL_S = 0.1  # the longest that one receive may wait: acknowledgements wait as long
+RECONNECT_S = 0.2  # before the second attempt to connect, then twice as long, ...
+RECONNECT_MAX_S = 30.0  # ... up to this
+GIVE_UP_S = 300.0  # trouble for longer than this ends the stream, and its triggers show why
+RETRY_S = 0.1  # before a message that failed is handed out again, then twice as long, ...
+RETRY_MAX_S = 30.0  # ... up to this
+CLOSE_S = 4.0  # below `headgate.streams.group.PRODUCER_CLOSE_TIMEOUT_S`
+HEAD_BYTES_MAX = 4096  # kept of a message that is too long
+
+_log = structlog.get_logger("headgate.brokers")
+
+
+class ThreadedProducer(SharedStreamProducer):
+    """A producer with a blocking client. An adapter is a subclass that has `name`, `connect`, `receive`,
+    `acknowledge` and `disconnect`; ``docs/brokers.md`` shows a whole one.
+
+    ``connection`` names a stored connection, which `connect` finds as ``self.connection``, read anew for each attempt;
+    None if the adapter needs none. The limits: ``in_flight_max`` messages handed out and unresolved, of
+    ``in_flight_bytes_max`` bytes; ``message_bytes_max`` bytes of one message, which the adapter checks by `oversized`;
+    ``poll_s`` seconds of one `receive`; ``extend_s`` seconds between two calls of `extend`, a third of the time for
+    which the broker lends a message; ``reconnect_s`` to ``reconnect_max_s`` seconds between two attempts to connect;
+    ``give_up_s`` seconds of trouble until the stream ends; ``retry_s`` to ``retry_max_s`` seconds before a message
+    that failed is handed out again; ``close_s`` seconds for the thread to end. Raises ValueError for a limit that is
+    not more than 0.
+    """
+
+    # Exceptions of the client that end a connection and not the stream: it connects anew.
+    trouble: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    # Whether a ref can be acknowledged on a later connection. If not, all messages held are forgotten with their
+    # connection, and the broker delivers them again.
+    handles_survive: ClassVar[bool] = True
+    # Whether messages are acknowledged one by one. If not (offsets), none can be left to the broker unacknowledged.
+    acknowledges_each: ClassVar[bool] = True
+    keeps_rejected = False
+
+    def __init__(
+        self,
+        connection: str | None = None,
+        *,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        poll_s: float = POLL_S,
+        extend_s: float | None = None,
+        reconnect_s: float = RECONNECT_S,
+        reconnect_max_s: float = RECONNECT_MAX_S,
+        give_up_s: float = GIVE_UP_S,
+        retry_s: float = RETRY_S,
+        retry_max_s: float = RETRY_MAX_S,
+        close_s: float = CLOSE_S,
+    ) -> None:
+        self.connection_name = connection
+        self.connection: Connection | None = None
+        self.limits = Limits(
+            in_flight_max=in_flight_max,
+            in_flight_bytes_max=in_flight_bytes_max,
+            message_bytes_max=message_bytes_max,
+            poll_s=poll_s,
+            extend_s=extend_s,
+            reconnect_s=reconnect_s,
+            reconnect_max_s=reconnect_max_s,
+            give_up_s=give_up_s,
+            retry_s=retry_s,
+            retry_max_s=retry_max_s,
+            close_s=close_s,
+        )
+        self._broker_thread = BrokerThread(self, self.limits)
+
+    # --- what an adapter writes; all are called in the producer's thread, one at a time, and may block ------------
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """What the stream is called in logs and errors, without secrets: ``"redis stream orders"``."""
+
+    @abc.abstractmethod
+    def connect(self) -> None:
+        """Connect, and look whether the broker is fit; `receive` then begins with what is unacknowledged.
+
+        Raises `BrokerMisconfigured` if trying again would not help, and else what ``trouble`` names.
+        """
+
+    @abc.abstractmethod
+    def receive(self, count_max: int, wait_s: float) -> Sequence[Received]:
+        """Return up to ``count_max`` messages; wait for the first for ``wait_s`` seconds at most.
+
+        Messages that are delivered again may be returned, also while they are held: they are recognised by their ref.
+        """
+
+    @abc.abstractmethod
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """Tell the broker that these are handled: all derived from them is stored (I1). Lanes are in order (I3).
+
+        If it raises, it is called again with the same messages, after a new connection, for two seconds at most.
+        """
+
+    @abc.abstractmethod
+    def disconnect(self) -> None:
+        """Close the client. Called after each failure and at the end, also if `connect` has raised."""
+
+    def reject(self, messages: Sequence[Received]) -> None:
+        """Put these into the broker's place for rejected messages, then acknowledge them; if `keeps_rejected`."""
+        raise NotImplementedError(f"{type(self).__name__} sets keeps_rejected and has no reject()")
+
+    def extend(self, refs: Sequence[Any]) -> None:
+        """Have the broker lend these messages for longer; called every ``extend_s`` seconds while any is held."""
+
+    def idle(self) -> None:
+        """Keep the connection alive while nothing may be received; called at least every ``poll_s`` seconds."""
+
+    def lag(self) -> int | None:
+        """Return how many messages the broker still has, those held included; None if that is unknown."""
+        return None
+
+    # --- the stream's side, in trio's thread ----------------------------------------------------------------------
+
+    async def open_stream(self) -> AsyncGenerator[tuple[Any, Delivery], None]:
+        """Yield the messages that the thread has received, for ever. Raises what the thread has ended with."""
+        thread = self._broker_thread
+        thread.start()
+        while True:
+            while thread.arrived:
+                delivery = thread.arrived.popleft()
+                if not delivery.is_stale:
+                    yield delivery.message.raw_event, delivery
+            self._raise_failure()
+            await thread.news.park()
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Give the outcomes to the thread. Raises what it has ended with."""
+        self._raise_failure()
+        self._broker_thread.resolve(batch)
+
+    def get_advance_lane(self, broker_payload: Delivery) -> Hashable:
+        """Return the lane that the adapter gave the message."""
+        return broker_payload.message.lane
+
+    def event_key(self, broker_payload: Delivery) -> str | None:
+        """Return the key that the adapter gave the message."""
+        return broker_payload.message.key
+
+    async def aclose(self) -> None:
+        """Have the thread acknowledge what it may, and end; a client that hangs is left to itself after ``close_s``."""
+        thread = self._broker_thread
+        thread.stop()
+        if not thread.has_begun:
+            return
+        with trio.move_on_after(self.limits.close_s) as scope:
+            await thread.is_done.wait()
+        if scope.cancelled_caught:
+            _log.warning("the client of a broker hangs and is abandoned", stream=self.name, after_s=self.limits.close_s)
+
+    def statistics(self) -> BrokerStatistics:
+        """Return the state of the producer at this moment; may be called in any thread."""
+        return self._broker_thread.statistics()
+
+    def _raise_failure(self) -> None:
+        if self._broker_thread.failure is not None:
+            raise self._broker_thread.failure
+
+
+def oversized(size_bytes: int, head: bytes, bytes_max: int) -> Undecodable | None:
+    """Return what to hand out for a message of so many bytes, of which ``head`` is the beginning; None if it may pass.
+
+    The dead letter has only the beginning, so the message stays with the broker, or goes to its place for rejected
+    ones.
+    """
+    if size_bytes <= bytes_max:
+        return None
+    reason = f"the message has {size_bytes:,} bytes, and message_bytes_max is {bytes_max:,}"
+    return Undecodable(reason, head[:HEAD_BYTES_MAX], is_whole=False)
