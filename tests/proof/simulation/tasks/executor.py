@@ -132,9 +132,11 @@ class SimulatedExecutor:
             process = Process()
             self._processes.append(process)
         else:
+            # The steps of a dispatch in doubt come in another order than the one in which places were found for them,
+            # so a step may have the worker of another, which has to wait then.
             best = bundles.most_room(self.rooms())
-            assert best is not None, "there is no room for a step"
-            process = self._processes[best]
+            fewest = min(self._processes, key=lambda process: len(process.steps))
+            process = fewest if best is None else self._processes[best]
         worker = Worker(step, expected_s, process)
         self._busy[step.token] = worker
         process.add(worker)
