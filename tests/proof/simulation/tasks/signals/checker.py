@@ -32,7 +32,7 @@ from tests.proof.simulation.tasks import records as of_tasks
 from tests.proof.simulation.tasks.checker import LATE_S, KnownTask
 from tests.proof.simulation.tasks.records import SaidSignal
 from tests.proof.simulation.tasks.signals import records
-from tests.proof.simulation.tasks.signals.books import KeyBook, SensorWait
+from tests.proof.simulation.tasks.signals.books import KeyBook, SensorWait, Version
 from tests.proof.simulation.tasks.signals.drawing import SignalScenario
 from tests.proof.simulation.tasks.signals.plans import A_USER, FEED_BYTES_MAX, Listens, canonical
 from tests.proof.simulation.tasks.streams.checker import Checker
@@ -53,6 +53,7 @@ class SignalChecker(Checker):
         self._sensing: dict[str, SensorWait] = {}  # by task
         self._said: dict[str, list[_Said]] = {}  # by key
         self._new: list[records.SignalStored] = []  # of the transaction that is being told
+        self._dropped: list[Version] = []
         self._new_events: list[of_tasks.EventStored] = []
         self._watchers: dict[int, str] = {}  # by trigger
         self._numbers: set[tuple[str, int]] = set()  # of the events of watchers
@@ -121,8 +122,7 @@ class SignalChecker(Checker):
         if not is_all:
             if log.last in dropped:
                 self._find("gone too early", f"{record.key}: its newest version {log.last}, by {record.by}")
-            for number in dropped:
-                log.versions[number - 1].is_kept = False
+            self._dropped += [log.versions[number - 1] for number in dropped]
             return
         for run, key in [start for start in self._starts if start[1] == record.key]:
             del self._starts[run, key]
@@ -164,6 +164,9 @@ class SignalChecker(Checker):
             if self._log(one.signal.key).with_dedup(one.signal.dedup) is None:
                 self._find("version missing", f"{one.signal.key}: {one.signal.dedup}, and the outcome is stored")
         self._new = []
+        for version in self._dropped:  # only now: what is sent again may be trimmed by what is sent beside it
+            version.is_kept = False
+        self._dropped = []
 
     def _due_with_outcomes(self) -> list[_Said]:
         """Return the signals that go with the outcomes of this transaction."""
