@@ -29,6 +29,7 @@ class KeyBook(msgspec.Struct):
     age: int = 0
     versions: list[Version] = []
     forgotten: list[Version] = []
+    begun_at: float = -1.0
 
     def add(self, stored: SignalStored) -> None:
         """Add the next version."""
@@ -60,9 +61,10 @@ class KeyBook(msgspec.Struct):
         """Return the newest version that was sent before a time; 0 without any."""
         return max((one.stored.version for one in self.versions if one.stored.at < at), default=0)
 
-    def begin(self) -> None:
+    def begin(self, at: float) -> None:
         """Forget all versions."""
         self.age += 1
+        self.begun_at = at
         self.forgotten += self.versions
         self.versions = []
 
