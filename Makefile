@@ -7,7 +7,7 @@ PARALLEL := --numprocesses 2 --dist worksteal
 # Without files of compiled code each of the many processes that tests start would compile all of headgate.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-quick proof crash simulate soak streams consumers fuzz bench docs check lint lock clean
+.PHONY: demo test test-quick proof crash simulate soak streams consumers fuzz bench docs check lint proto lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -64,6 +64,10 @@ $(READY): requirements.lock pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
+
+proto: $(READY)  ## the messages of gRPC, from signals.proto
+	$(VENV)/bin/python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol \
+		headgate/protocol/signal_rpc/signals.proto
 
 lock:  ## pin the newest versions anew (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header \

@@ -8,10 +8,14 @@ databases here use as well.
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from sqlalchemy import select
 
@@ -19,7 +23,10 @@ from benchmarks import nothing, stations
 from benchmarks.bench_latency import ms_at
 from benchmarks.databases import KEYS, add_triggers, fresh
 from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Options, Target, main
+from headgate.client import Send, open_client
 from headgate.protocol.values import decode_value, encode_value
+from headgate.signals import Signal as RemoteSignal
+from headgate.signals.remote import GrpcSignalService
 from headgate.store.db.secrets import Secrets
 from headgate.store.ids import DagRunId
 from headgate.store.signals.sending import NewSignal
@@ -75,6 +82,42 @@ def commit_many(kind: str, sends: int) -> Figures:
         return dict.fromkeys([rate_of.name for rate_of in RATES], rate)
 
 
+def send_over_grpc(kind: str, sends: int) -> Figures:
+    """Send as many by a server in another process, as a program elsewhere does."""
+    command = [sys.executable, "-m", "headgate.cli", "signals", "serve", "--grpc", "127.0.0.1:0", "--no-token"]
+    with fresh(kind) as database:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        environment["HEADGATE_DATABASE_URL"] = database.url
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            try:
+                address = server.stdout.readline().split()[-1]
+                with GrpcSignalService(address) as service:
+                    return _rates(sends, service.send_signals, RemoteSignal)
+            finally:
+                server.terminate()
+
+
+def send_by_client(kind: str, sends: int) -> Figures:
+    """Send as many by the client of the database in this process."""
+    with fresh(kind) as database, open_client(database.url) as client:
+        return _rates(sends, client.send_signals, Send)
+
+
+def _rates(sends: int, send: Callable[[list[Any]], object], of: Callable[[str, object, str], object]) -> Figures:
+    rates = {}
+    for rate, at_once in zip(RATES, (1, AT_ONCE), strict=True):
+        calls = [
+            [of("bench", {"order": 1, "amount": 1800}, f"{at_once} {first + number}") for number in range(at_once)]
+            for first in range(0, sends, at_once)
+        ]
+        begun = time.monotonic()
+        for call in calls:
+            send(call)
+        rates[rate.name] = sends / (time.monotonic() - begun)
+    return rates
+
+
 def _signal(of: int, number: int) -> NewSignal:
     return NewSignal("bench", VALUE, f"{of} {number}", "the benchmarks")
 
@@ -127,7 +170,7 @@ def run_listener(kind: str, sends: int) -> Figures:
 
 
 def cases(options: Options) -> list[Case]:
-    """Return three cases for each database."""
+    """Return four cases for each database."""
     waits = [
         Figure(f"{what}, p{percentile}", "ms", Target(value_max=50.0) if percentile == 99 else Target())
         for percentile in PERCENTILES
@@ -140,6 +183,11 @@ def cases(options: Options) -> list[Case]:
         made.append(
             Case(f"{kind}, one sender", RATES, partial(send_many, kind, sends), partial(commit_many, kind, sends))
         )
+        made.append(
+            Case(
+                f"{kind}, over gRPC", RATES, partial(send_over_grpc, kind, sends), partial(send_by_client, kind, sends)
+            )
+        )
         made.append(Case(f"{kind}, a sensor", waits, partial(run_station, kind, runs), None))
         made.append(Case(f"{kind}, a task that listens", hears, partial(run_listener, kind, runs), None))
     return made
@@ -148,7 +196,7 @@ def cases(options: Options) -> list[Case]:
 BENCH = Bench(
     "signals",
     "signals: sent in a second, and from a signal to the task below a sensor, or that listens",
-    "of the sender: as many durable commits of one row by the bare driver",
+    "of the sender: as many durable commits of one row by the bare driver; over gRPC: the client of the database",
     cases,
 )
 

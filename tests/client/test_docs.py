@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.client.harness import Watched
+from tests.signal_server.test_command import TOKEN, serving
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -18,7 +20,7 @@ from headgate.store.store import Store
 DOCS = Path(__file__).parents[2] / "docs"
 FILES = {
     "consuming.md": {"read.py", "follow.py", "bill.py"},
-    "signals.md": {"notify.py", "dags/train.py", "dags/evaluate.py", "dags/labels.py"},
+    "signals.md": {"notify.py", "notify_far.py", "dags/train.py", "dags/evaluate.py", "dags/labels.py"},
 }
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 WITHIN_S = 60.0
@@ -39,8 +41,16 @@ def folder(tmp_path: Path, migrated_sqlite_file: Path, secrets: Secrets) -> Path
     return tmp_path
 
 
-def run(folder: Path, name: str) -> list[str]:
-    ran = subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, timeout=WITHIN_S)
+def run(folder: Path, name: str, **environment: str) -> list[str]:
+    ran = subprocess.run(
+        [sys.executable, name],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
 
@@ -68,3 +78,10 @@ def test_each_event_is_billed_once(folder: Path) -> None:
 def test_signals_are_sent_once_and_listened_to(folder: Path) -> None:
     for _ in range(2):  # the second one has the same dedup
         assert run(folder, "notify.py") == ["sent version 1", "1 {'auc': 0.93}"]
+
+
+def test_signals_are_sent_once_over_grpc(folder: Path) -> None:
+    token = {"HEADGATE_SIGNALS_TOKEN": TOKEN}
+    with serving(f"sqlite:///{folder}/home/headgate.db", **token) as (_, address):
+        for _ in range(2):
+            assert run(folder, "notify_far.py", SIGNALS=address, **token) == ["sent version 1", "1 {'auc': 0.93}"]

@@ -35,13 +35,15 @@ class SignalVersion(Signal):
     """A signal that was sent: the ``version`` of its key, which no other signal has.
 
     ``is_new`` is False if an earlier one with the same ``dedup`` has this version. ``sender`` and ``sent_at`` are
-    known of signals that were listed.
+    known of signals that were listed, and so is ``run``, a dag_id and a run_id, of one that a program lists and that is
+    for that run alone.
     """
 
     version: int = 0
     is_new: bool = True
     sender: str = ""
     sent_at: datetime | None = None
+    run: tuple[str, str] | None = None
 
 
 class BaseSignalService(ABC):

@@ -27,9 +27,9 @@ from headgate.supervisor.setting_words import in_words
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
-# Connections and variables are read from the first two (see `headgate.supervisor.queries`), and the last is for
-# headgate's own tests: they are not settings.
-RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_TEST_")
+# Connections and variables are read from the first two (see `headgate.supervisor.queries`), the third is what programs
+# send signals with, and the last is for headgate's own tests: they are not settings.
+RESERVED_PREFIXES = ("HEADGATE_CONN_", "HEADGATE_VAR_", "HEADGATE_SIGNALS_TOKEN", "HEADGATE_TEST_")
 
 SECONDS_MAX = 366 * 24 * 3600.0  # a time longer than a year is a mistake, and infinity is not a time
 BYTES_LIMIT_MAX = 1024**3  # a limit of bytes that must fit in memory, and in the length prefix of a frame

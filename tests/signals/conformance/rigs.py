@@ -19,7 +19,11 @@ from headgate.client import Signal as StoredByClient
 from headgate.protocol.messages.queries import ListenSignals, QueryResult, Response, SendSignals, SignalsSent
 from headgate.protocol.messages.queries import Query as StepQueryBody
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
+from headgate.signal_server.server import SignalServer
 from headgate.signals import BaseSignalService, Heard, Signal, SignalService, SignalVersion
+from headgate.signals.remote import GrpcSignalService
+from headgate.store.db.secrets import Secrets
+from headgate.store.db.transaction import Database
 from headgate.store.errors import ValueRefused
 from headgate.store.signals import sending
 from headgate.store.store import Store
@@ -165,4 +169,22 @@ class SupervisorsParts:
         return answer
 
 
-RIGS: dict[str, type[Rig]] = {"database": DatabaseRig, "task": TaskRig}
+class GrpcRig(Rig):
+    """A server on a port of its own, and clients with its token."""
+
+    TOKEN = "the token of the suite"
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        database = Database(self.store.database.engine, Secrets.none(), None)
+        with SignalServer(database, "127.0.0.1:0", token=self.TOKEN) as server:
+            self.address = server.address
+            yield
+
+    @contextmanager
+    def open(self, namespace: str = DEFAULT_NAMESPACE) -> Generator[BaseSignalService]:
+        with GrpcSignalService(self.address, self.TOKEN, namespace) as service:
+            yield service
+
+
+RIGS: dict[str, type[Rig]] = {"database": DatabaseRig, "task": TaskRig, "grpc": GrpcRig}

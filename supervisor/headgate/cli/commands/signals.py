@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from headgate.store.signals.reading import Signal
 
 app = typer.Typer(help="Signals: values under keys, each with the next version of its key.", no_args_is_help=True)
+
+TOKEN_VARIABLE = "HEADGATE_SIGNALS_TOKEN"
 
 # Other programs read these; fields may be added at the end, never renamed.
 SIGNAL_COLUMNS = ("namespace", "key", "version", "value", "sender", "sent_at", "dedup", "dag", "run_id")
@@ -184,6 +188,63 @@ def forget(ctx: typer.Context, key: KeyArgument, namespace: NamespaceOption = DE
     with invocation(ctx).store() as store:
         kept = store.signals.forget(key, namespace)
     print(f"forgot {key} with " + ("1 version" if kept == 1 else f"{kept:,} versions"))
+
+
+@app.command()
+def serve(
+    ctx: typer.Context,
+    address: Annotated[str, typer.Option("--grpc", metavar="HOST:PORT", help="Answer here; port 0: any that is free.")],
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"The token that callers need; without this, ${TOKEN_VARIABLE}.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificates for TLS, as PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate, as PEM.")] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Answer everybody; for an address of this machine only.")
+    ] = False,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="Answer other machines without TLS, for example behind a proxy."),
+    ] = False,
+) -> None:
+    """Send and hear signals for programs elsewhere, over gRPC, until SIGTERM.
+
+    It needs the extra `grpc` of the package (docs/signals.md).
+    """
+    try:
+        from headgate.signal_server import server
+    except ImportError as error:
+        raise CommandError(f'this needs an extra: pip install "headgate[grpc]" ({error})') from error
+    from headgate.store.db.secrets import Secrets
+    from headgate.store.db.transaction import Database
+
+    try:
+        server.check_address(address, has_token=not no_token, is_encrypted=certificate is not None or plaintext)
+        identity = server.read_identity(certificate, key)
+        token = None if no_token else server.check_token(*_token(token_file))
+        with invocation(ctx).engine() as engine:
+            server.serve(
+                Database(engine, Secrets.none(), None),
+                address,
+                token=token,
+                identity=identity,
+                tell=lambda at: print(f"serving signals on {at}", flush=True),
+            )
+    except server.ServerRefused as refused:
+        raise CommandError(str(refused), exit_code=2) from refused
+
+
+def _token(file: Path | None) -> tuple[str, str]:
+    """Return the token, and where it is from."""
+    if file is not None:
+        return file.read_text(errors="replace"), str(file)
+    if TOKEN_VARIABLE not in os.environ:
+        raise CommandError(
+            f"callers need a token: set {TOKEN_VARIABLE}, or give --token-file FILE, for example with the output of "
+            f"`openssl rand -hex 32`; --no-token is for an address of this machine",
+            exit_code=2,
+        )
+    return os.environ[TOKEN_VARIABLE], TOKEN_VARIABLE
 
 
 def _record(found: Signal) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import socket
 import stat
 import time
@@ -132,13 +131,6 @@ class Bell:
             return False
         self._check_at = time.monotonic() + CHECK_S
         return not os.path.lexists(self._path)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until it rings, for ``timeout_s`` seconds at most."""
-        ready = select.poll()
-        ready.register(self._socket, select.POLLIN)
-        ready.poll(timeout_s * 1000)
-        self.has_rung()
 
     def close(self) -> None:
         """Take it down."""

@@ -23,7 +23,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, LiteralString, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, LiteralString, Protocol, cast
 
 from sqlalchemy import Connection
 
@@ -163,8 +163,11 @@ def notify_readers(connection: Connection, news: News, ids: Collection[int]) -> 
 class NewsListener:
     """Waits over one connection, outside of transactions, for new events or signals."""
 
-    def wait(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
-        """Wait until there may be news of an id that ``concerns`` the caller; False after ``timeout_s``."""
+    def wait(self, timeout_s: float, concerns: Callable[[int], bool], until: int | None = None) -> bool:
+        """Wait until there may be news of an id that ``concerns`` the caller.
+
+        False after ``timeout_s``, and as soon as the descriptor ``until`` is readable.
+        """
         raise NotImplementedError
 
     def is_lost(self) -> bool:
@@ -188,6 +191,21 @@ def listen_for(connection: Connection, bells: Bells | None, news: News) -> NewsL
     return _Commits(_commits(driver, ""), bell)
 
 
+class _HasDescriptor(Protocol):
+    """What can be waited for."""
+
+    def fileno(self) -> int: ...
+
+
+def _wait_readable(news: _HasDescriptor | None, timeout_s: float, until: int | None) -> bool:
+    """Wait for the one or the other descriptor; return whether ``until`` is readable."""
+    ready = select.poll()
+    for descriptor in (news, until):
+        if descriptor is not None:
+            ready.register(descriptor, select.POLLIN)
+    return any(found == until for found, _ in ready.poll(timeout_s * 1000))
+
+
 class _Commits(NewsListener):
     """SQLite: any commit of another connection may have stored news; the ``bell`` says when to look for one."""
 
@@ -196,16 +214,16 @@ class _Commits(NewsListener):
         self._bell = bell
         commits.has_changes()  # the first answer is yes
 
-    def wait(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
+    def wait(self, timeout_s: float, concerns: Callable[[int], bool], until: int | None = None) -> bool:
         ends_at = time.monotonic() + timeout_s
         while not self._commits.has_changes():
             left = ends_at - time.monotonic()
             if left <= 0:
                 return False
+            if _wait_readable(self._bell, min(left, NO_BELL_LOOK_S if self._bell is None else COMMITS_LOOK_S), until):
+                return False
             if self._bell is not None:
-                self._bell.wait(min(left, COMMITS_LOOK_S))
-            else:
-                time.sleep(min(left, NO_BELL_LOOK_S))
+                self._bell.has_rung()
         return True
 
     def is_lost(self) -> bool:
@@ -237,7 +255,7 @@ class _NewsNotifications(NewsListener):
         if channel == self._channel:
             self._payloads.append(payload)
 
-    def wait(self, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
+    def wait(self, timeout_s: float, concerns: Callable[[int], bool], until: int | None = None) -> bool:
         ends_at = time.monotonic() + timeout_s
         while True:
             payloads, self._payloads = self._payloads, []
@@ -246,7 +264,8 @@ class _NewsNotifications(NewsListener):
             left = ends_at - time.monotonic()
             if left <= 0:
                 return False
-            select.select([self._driver.fileno()], [], [], left)
+            if _wait_readable(self._driver, left, until):
+                return False
             connection = self._driver.pgconn
             connection.consume_input()
             while (notification := connection.notifies()) is not None:

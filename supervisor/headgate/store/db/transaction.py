@@ -291,13 +291,14 @@ class Database:
                 self._news[news] = changes.listen_for(connection, self._bells, news)
         return True
 
-    def wait_for(self, news: News, timeout_s: float, concerns: Callable[[int], bool]) -> bool:
+    def wait_for(self, news: News, timeout_s: float, concerns: Callable[[int], bool], until: int | None = None) -> bool:
         """Wait, outside of transactions, until there may be news of a trigger, or a key, that ``concerns`` the caller.
 
-        Return False if there were none within ``timeout_s`` seconds. `listen_for` must have been called.
+        Return False if there were none within ``timeout_s`` seconds, or before the descriptor ``until`` was readable.
+        `listen_for` must have been called.
         """
         with self._translating():
-            return self._news[news].wait(timeout_s, concerns)
+            return self._news[news].wait(timeout_s, concerns, until)
 
     @contextmanager
     def _transaction(self, *, reads_only: bool) -> Generator[Connection]:

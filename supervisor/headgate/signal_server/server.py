@@ -1,0 +1,183 @@
+"""The server of signals: its address, its limits, who may call it, and how it ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from headgate.protocol import signal_rpc
+from headgate.signal_server.service import Service, TokenRequired
+from headgate.signal_server.store_thread import StoreThread
+from headgate.store.db.transaction import Database
+
+CALLS_MAX = 32  # for which there is room however many listen; they wait for the one thread that has the database
+LISTENERS_MAX = 200  # each has a thread, and a page of 1 MiB at the most
+CONNECTIONS_MAX = 500
+CALLS_A_CONNECTION_MAX = CALLS_MAX + LISTENERS_MAX
+METADATA_BYTES_MAX = 8 * 1024
+DRAIN_S = 5.0  # that calls have to end in when it stops
+TOKEN_CHARS_MIN = 16
+TOKEN_CHARS_MAX = 1000
+PORT_MAX = 65535
+
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # two servers must not share a port without knowing it
+    ("grpc.max_receive_message_length", signal_rpc.REQUEST_BYTES_MAX),
+    ("grpc.max_send_message_length", signal_rpc.RESPONSE_BYTES_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.max_concurrent_streams", CALLS_A_CONNECTION_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    *signal_rpc.KEEPALIVE_OPTIONS,
+    # Clients that listen ask as well whether the link is there, oftener than gRPC allows by itself.
+    ("grpc.http2.min_ping_interval_without_data_ms", signal_rpc.KEEPALIVE_S * 1000 // 3),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class ServerRefused(Exception):
+    """The server cannot be started as it was asked to; the text says why, and what to do."""
+
+
+def check_token(token: str, source: str) -> str:
+    """Return a token without the spaces around it; ``source`` says where it is from. Raises `ServerRefused`."""
+    token = token.strip()
+    if not TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX:
+        size = f"{TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX:,} characters, not {len(token):,}"
+        raise ServerRefused(f"the token in {source} must have {size}")
+    if not (token.isascii() and token.isprintable()):
+        raise ServerRefused(f"the token in {source} must be of printable ASCII characters")
+    return token
+
+
+def check_address(address: str, *, has_token: bool, is_encrypted: bool) -> None:
+    """Raise `ServerRefused` for an address that is no HOST:PORT, or that others reach without a token or in clear."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > PORT_MAX:
+        raise ServerRefused(f"{address!r} is not an address: give HOST:PORT, for example 127.0.0.1:50551")
+    if _is_loopback(host):
+        return
+    if not has_token:
+        raise ServerRefused(f"{address} is reached from other machines: without a token give an address of this one")
+    if not is_encrypted:
+        raise ServerRefused(
+            f"{address} is reached from other machines, and the token would be sent in clear: give --certificate and "
+            f"--key, or --plaintext if something else encrypts the link"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class SignalServer:
+    """A running server. Use it in a ``with`` block, at whose end it stops."""
+
+    def __init__(
+        self,
+        database: Database,
+        address: str,
+        *,
+        token: str | None,
+        identity: tuple[bytes, bytes] | None = None,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open ``address`` and answer on it; port 0 takes a free one, which `address` has then.
+
+        Without a ``token`` everybody who reaches it may call. ``identity``: the key and the certificates for TLS, as
+        PEM. ``failed`` is called, in another thread, if it can answer no more. Raises `ServerRefused`.
+        """
+        self._pool = ThreadPoolExecutor(CALLS_MAX + LISTENERS_MAX, thread_name_prefix="call")
+        self._server = grpc.server(
+            self._pool,
+            interceptors=[] if token is None else [TokenRequired(token)],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=CALLS_MAX + LISTENERS_MAX,
+        )
+        try:
+            if identity is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, grpc.ssl_server_credentials([identity]))
+        except RuntimeError as error:
+            self._pool.shutdown()
+            raise ServerRefused(f"{address} cannot be opened: {error}") from None
+        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self._store = StoreThread(database, listeners_max=LISTENERS_MAX, failed=failed)
+        self._server.add_generic_rpc_handlers((Service(self._store).handlers(),))
+        self._server.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take no more calls, end those that listen, let the others end within `DRAIN_S`.
+
+        Raises what the thread with the database has failed with.
+        """
+        self._store.end_listeners()
+        self._server.stop(DRAIN_S).wait()
+        try:
+            self._store.close()
+        finally:
+            self._pool.shutdown()
+
+
+def serve(
+    database: Database,
+    address: str,
+    *,
+    token: str | None,
+    identity: tuple[bytes, bytes] | None,
+    tell: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; ``tell`` is given the address once it is open.
+
+    Raises `ServerRefused`, and `DatabaseReplaced` if nothing more can be stored.
+    """
+    ends = {signal.SIGTERM, signal.SIGINT}
+    # Blocked before there are other threads, so that all of them leave these to `sigwait`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        with SignalServer(
+            database,
+            address,
+            token=token,
+            identity=identity,
+            failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        ) as server:
+            tell(server.address)
+            signal.sigwait(ends)
+    finally:
+        while signal.sigpending() & ends:
+            signal.sigwait(ends)  # a second one changes nothing
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+
+
+def read_identity(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
+    """Return what TLS needs from two files of PEM; None without them. Raises `ServerRefused`."""
+    if certificate is None or key is None:
+        if certificate is key:
+            return None
+        raise ServerRefused("--certificate and --key go together")
+    try:
+        return key.read_bytes(), certificate.read_bytes()
+    except OSError as error:
+        raise ServerRefused(f"{error.filename}: {error.strerror}") from None

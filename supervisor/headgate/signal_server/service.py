@@ -1,0 +1,202 @@
+"""The three calls: messages of protobuf to verbs of the store and back, and errors to status codes.
+
+A call runs in a thread of its own. `Listen` sends a page and reads the next one when gRPC has taken it: HTTP/2 holds it
+up while its caller reads nothing, so such a one has a page here, its thread, and no more.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import grpc
+import msgspec
+
+from headgate.client.signals import automatic_dedup
+from headgate.protocol import signal_rpc
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX
+from headgate.protocol.messages.signals import (
+    DEFAULT_NAMESPACE,
+    SIGNALS_PER_PAGE_MAX,
+    SignalSend,
+    text_problem,
+)
+from headgate.protocol.signal_rpc import signals_pb2 as pb
+from headgate.signal_server.store_thread import Stopping, StoreThread, TooManyListeners, Waiter
+from headgate.store.errors import DATABASE_UNUSABLE, NoSuchRow, RowsRefused, StoreError, ValueRefused
+from headgate.store.ids import DagRunId
+from headgate.store.signal_verbs import SignalVerbs
+from headgate.store.signals import reading
+from headgate.store.signals.reading import Signal
+from headgate.store.signals.sending import NewSignal, check_count
+
+SENDER_CHARS_MAX = 200  # of what a caller says of itself
+DETAILS_CHARS_MAX = min(1000, ERROR_CHARS_MAX)  # of an error: it travels in a header
+
+# The first that fits. Those that are refused would be refused again.
+_CODES: tuple[tuple[tuple[type[Exception], ...], grpc.StatusCode, bool], ...] = (
+    ((NoSuchRow,), grpc.StatusCode.NOT_FOUND, True),
+    ((ValueRefused, RowsRefused), grpc.StatusCode.INVALID_ARGUMENT, True),
+    ((*DATABASE_UNUSABLE, Stopping), grpc.StatusCode.UNAVAILABLE, False),
+    ((TooManyListeners,), grpc.StatusCode.RESOURCE_EXHAUSTED, False),
+    ((StoreError,), grpc.StatusCode.INTERNAL, False),
+)
+
+
+class Service:
+    """Answers the calls by the thread that has the database."""
+
+    def __init__(self, store: StoreThread) -> None:
+        self._store = store
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return what a server of gRPC is given."""
+        package, _, name = signal_rpc.SEND.strip("/").rpartition("/")
+        assert name == "Send"
+        return grpc.method_handlers_generic_handler(
+            package,
+            {
+                "Send": grpc.unary_unary_rpc_method_handler(
+                    self._send, pb.SendRequest.FromString, pb.SendResponse.SerializeToString
+                ),
+                "List": grpc.unary_unary_rpc_method_handler(
+                    self._list, pb.ListRequest.FromString, pb.ListResponse.SerializeToString
+                ),
+                "Listen": grpc.unary_stream_rpc_method_handler(
+                    self._listen, pb.ListenRequest.FromString, pb.ListenResponse.SerializeToString
+                ),
+            },
+        )
+
+    def _send(self, request: pb.SendRequest, context: grpc.ServicerContext) -> pb.SendResponse:
+        with _errors_told(context):
+            check_count(len(request.signals))
+            sender = _sender_of(request)
+            runs: dict[tuple[str, str], DagRunId] = {}
+            news = []
+            for one in request.signals:
+                run = (one.run.dag, one.run.run_id) if one.HasField("run") else None
+                if run is not None and run not in runs:
+                    runs[run] = self._run(*run)
+                news.append(_new(one, sender, None if run is None else runs[run]))
+            sent = self._store.send(news) if news else []
+            return pb.SendResponse(sent=[pb.SentSignal(version=one.version, is_new=one.is_new) for one in sent])
+
+    def _run(self, dag: str, run_id: str) -> DagRunId:
+        return self._store.call(lambda verbs: verbs.run(dag, run_id))
+
+    def _list(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListResponse:
+        with _errors_told(context):
+            key, namespace = request.key, request.namespace or DEFAULT_NAMESPACE
+            limit = request.limit if request.HasField("limit") else SIGNALS_PER_PAGE_MAX
+
+            def look(verbs: SignalVerbs) -> Sequence[Signal]:
+                if request.HasField("version"):
+                    found = verbs.version(key, namespace, request.version)
+                    return () if found is None else (found,)
+                return verbs.page(key, namespace, after=request.after, limit=limit).signals
+
+            return pb.ListResponse(signals=map(_told, self._store.call(look)))
+
+    def _listen(self, request: pb.ListenRequest, context: grpc.ServicerContext) -> Iterator[pb.ListenResponse]:
+        with _errors_told(context), suppress(_CallerGone):
+            waiter = Waiter(request.namespace or DEFAULT_NAMESPACE, request.key)
+            with self._store.joined(waiter):
+                # Its thread is free again as soon as the caller has gone.
+                if context.add_callback(lambda: waiter.wake(_CallerGone())):
+                    yield from self._pages(request, waiter)
+
+    def _pages(self, request: pb.ListenRequest, waiter: Waiter) -> Iterator[pb.ListenResponse]:
+        namespace, key = waiter.address
+        reading.check_address(key, namespace)
+        waiter.seen = request.after if request.HasField("after") else self._newest(key, namespace)
+        is_first = True
+        while True:
+            page = self._store.call(lambda verbs: verbs.page(key, namespace, after=waiter.seen))
+            waiter.key_id = page.key_id
+            if page.signals:
+                waiter.seen = page.signals[-1].version
+            if page.signals or is_first:
+                yield pb.ListenResponse(signals=map(_told, page.signals), seen=waiter.seen)
+            is_first = False
+            if page.is_empty:
+                waiter.wait()
+
+    def _newest(self, key: str, namespace: str) -> int:
+        newest = self._store.call(lambda verbs: verbs.newest(key, namespace))
+        return newest[-1].version if newest else 0
+
+
+class _CallerGone(Exception):
+    """Nobody hears the answer any more."""
+
+
+@contextmanager
+def _errors_told(context: grpc.ServicerContext) -> Generator[None]:
+    """Answer with the status of an error of the block. Other exceptions are bugs, which gRPC logs."""
+    try:
+        yield
+    except tuple(kind for kinds, _, _ in _CODES for kind in kinds) as error:
+        _abort(context, error)
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    code, is_refused = next((code, refused) for kinds, code, refused in _CODES if isinstance(error, kinds))
+    if is_refused:
+        context.set_trailing_metadata(((signal_rpc.REFUSED, "1"),))
+    context.abort(code, str(error)[:DETAILS_CHARS_MAX])
+
+
+def _sender_of(request: pb.SendRequest) -> str:
+    if not request.sender:
+        return "a client over gRPC"
+    if (problem := text_problem(request.sender, SENDER_CHARS_MAX)) is not None:
+        raise ValueRefused(f"the sender {problem}")
+    return f"client {request.sender}"
+
+
+def _new(one: pb.NewSignal, sender: str, run: DagRunId | None) -> NewSignal:
+    said = SignalSend(one.key, one.value or b"null", one.dedup or automatic_dedup(), one.namespace or DEFAULT_NAMESPACE)
+    checked = NewSignal.of(said, sender, None)
+    try:
+        msgspec.json.decode(said.value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueRefused(f"the value of the signal {one.key!a:.60} is not JSON: {error}") from None
+    return checked if run is None else msgspec.structs.replace(checked, dag_run=run)
+
+
+def _told(one: Signal) -> pb.Signal:
+    run = None if one.run_id is None else pb.Run(dag=one.dag or "", run_id=one.run_id)
+    return pb.Signal(
+        version=one.version,
+        value=one.data,
+        sender=one.sender,
+        sent_at_s=one.sent_at.timestamp(),
+        dedup=one.dedup,
+        run=run,
+    )
+
+
+class TokenRequired(grpc.ServerInterceptor):
+    """Lets those calls through that carry the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = (signal_rpc.BEARER + token).encode()
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        for name, value in handler_call_details.invocation_metadata:
+            if name == signal_rpc.AUTHORIZATION:
+                said = value.encode() if isinstance(value, str) else value
+                if hmac.compare_digest(said, self._expected):
+                    return continuation(handler_call_details)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+def _refuse(_request: bytes, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
