@@ -34,7 +34,6 @@ SETTLE_MAX = 1_000  # messages of one acknowledgement
 # An acknowledgement is made within this time after its advance, or not at all. Far below the part of the lease's
 # silence that the supervisor keeps for advances that have begun (`headgate.supervisor.triggers.leases.ADVANCE_SHARE`).
 SETTLE_S = 2.0
-STEADY_S = 60.0  # a connection that has lasted for so long is followed by an attempt without a longer wait
 LAG_INTERVAL_S = 15.0  # between two questions how far the stream is behind
 
 _log = structlog.get_logger("headgate.brokers")
@@ -166,16 +165,16 @@ class BrokerThread:
         trouble: tuple[type[Exception], ...] = (*producer.trouble, QueryFailed)
         attempts, trouble_since = 0, None
         while not self._stopping.is_set():
-            connected_at: float | None = None
+            done_before, is_connected = self._received + self._acknowledged, False
             try:
                 self._connect()
-                connected_at, trouble_since = time.monotonic(), None
+                is_connected, trouble_since = True, None
                 while not self._is_over():
                     self._step()
                 return
             except trouble as error:
                 now = time.monotonic()
-                if connected_at is not None and now - connected_at >= STEADY_S:
+                if is_connected and self._received + self._acknowledged > done_before:
                     attempts = 0
                 trouble_since = now if trouble_since is None else trouble_since
                 if now - trouble_since >= limits.give_up_s:

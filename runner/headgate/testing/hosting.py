@@ -79,6 +79,11 @@ class HostedTriggers:
         """The exceptions of triggers that have ended, None for one that raised nothing."""
         return self._host.errors
 
+    @property
+    def outstanding(self) -> int:
+        """The messages of shared streams that are handed out, and not resolved."""
+        return self._streams.statistics().outstanding_events
+
     async def start(self, specs: tuple[TriggerSpec, ...]) -> None:
         """Start triggers as one assignment, so that those that share a stream start together."""
         self._streams.pause_starts()

@@ -1,0 +1,177 @@
+"""Connections to Redis (or Valkey) from stored ones, and what their errors mean to a producer.
+
+``redis://login:password@host:6379/0``, and ``rediss://`` for TLS, with these options in the query: ``ssl_ca_certs``,
+``ssl_certfile``, ``ssl_keyfile`` (paths), and ``ssl_check_hostname`` (``true`` or ``false``; the certificate itself is
+checked in any case). Several hosts are tried in order, and the first that is a master is used.
+
+The client makes no attempt of its own to repeat a command: a repeated ``XREADGROUP`` whose first answer was lost would
+leave the messages of that answer pending without anybody knowing.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.triggers.named_values import Connection
+
+try:
+    import redis
+    from redis import exceptions
+    from redis.backoff import NoBackoff
+    from redis.credentials import CredentialProvider
+    from redis.retry import Retry
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "Redis needs the client redis-py: pip install 'headgate[redis]'", name="redis"
+    ) from missing
+
+RedisClient = redis.Redis
+
+SOCKET_TIMEOUT_S: Final = 5.0  # for one answer, beside the wait of a blocking read: a server that hangs is left
+PORT: Final = 6379
+SCHEMES: Final = ("redis", "rediss")
+FILE_OPTIONS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+OPTIONS: Final = (*FILE_OPTIONS, "ssl_check_hostname")
+DATABASE_MAX: Final = 10_000  # its number; a server has 16 by default
+
+# What ends a connection only. What the server refuses does not pass by connecting anew, but for these.
+TROUBLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
+_PASSING: Final = (
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
+)
+_PASSING_TEXTS: Final = ("BUSY ", "MISCONF ", "NOREPLICAS ")
+
+
+class _Credentials(CredentialProvider):
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return the password, behind the name of the user if there is one."""
+        login, password = self._connection.login, self._connection.password
+        return (login, password) if login else (password,)
+
+
+class RedisPasses(redis.ConnectionError):
+    """The server refuses commands for now; among `TROUBLE`."""
+
+
+def open_client(connection: Connection) -> redis.Redis:
+    """Return a client of the first host that answers and is a master.
+
+    Raises `BrokerMisconfigured` for a connection that cannot be used, and what `translated` raises.
+    """
+    options = _client_options(connection)
+    failure: Exception | None = None
+    for host, port in connection.hosts or (("localhost", None),):
+        client = redis.Redis(host=host or "localhost", port=port or PORT, **options)
+        try:
+            with translated(f"redis connection {connection.name!r}"):
+                client.ping()
+                info = ask(client, "INFO", "replication")
+            if info is None or info.get("role", "master") == "master":
+                return client
+            failure = RedisPasses(f"{host} is a replica")
+        except TROUBLE as error:
+            failure = error
+        except BaseException:
+            client.close()
+            raise
+        client.close()
+    assert failure is not None
+    raise failure
+
+
+def run(client: redis.Redis, *command: str | bytes | int) -> Any:
+    """Return the answer to a command, which redis-py has converted as it does for this command."""
+    return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def ask(client: redis.Redis, *command: str) -> Any:
+    """Return the answer to a question about the server; None if the user of the connection may not ask."""
+    try:
+        return run(client, *command)
+    except exceptions.NoPermissionError:
+        return None
+
+
+@contextmanager
+def translated(name: str) -> Generator[None]:
+    """Raise what the client raises as `BrokerMisconfigured` or `BrokerError`, if trying again would not help."""
+    try:
+        yield
+    except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+        raise BrokerMisconfigured(f"{name}: the server refuses access: {error}") from None
+    except redis.ResponseError as error:
+        text = str(error)
+        if isinstance(error, _PASSING) or text.startswith(_PASSING_TEXTS):
+            raise RedisPasses(text) from error
+        if text.startswith("DB index"):
+            raise BrokerMisconfigured(f"{name}: the server has no database of this number: {text}") from None
+        if text.startswith(("NOGROUP", "UNBLOCKED", "no such key")):
+            raise BrokerMisconfigured(f"{name}: the stream or the group does not exist (any more): {text}") from None
+        if text.startswith("WRONGTYPE"):
+            raise BrokerMisconfigured(f"{name}: there is a value under that name, and it is not a stream") from None
+        raise BrokerError(f"{name}: {text}") from error
+    except redis.ConnectionError as error:
+        if (refusal := _certificate_error(error)) is not None:
+            raise BrokerMisconfigured(f"{name}: {refusal}") from None
+        raise
+
+
+def _client_options(connection: Connection) -> dict[str, Any]:
+    where = f"the connection {connection.name!r}"
+    if connection.scheme not in SCHEMES:
+        raise BrokerMisconfigured(f"{where} must begin with redis:// or rediss://, not {connection.scheme}://")
+    for option in connection.extra:
+        if option not in OPTIONS:
+            raise BrokerMisconfigured(f"{where} has the option {option!r}; the options are {', '.join(OPTIONS)}")
+    if connection.extra and connection.scheme == "redis":
+        raise BrokerMisconfigured(f"{where} has options of TLS, which begins with rediss://")
+    database = connection.schema or "0"
+    if not (database.isascii() and database.isdigit() and int(database) <= DATABASE_MAX):
+        raise BrokerMisconfigured(f"{where}: the number of the database must be 0..{DATABASE_MAX:,}, not {database!r}")
+    options: dict[str, Any] = {
+        "db": int(database),
+        # As an object: a traceback that shows local variables would show a password.
+        "credential_provider": _Credentials(connection) if connection.password else None,
+        "protocol": 2,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": SOCKET_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "single_connection_client": False,
+        "max_connections": 1,
+        "driver_info": None,
+    }
+    if connection.scheme == "rediss":
+        checks_host = connection.extra.get("ssl_check_hostname", "true")
+        if checks_host not in ("true", "false"):
+            raise BrokerMisconfigured(f"{where}: ssl_check_hostname must be true or false")
+        options |= {"ssl": True, "ssl_check_hostname": checks_host == "true"}
+        for option in FILE_OPTIONS:
+            if (path := connection.extra.get(option)) is not None:
+                if not os.access(path, os.R_OK):
+                    raise BrokerMisconfigured(f"{where}: the file of {option} {path} cannot be read")
+                options[option] = path
+    return options
+
+
+def _certificate_error(error: BaseException) -> str | None:
+    """Return why a certificate was refused, by the server or by us; None if that is not why there is no connection."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError):
+            return f"the certificate of the server is refused: {seen.verify_message}"
+        if isinstance(seen, ssl.SSLError) and "ALERT" in (seen.reason or ""):
+            return f"the server refuses our certificate: {seen.reason}"
+        seen = seen.__cause__ or seen.__context__
+    return None

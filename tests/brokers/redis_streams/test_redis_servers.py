@@ -1,0 +1,201 @@
+"""Redis servers of a test's own: with TLS, as a replica, with settings that lose entries, with a new password."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+import redis
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from headgate.brokers.broker_errors import BrokerMisconfigured
+from headgate.brokers.redis_client import open_client, run
+from headgate.testing.brokers.reading import Reading, names
+from headgate.testing.brokers.redis_station import PASSWORD, RedisStation, find_server
+from headgate.testing.brokers.station import ServerProcess, free_port, wait_until
+from headgate.triggers.named_values import Connection
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def server_path() -> str:
+    path = find_server()
+    if path is None:
+        message = "this machine has no redis-server and no valkey-server"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
+@pytest.fixture
+def station(tmp_path: Path, server_path: str) -> Iterator[RedisStation]:
+    station = RedisStation(tmp_path, server_path)
+    try:
+        station.create()
+        yield station
+    finally:
+        station.close()
+
+
+def failure_of(station: RedisStation) -> BaseException:
+    with Reading(station.trigger(), uri=station.uri, has_restarts=False) as reading:
+        return reading.failure()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
+def test_a_server_that_would_drop_whole_streams_is_refused(station: RedisStation, policy: str) -> None:
+    run(station.client, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", policy)
+    failure = failure_of(station)
+    assert isinstance(failure, BrokerMisconfigured)
+    assert f"with maxmemory-policy {policy} the server drops whole streams" in str(failure)
+
+
+def test_a_server_without_an_append_only_file_is_warned_of_once(station: RedisStation) -> None:
+    run(station.client, "CONFIG", "SET", "appendonly", "no")
+    with structlog.testing.capture_logs() as records:
+        with Reading(station.trigger(), uri=station.uri) as reading:
+            station.publish(names(1))
+            reading.wait_stored(names(1))
+            links = station.tap.links
+            station.tap.cut()
+            wait_until(lambda: station.tap.links > links, "it is connected again")
+            station.publish(names(1, 1))
+            reading.wait_stored(names(2))
+    warned = [record for record in records if "no append-only file" in record["event"]]
+    assert len(warned) == 1
+
+
+def test_a_password_that_is_changed_ends_the_stream_at_the_next_connection(station: RedisStation) -> None:
+    station.publish(names(1))
+    with Reading(station.trigger(), uri=station.uri, has_restarts=False) as reading:
+        reading.wait_stored(names(1))
+        run(station.client, "CONFIG", "SET", "requirepass", "another-password")
+        station.tap.cut()
+        failure = reading.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "refuses access" in str(failure)
+    assert PASSWORD not in str(failure) + repr(failure)
+
+
+def test_a_user_who_may_not_ask_for_settings_reads_all_the_same(station: RedisStation) -> None:
+    rights = "+xreadgroup +xack +xinfo +type +ttl +ping +multi +exec"
+    run(station.client, "ACL", "SETUSER", "reader", "on", f">{PASSWORD}", f"~{station.stream}", *rights.split())
+    station.publish(names(3))
+    uri = f"redis://reader:{PASSWORD}@127.0.0.1:{station.tap.port}"
+    with Reading(station.trigger(), uri=uri) as reading:
+        reading.wait_stored(names(3))
+        wait_until(lambda: not station.pending(), "everything is acknowledged")
+
+
+def test_a_replica_is_not_read(tmp_path: Path, server_path: str, station: RedisStation) -> None:
+    port = free_port()
+    command = [server_path, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--replicaof", "127.0.0.1", "1"]
+    replica = ServerProcess(command, port=port, log_path=tmp_path / "replica.log")
+    replica.start()
+    try:
+        with pytest.raises(redis.ConnectionError, match=r"127\.0\.0\.1 is a replica"):
+            open_client(Connection.from_uri("shop", f"redis://127.0.0.1:{port}"))
+    finally:
+        replica.close()
+
+
+# --- TLS --------------------------------------------------------------------------------------------
+
+Certify = Callable[..., tuple[Path, Path]]
+
+
+@pytest.fixture
+def certify(tmp_path: Path) -> Certify:
+    """Makes a self-signed certificate; returns its file and that of its key."""
+
+    def make(name: str, *, until: datetime = NOW + timedelta(days=1), address: str = "127.0.0.1") -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(NOW - timedelta(days=9))
+            .not_valid_after(until)
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address(address))]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        paths = tmp_path / f"{name}.crt", tmp_path / f"{name}.key"
+        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        paths[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return paths
+
+    return make
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path, server_path: str) -> Iterator[Callable[[Path, Path, Path], int]]:
+    """Starts a server that speaks TLS only, and asks clients for certificates of a file; returns its port."""
+    servers: list[ServerProcess] = []
+
+    def start(certificate: Path, key: Path, clients: Path) -> int:
+        port = free_port()
+        command = [
+            *(server_path, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", ""),
+            *("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(clients)),
+        ]
+        server = ServerProcess(command, port=port, log_path=tmp_path / "tls.log")
+        servers.append(server)
+        server.start()
+        return port
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def opened(port: int, **options: Path | str) -> redis.Redis:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    return open_client(Connection.from_uri("shop", f"rediss://127.0.0.1:{port}/0?{query}"))
+
+
+def test_certificates_of_both_sides_are_checked(
+    certify: Certify, tls_server: Callable[[Path, Path, Path], int]
+) -> None:
+    server, client, other = certify("server"), certify("client"), certify("other")
+    port = tls_server(*server, client[0])
+    with opened(port, ssl_ca_certs=server[0], ssl_certfile=client[0], ssl_keyfile=client[1]) as connected:
+        assert connected.ping()
+    with pytest.raises(BrokerMisconfigured, match="the certificate of the server is refused: self-signed"):
+        opened(port, ssl_ca_certs=other[0], ssl_certfile=client[0], ssl_keyfile=client[1])
+    with pytest.raises(BrokerMisconfigured, match="the server refuses our certificate"):
+        opened(port, ssl_ca_certs=server[0], ssl_certfile=other[0], ssl_keyfile=other[1])
+    with pytest.raises(BrokerMisconfigured, match=r"ssl_ca_certs .*nowhere cannot be read"):
+        opened(port, ssl_ca_certs=server[0].with_name("nowhere"))
+
+
+def test_an_expired_certificate_and_one_of_another_host_are_refused(
+    certify: Certify, tls_server: Callable[[Path, Path, Path], int]
+) -> None:
+    client = certify("client")
+    identity = {"ssl_certfile": client[0], "ssl_keyfile": client[1]}
+    expired, foreign = certify("expired", until=NOW - timedelta(days=1)), certify("foreign", address="127.0.0.2")
+    with pytest.raises(BrokerMisconfigured, match="certificate has expired"):
+        opened(tls_server(*expired, client[0]), ssl_ca_certs=expired[0], **identity)
+    port = tls_server(*foreign, client[0])
+    with pytest.raises(BrokerMisconfigured, match="IP address mismatch"):
+        opened(port, ssl_ca_certs=foreign[0], **identity)
+    with opened(port, ssl_ca_certs=foreign[0], ssl_check_hostname="false", **identity) as connected:
+        assert connected.ping()
