@@ -15,6 +15,7 @@ import msgspec
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import DURATION_S_MAX, DagSpec, StartTrigger, TaskSpec, TaskState
 from headgate.protocol.messages.maps import MapSpec
+from headgate.protocol.messages.rules import STARTING
 from headgate.scheduling import states, trigger_rules
 
 _NO_STATES: frozenset[TaskState] = frozenset()
@@ -49,6 +50,9 @@ class Graph:
             name: {one.task_id for one in maps.of_tasks(of.source) if isinstance(one, maps.Elements)}
             for name, of in self.maps.items()
         }
+        # Tasks with rules about signals, and of these the ones that wait for a signal to start them.
+        self.ruled = {task.task_id: task for task in spec.tasks if task.signals is not None}
+        self.started_by_signals = {name for name, task in self.ruled.items() if task.signals and task.signals.starts}
         self.expanded_as_emitted = _expanded_as_emitted(self.tasks, self.maps)
         self.in_order = _in_order(self.tasks)
         # The tasks of each mapped group, in order.
@@ -69,7 +73,14 @@ class Decisions(msgspec.Struct, frozen=True):
     end: RunEnd | None = None
 
 
-def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: bool = True) -> Decisions:
+def decide(
+    graph: Graph,
+    now: Mapping[str, frozenset[TaskState]],
+    *,
+    may_start: bool = True,
+    may_end: bool = True,
+    is_ending: bool = False,
+) -> Decisions:
     """Evaluate the trigger rules of all tasks in ``none``; skips and failures are passed downstream at once.
 
     ``now`` has the states of the run's tasks: those of the DAG, and maybe some that it no longer has. A task has one
@@ -77,6 +88,10 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
     about all in ``none``. Those of mapped groups are decided at each of their indexes, by `decide_index`. A run does
     not end before all have ended, but the end states of tasks that the DAG no longer has do not count. If ``may_start``
     is False, because the DAG is paused, no task begins.
+
+    Tasks that signals start do not begin here. The run ends, and skips those that never began, when only such are left:
+    unless all of its tasks are such, for then it ends if a user says so, and ``is_ending``. If ``may_end`` is False
+    there are signals that were not considered.
     """
     after = dict(now)
     decided: dict[trigger_rules.Readiness, list[str]] = {"run": [], "upstream_failed": [], "skipped": []}
@@ -86,6 +101,8 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
             continue
         above = _NO_STATES.union(*_ruling(graph, task, after))
         readiness = trigger_rules.ready(task.trigger_rule, above)
+        if task.task_id in graph.started_by_signals and (readiness == "run" or not _has_necessary_only(task)):
+            continue
         if readiness == "run" and task.map is not None:
             readiness = expandable(graph, task.map, after)
         if readiness == "wait" or (readiness == "run" and not may_start):
@@ -93,10 +110,35 @@ def decide(graph: Graph, now: Mapping[str, frozenset[TaskState]], *, may_start: 
         after[task.task_id] = before - _NONE | _BECOMES[readiness]
         decided[readiness].append(task.task_id)
     end: RunEnd | None = None
-    if all(states.UNFINISHED.isdisjoint(some) for some in after.values()):
+    unfinished = {name for name, some in after.items() if not states.UNFINISHED.isdisjoint(some)}
+    if may_end and unfinished and _may_be_skipped(graph, unfinished, after, is_ending=is_ending):
+        decided["skipped"] += sorted(unfinished)
+        after |= dict.fromkeys(unfinished, _BECOMES["skipped"])
+        unfinished = set()
+    if may_end and not unfinished:
         is_broken = not all(_BROKEN.isdisjoint(after.get(leaf, _NO_STATES)) for leaf in graph.leaves)
         end = "failed" if is_broken else "success"
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
+
+
+def _may_be_skipped(
+    graph: Graph, unfinished: set[str], now: Mapping[str, frozenset[TaskState]], *, is_ending: bool
+) -> bool:
+    """Whether a run ends without these tasks: all wait for signals to start them, and it has others, or is to end."""
+    if not unfinished <= graph.started_by_signals or any(now[name] != _NONE for name in unfinished):
+        return False
+    return is_ending or graph.started_by_signals != graph.tasks.keys()
+
+
+def _has_necessary_only(task: TaskSpec) -> bool:
+    """Whether no signal starts a task against its trigger rule."""
+    rules = () if task.signals is None else task.signals.rules
+    return not any(rule.action in STARTING and rule.condition == "sufficient" for rule in rules)
+
+
+def is_ready(graph: Graph, task: TaskSpec, now: Mapping[str, frozenset[TaskState]]) -> bool:
+    """Whether the trigger rule of a task holds, whatever its own state."""
+    return trigger_rules.ready(task.trigger_rule, _NO_STATES.union(*_ruling(graph, task, now))) == "run"
 
 
 def decide_index(

@@ -255,7 +255,7 @@ def _delete(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[int]
 
 
 # The rows that belong to a task, in the order in which they are deleted, before the task itself.
-_OF_TASK = (xcom, element, emitter, task_stream)
+_OF_TASK = (xcom, element, emitter, task_stream, signal_wait)
 _OF_RUN = (dag_run_event, signal_start)  # and of a run
 
 

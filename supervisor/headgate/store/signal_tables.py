@@ -69,19 +69,41 @@ signal_start = Table(
     Column("version", BigInteger, nullable=False),
 )
 
-# A task that waits for a signal: by its trigger, which no supervisor claims. A row may outlive its wait.
+# What is held against the versions of a key, each once: the wait of a sensor, which has a trigger that no supervisor
+# claims; or a rule of a task. A row of a sensor may outlive its wait. Rules about the ends of tasks, and what users ask
+# for by hand, have rows as well, with an empty key, which no signal has.
 signal_wait = Table(
     "signal_wait",
     metadata,
-    Column("trigger_id", BigId, ForeignKey("trigger.id"), primary_key=True, autoincrement=False),
+    Column("id", BigId, primary_key=True),
     Column("dag_run_id", BigInteger, nullable=False),  # a signal may be for one run alone
+    Column("trigger_id", BigId, ForeignKey("trigger.id"), unique=True),
+    Column("task_instance_id", BigId, ForeignKey("task_instance.id")),
+    Column("rule", Text),  # its name, `headgate.protocol.messages.rules.rule_name`
     Column("namespace", Text, nullable=False),
     Column("key", Text, nullable=False),
-    Column("value", LargeBinary),  # encoded; null: any
-    Column("seen_version", BigInteger, nullable=False),  # versions up to it are not the one
+    Column("predicate", LargeBinary),  # encoded; null: any value
+    Column("seen_version", BigInteger, nullable=False),  # versions up to it were considered
     # It was not looked at since it began, so a version may have been sent meanwhile.
     Column("is_fresh", Boolean, nullable=False, server_default=true()),
+    # It is held against no more versions: until its task has started with the one that it has, or as its run has ended.
+    Column("is_held", Boolean, nullable=False, server_default=false()),
+    Column("takes_each", Boolean, nullable=False, server_default=false()),  # one version for each start
+    # The newest version that has met a rule and has done nothing yet; that with which the task was started; and before.
+    Column("met_version", BigInteger),
+    Column("met_value", LargeBinary),
+    Column("met_at", UtcDateTime),
+    Column("start_version", BigInteger),
+    Column("start_value", LargeBinary),
+    Column("previous_version", BigInteger),
+    Column("previous_value", LargeBinary),
+    UniqueConstraint("task_instance_id", "rule"),
+    CheckConstraint("(trigger_id IS NULL) <> (rule IS NULL)", name="of_sensor_or_rule"),
+    CheckConstraint("(task_instance_id IS NULL) = (rule IS NULL)", name="rule_of_task"),
     Index("ix_signal_wait_key", "namespace", "key"),
+    sqlite_autoincrement=True,
 )
 _fresh = text("is_fresh")
-Index("ix_signal_wait_fresh", signal_wait.c.trigger_id, postgresql_where=_fresh, sqlite_where=_fresh)
+Index("ix_signal_wait_fresh", signal_wait.c.id, postgresql_where=_fresh, sqlite_where=_fresh)
+_of_rule = text("rule IS NOT NULL")
+Index("ix_signal_wait_rule", signal_wait.c.dag_run_id, postgresql_where=_of_rule, sqlite_where=_of_rule)

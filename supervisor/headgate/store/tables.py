@@ -329,6 +329,7 @@ dag_run = Table(
     Column("data_interval_end", UtcDateTime),
     Column("started_at", UtcDateTime),  # null: it waits, because its DAG has as many active runs as it may have
     Column("removed_at", UtcDateTime),  # a clean deletes it in pieces: it ended long ago, and is not found any more
+    Column("is_ending", Boolean, nullable=False, server_default=false()),  # signals start no task of it any more
     UniqueConstraint("dag_id", "run_id"),
     CheckConstraint(column("state").in_(RUN_STATES), name="state"),
     CheckConstraint(column("run_type").in_(RUN_TYPES), name="run_type"),

@@ -19,6 +19,7 @@ from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolErr
 from headgate.protocol.messages import WireStruct, maps
 from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
+from headgate.protocol.messages.rules import STARTING, Rules, SignalRule, rules_problem
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import SignalWait, wait_problem
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
@@ -96,7 +97,8 @@ class TaskSpec(WireStruct, frozen=True):
     ``upstream`` are sorted task ids. ``execution_timeout_s`` limits the whole try, deferrals included. None means no
     limit, for ``max_retry_delay_s`` as well. A mapped task has ``map``; ``active_max`` is how many of its instances may
     be with workers at once, in one run. A task that ``emits`` leaves elements while it runs. All tasks of the mapped
-    ``group`` have the same map, and one instance at each index, which waits for those at the same index.
+    ``group`` have the same map, and one instance at each index, which waits for those at the same index. ``signals``
+    are rules by which signals start, restart and stop the task.
     """
 
     task_id: str
@@ -117,6 +119,7 @@ class TaskSpec(WireStruct, frozen=True):
     active_max: int | None = None
     emits: bool = False
     group: str = ""
+    signals: Rules | None = None
 
 
 class CronSchedule(WireStruct, frozen=True, tag="cron"):
@@ -240,6 +243,7 @@ def check_dag(spec: DagSpec) -> None:
     cycle = find_cycle({task.task_id: task.upstream for task in spec.tasks})
     need(cycle is None, cycle[0] if cycle else None, f"is upstream of itself: {' >> '.join(cycle or ())}")
     _check_groups(spec)
+    _check_rules(spec)
 
 
 def id_problem(name: str) -> str | None:
@@ -287,6 +291,24 @@ def _check_groups(spec: DagSpec) -> None:
             f"is in a mapped group that others leave and come back to, {' >> '.join(path)}: they would wait for all of "
             f"its indexes, and each index for them",
         )
+
+
+def _check_rules(spec: DagSpec) -> None:
+    """Raise `DagMalformed` for a rule about a task that is not in the DAG, and for tasks that start each other."""
+    known = {task.task_id for task in spec.tasks}
+    starting: dict[str, list[str]] = {}
+    for task in spec.tasks:
+        for rule in () if task.signals is None else task.signals.rules:
+            if isinstance(rule, SignalRule):
+                continue
+            if rule.task_id not in known:
+                problem = f"has a rule about the end of {rule.task_id!r:.100}, which is not a task of this DAG"
+                raise DagMalformed(spec.dag_id, task.task_id, problem)
+            if rule.action in STARTING:
+                starting.setdefault(task.task_id, []).append(rule.task_id)
+    if (cycle := find_cycle(starting)) is not None:
+        problem = f"starts by its own end, {' >> '.join(cycle)}: the run would never end"
+        raise DagMalformed(spec.dag_id, cycle[0], problem)
 
 
 def _parts_of_graph(tasks: Iterable[TaskSpec]) -> dict[str, tuple[str, str]]:
@@ -421,6 +443,11 @@ def task_problem(task: TaskSpec) -> str | None:
             return problem
         if isinstance(task.map.source, maps.Worklist) and task.map.source.task_id != task.task_id:
             return f"is expanded over what is appended to {task.map.source.task_id!r:.100}, which is another task"
+    if task.signals is not None:
+        if task.map is not None:
+            return "is mapped, and cannot have rules about signals: they are for whole tasks"
+        if (problem := rules_problem(task.signals)) is not None:
+            return problem
     return None if task.start_trigger is None else _start_problem(task.start_trigger)
 
 

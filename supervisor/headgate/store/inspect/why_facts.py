@@ -176,7 +176,7 @@ def _signal(tx: Tx, trigger_id: int) -> SignalFacts | None:
     ).first()
     if row is None:
         return None
-    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.value is not None)
+    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.predicate is not None)
 
 
 def _struck(tx: Tx, row: Any) -> StruckMessage | None:

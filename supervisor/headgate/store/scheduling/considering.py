@@ -1,23 +1,25 @@
-"""Tasks that wait for signals are ended by them, in the database alone: no worker, no trigger, no users' code (I28).
+"""Signals are held against the waits for them, in the database alone: no worker, no trigger, no users' code (I28).
 
-Each wait is held against the versions of its key, in their order, each once. The first that fits ends the task: it is
-stored as the event of the wait's trigger, and from there on everything is as with the event of any other trigger. Place
-and end are one transaction.
+Each wait is held against the versions of its key, in their order, each once. The first that fits ends a sensor: it is
+stored as the event of the wait's trigger, and from there on everything is as with the event of any other trigger. The
+newest that fits meets a rule (I29): it is kept with the rule, and the run is flagged, so that the rule acts when the
+run is evaluated (`headgate.store.scheduling.rules`). Place and effect are one transaction.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Integer, bindparam, select
 
 from headgate.protocol import marks
+from headgate.protocol.messages.rules import decode_predicate, is_met
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx
 from headgate.store.db.verbs import Verbs, leased
-from headgate.store.ids import Epoch
+from headgate.store.ids import Epoch, TriggerId
 from headgate.store.signals import waits
 from headgate.store.signals.waits import OpenWait
 from headgate.store.tables import signal, signal_key
@@ -29,9 +31,10 @@ PAGE_VERSIONS_MAX = 20  # read at once, and held against one wait in one transac
 
 
 class Considered(msgspec.Struct, frozen=True):
-    """Result of one transaction: how many tasks have ended, and whether there may be more to consider."""
+    """Result of one transaction: how many sensors have ended, how many rules were met; whether there may be more."""
 
     tasks: int = 0
+    rules: int = 0
     has_more: bool = False
 
 
@@ -41,10 +44,11 @@ class _Version(NamedTuple):
     version: int
     value: bytes
     dag_run_id: int | None
+    sent_at: object  # as the driver returned it
 
 
 _PAGE = Prepared(
-    select(signal.c.version, signal.c.value, signal.c.dag_run_id)
+    select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at)
     .select_from(signal.join(signal_key))
     .where(
         signal_key.c.namespace == bindparam("namespace"),
@@ -70,18 +74,22 @@ class SignalDutyVerbs(Verbs):
     def _consider(self, tx: LeasedTx, limit: int) -> Considered:
         found = waits.to_look_at(tx, limit)
         if not found:
-            return Considered(0, waits.unmark_keys(tx, limit))
+            return Considered(has_more=waits.unmark_keys(tx, limit))
         looks = _Looks(tx)
-        ended = {wait: met for wait in found if (met := looks.look(wait)) is not None}
-        events = [_event(wait, met) for wait, met in ended.items()]
+        met = sum(looks.look_for_rule(wait) for wait in found if wait.trigger_id is None)
+        ended: dict[OpenWait, FiredEvent] = {}
+        for wait in found:
+            if wait.trigger_id is not None and (version := looks.look(wait, wait.trigger_id)) is not None:
+                ended[wait] = _event(wait.trigger_id, version)
+        events = list(ended.values())
         if events:
             event_log.insert_events(tx, events)
-            deferral.take_events(tx, events, {wait.trigger_id for wait in ended})
+            deferral.take_events(tx, events, {event.trigger_id for event in events})
             tx.notify()  # this supervisor may have no worker that is free for what comes next
         for wait in ended:
             waits.end(tx, wait)
         marks.reach("signals.considered")
-        return Considered(len(ended), has_more=True)
+        return Considered(len(ended), met, has_more=True)
 
 
 class _Looks:
@@ -91,21 +99,44 @@ class _Looks:
         self._tx = tx
         self._pages: dict[tuple[str, str, int], list[_Version]] = {}
 
-    def look(self, wait: OpenWait) -> _Version | None:
-        """Return the version that ends a wait; else move the wait behind those that do not, and return None."""
-        if task_rows.locked_by_trigger(self._tx, wait.trigger_id) is None:
+    def look(self, wait: OpenWait, trigger_id: TriggerId) -> _Version | None:
+        """Return the version that ends a sensor; else move its wait behind those that do not, and return None."""
+        if task_rows.locked_by_trigger(self._tx, trigger_id) is None:
             waits.end(self._tx, wait)  # a user has cleared or marked the task, or its timeout was over
             return None
-        page = self._page(wait)
-        wanted = None if wait.value is None else msgspec.json.decode(wait.value)
-        for version in page:
-            if version.dag_run_id not in (None, wait.dag_run_id):
-                continue
-            if wait.value is None or _is_equal(version.value, wait.value, wanted):
-                return version
-        is_all = len(page) < PAGE_VERSIONS_MAX
-        waits.move(self._tx, wait, max(wait.last_version, wait.seen_version) if is_all else page[-1].version)
+        fitting = self._fitting(wait)
+        if fitting:
+            return fitting[0]
+        waits.move(self._tx, wait, self._end_of_page(wait))
         return None
+
+    def look_for_rule(self, wait: OpenWait) -> bool:
+        """Hold a rule against versions, and move it behind them; return whether one has met it."""
+        fitting = self._fitting(wait)
+        if not fitting:
+            waits.move(self._tx, wait, self._end_of_page(wait))
+            return False
+        met = fitting[0 if wait.takes_each else -1]
+        to = met.version if wait.takes_each else self._end_of_page(wait)
+        waits.move(self._tx, wait, to, is_held=wait.takes_each)
+        waits.meet(self._tx, wait, met.version, met.value, met.sent_at)
+        self._tx.mark_run_dirty(wait.dag_run_id)
+        return True
+
+    def _fitting(self, wait: OpenWait) -> list[_Version]:
+        """Return the versions on the next page that are for the run of a wait, and meet its predicate."""
+        predicate = decode_predicate(wait.predicate)
+        return [
+            version
+            for version in self._page(wait)
+            if version.dag_run_id in (None, wait.dag_run_id) and is_met(predicate, version.value)
+        ]
+
+    def _end_of_page(self, wait: OpenWait) -> int:
+        """Return the version up to which a wait was held against all."""
+        page = self._page(wait)
+        is_all = len(page) < PAGE_VERSIONS_MAX
+        return max(wait.last_version, wait.seen_version) if is_all else page[-1].version
 
     def _page(self, wait: OpenWait) -> list[_Version]:
         """Return versions of a key from a place on, no newer than what the wait knows of."""
@@ -113,19 +144,14 @@ class _Looks:
         if place not in self._pages:
             where = {"namespace": wait.namespace, "key": wait.key, "after": wait.seen_version}
             rows = _PAGE.run(self._tx.connection, **where, limit=PAGE_VERSIONS_MAX).fetchall()
-            self._pages[place] = [_Version(row[0], bytes(row[1]), row[2]) for row in rows]
+            self._pages[place] = [_Version(row[0], bytes(row[1]), *row[2:]) for row in rows]
         return self._pages[place]
 
 
-def _is_equal(value: bytes, wanted_bytes: bytes, wanted: Any) -> bool:
-    """Whether two values are equal, whatever the order of the keys in their dicts; no type of a user's is made."""
-    return value == wanted_bytes or bool(msgspec.json.decode(value) == wanted)
-
-
-def _event(wait: OpenWait, met: _Version) -> FiredEvent:
-    """Return the event that ends the task of a wait: its value becomes that of the task, encoded as it is."""
+def _event(trigger_id: TriggerId, met: _Version) -> FiredEvent:
+    """Return the event that ends a sensor: the value of the signal becomes that of the task, encoded as it is."""
     xcoms = b'"version":%d' % met.version
     if met.value != b"null":
         xcoms += b',"return_value":' + met.value
-    run = f"signal {wait.trigger_id}"
-    return FiredEvent(wait.trigger_id, run, 0, 0, b'{"xcoms":{' + xcoms + b"}}", kind="success", is_last=True)
+    run = f"signal {trigger_id}"
+    return FiredEvent(trigger_id, run, 0, 0, b'{"xcoms":{' + xcoms + b"}}", kind="success", is_last=True)

@@ -29,7 +29,8 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
-from headgate.store.scheduling import expansion, groups
+from headgate.store.scheduling import expansion, groups, rules
+from headgate.store.signals import subscriptions
 from headgate.store.tables import dag, dag_run, task_instance
 from headgate.store.tasks import dags, deferral, run_states, task_rows
 from headgate.store.tasks.graphs import Graphs, GraphVerbs, ReadableOnly
@@ -47,7 +48,7 @@ class Planned(msgspec.Struct, frozen=True):
     ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``left`` runs must be
     evaluated again, because there was too much to do at once, or a row was locked by another transaction. ``has_more``:
     other runs may be dirty. ``unreadable``: the reason why a stored DAG cannot be read, by its name. ``instances`` of
-    mapped tasks were made, or are to begin again.
+    mapped tasks were made, or are to begin again. ``has_rules``: signals may have to be held against rules.
     """
 
     evaluated: int = 0
@@ -59,6 +60,7 @@ class Planned(msgspec.Struct, frozen=True):
     has_more: bool = False
     unreadable: dict[str, str] = {}
     instances: int = 0
+    has_rules: bool = False
 
 
 class PlanningVerbs(GraphVerbs):
@@ -96,6 +98,7 @@ class PlanningVerbs(GraphVerbs):
             has_more=has_more,
             unreadable=unreadable,
             instances=evaluation.instances,
+            has_rules=evaluation.has_rules,
         )
 
 
@@ -110,6 +113,8 @@ class _Run(NamedTuple):
     removed_at: object
     spec_hash: str
     max_active_runs: int
+    is_ending: bool
+    has_asked: bool
 
     @property
     def may_begin(self) -> bool:
@@ -122,6 +127,7 @@ _DIRTY = ReadableOnly(
         select(
             *(dag_run.c.id, dag_run.c.dag_id, dag_run.c.started_at, dag_run.c.ended_at),
             *(dag.c.is_paused, dag.c.removed_at, dag.c.spec_hash, dag.c.max_active_runs),
+            *(dag_run.c.is_ending, subscriptions.has_asked(dag_run.c.id)),
         )
         .join(dag)
         .where(text("dag_run.needs_look"), readable)
@@ -142,6 +148,7 @@ class _Evaluation:
         self._locked_dags: dict[DagRowId, bool] = {}
         self._begun: set[DagRunId] = set()  # runs that waited; some of them are among those evaluated
         self.scheduled = self.in_triggers = self.removed = self.instances = 0
+        self.has_rules = False
         self.ended: dict[DagRunId, RunEnd] = {}
 
     @property
@@ -172,7 +179,15 @@ class _Evaluation:
             if advanced.has_ended:
                 return False  # the states are other ones now
             is_done = is_done and advanced.is_done
-        decisions = planning.decide(graph, seen.for_rules(), may_start=run.may_begin)
+        may_end = True
+        if graph.ruled or run.has_asked:
+            has_changed, may_act = self._apply_rules(run, seen, graph)
+            if has_changed:
+                return False  # the states are other ones now
+            is_done, may_end = is_done and may_act, may_act and not subscriptions.is_pending(self._tx, run.id)
+        decisions = planning.decide(
+            graph, seen.for_rules(), may_start=run.may_begin, may_end=may_end, is_ending=bool(run.is_ending)
+        )
         for event, names in (
             ("upstream_failed", decisions.upstream_failed),
             ("upstream_skipped", decisions.upstream_skipped),
@@ -182,8 +197,23 @@ class _Evaluation:
         if graph.groups and (decisions.upstream_failed or decisions.upstream_skipped):
             return False  # instances of a group may wait for them
         if decisions.end is None or not is_done:
-            return is_done
+            return is_done and may_end
         return self._end(run, decisions.end)
+
+    def _apply_rules(self, run: _Run, seen: RunStates, graph: Graph) -> tuple[bool, bool]:
+        """Have what has met rules about signals act; return whether states have changed, and whether that was all."""
+        rows = subscriptions.read(self._tx, run.id)
+        if rules.follow(self._tx, seen, graph, rows):
+            self.has_rules = True
+            rows = subscriptions.read(self._tx, run.id)
+        if rules.note_ends(self._tx, seen, graph, rows):
+            rows = subscriptions.read(self._tx, run.id)
+        may_start = run.may_begin and not run.is_ending
+        acted = rules.act(self._tx, seen, graph, rows, may_start=may_start, limit=TASKS_PER_RUN_MAX)
+        self.scheduled += acted.started
+        self.in_triggers += acted.in_triggers
+        self.has_rules = self.has_rules or acted.has_freed
+        return acted.has_changed, acted.is_done
 
     def _apply_changes_of_dag(self, run: _Run, graph: Graph) -> tuple[RunStates, bool]:
         """Add and remove tasks as the DAG has; return the states of the run's tasks, and whether that was all."""

@@ -1,4 +1,4 @@
-"""Conditions of statements about waits for signals."""
+"""Conditions of statements about waits for signals, those of sensors and of rules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from headgate.store.tables import dag_run, signal, signal_key, signal_start, sig
 
 
 def is_waiting() -> ColumnElement[bool]:
-    """Return the condition that a row of ``signal_wait`` is that of a wait which has not ended."""
-    return exists().where(
+    """Return the condition that a row of ``signal_wait`` is that of a wait which has not ended.
+
+    That of a sensor ends with its trigger, and that of a rule with the run.
+    """
+    of_sensor = exists().where(
         trigger.c.id == signal_wait.c.trigger_id, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
     )
+    of_run = exists().where(dag_run.c.id == signal_wait.c.dag_run_id, dag_run.c.ended_at.is_(None))
+    return or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run))
 
 
 def is_needed() -> ColumnElement[bool]:

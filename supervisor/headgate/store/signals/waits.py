@@ -1,4 +1,4 @@
-"""How the wait of a task for a signal begins, and which versions it has still to be held against (I28).
+"""How a wait for signals begins, and which versions it has still to be held against (I28): a sensor's, or a rule's.
 
 **Since the run was created.** The transaction that creates a run reads the newest version of each key that its tasks
 wait for. The versions of a key are committed in their order, so whatever is committed after that has a greater one:
@@ -17,7 +17,8 @@ from typing import NamedTuple
 from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, or_, select, text, update
 
 from headgate.protocol.messages.dags import TaskSpec
-from headgate.protocol.messages.signals import SignalWait
+from headgate.protocol.messages.rules import Predicate, SignalRule, encode_predicate
+from headgate.protocol.messages.signals import SignalWait, Since
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
@@ -30,14 +31,19 @@ _W = signal_wait.c
 
 
 class OpenWait(NamedTuple):
-    """A wait that is to be looked at. ``last_version`` is the newest of its key, 0 if nothing was ever sent."""
+    """A wait that is to be looked at. ``last_version`` is the newest of its key, 0 if nothing was ever sent.
 
-    trigger_id: TriggerId
+    ``trigger_id`` is None for that of a rule; one that ``takes_each`` takes one version for each start of its task.
+    """
+
+    id: int
+    trigger_id: TriggerId | None
     dag_run_id: DagRunId
     namespace: str
     key: str
-    value: bytes | None
+    predicate: bytes | None
     seen_version: int
+    takes_each: bool
     last_version: int
 
 
@@ -67,13 +73,15 @@ _NEWEST_UP_TO = Prepared(
         or_(signal.c.dag_run_id.is_(None), signal.c.dag_run_id == bindparam("of_run")),
     )
 )
-_NEW = Kind(signal_wait, ("trigger_id", "dag_run_id", "namespace", "key", "value", "seen_version"))
+_NEW = Kind(signal_wait, ("dag_run_id", "trigger_id", "namespace", "key", "predicate", "seen_version"))
 
 
 def note_starts(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
     """Record for a run that is being created which versions the keys have that its tasks wait for."""
     signals = [task.start_trigger.signal for task in tasks if task.start_trigger is not None]
-    wanted = sorted({(one.namespace, one.key) for one in signals if one is not None})
+    rules = [rule for task in tasks if task.signals is not None for rule in task.signals.rules]
+    keys = [one for one in (*signals, *rules) if isinstance(one, SignalWait | SignalRule)]
+    wanted = sorted({(one.namespace, one.key) for one in keys})
     if not wanted:
         return
     found = find(tx.connection, _KEY, wanted, returning=("namespace", "key", "last_version"))
@@ -84,39 +92,48 @@ def note_starts(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
 
 def begin(tx: Tx, run: DagRunId, trigger_id: TriggerId, wait: SignalWait) -> None:
     """Record that a task of a run waits for a signal, by this trigger."""
-    of_run = {"of_run": run, "namespace": wait.namespace, "key": wait.key}
+    predicate = None if wait.value is None else Predicate("equal", wait.value)
+    seen = seen_before(tx, run, wait.namespace, wait.key, wait.since)
+    rows = [(run, trigger_id, wait.namespace, wait.key, encode_predicate(predicate), seen)]
+    insert_new(tx.connection, _NEW, rows, returning=("id",))
+
+
+def seen_before(tx: Tx, run: DagRunId, namespace: str, key: str, since: Since) -> int:
+    """Return up to which version of a key nothing counts for a run."""
+    of_run = {"of_run": run, "namespace": namespace, "key": key}
     row = _START_OF.run(tx.connection, **of_run).fetchone()
-    if row is None:  # the DAG had no such task when the run was created
+    if row is None:  # the DAG had no such task, or rule, when the run was created
         row = _SENT_BEFORE.run(tx.connection, **of_run).fetchone()
     seen = int(row[0] or 0)
-    if wait.since == "latest":
+    if since == "latest":
         newest = _NEWEST_UP_TO.run(tx.connection, version=seen, **of_run).fetchone()[0]
         seen = seen if newest is None else int(newest) - 1
-    rows = [(trigger_id, run, wait.namespace, wait.key, wait.value, seen)]
-    insert_new(tx.connection, _NEW, rows, returning=("trigger_id",))
+    return seen
 
 
 # --- what is to be looked at ---------------------------------------------------------------------
 
-_COLUMNS = (_W.trigger_id, _W.dag_run_id, _W.namespace, _W.key, _W.value, _W.seen_version)
+_COLUMNS = tuple(_W[name] for name in OpenWait._fields[:-1])
 SAME_KEY = and_(signal_key.c.namespace == _W.namespace, signal_key.c.key == _W.key)
 _LAST = func.coalesce(select(signal_key.c.last_version).where(SAME_KEY).scalar_subquery(), 0)
 # As text, as the partial indexes say it.
 _IS_FRESH, _IS_UNSEEN = text("signal_wait.is_fresh"), text("signal_key.is_unseen")
 _LIMIT = bindparam("limit", type_=Integer())
+# One that is held is not fresh, and is not looked at either if more is sent.
+_IS_BEHIND = and_(_W.seen_version < signal_key.c.last_version, _W.is_held.is_(False))
 # Those that another supervisor looks at are passed over.
 _FRESH = Prepared(
     select(*_COLUMNS, _LAST)
     .where(_IS_FRESH)
-    .order_by(_W.trigger_id)
+    .order_by(_W.id)
     .limit(_LIMIT)
     .with_for_update(skip_locked=True, of=signal_wait)
 )
 _PENDING = Prepared(
     select(*_COLUMNS, signal_key.c.last_version)
     .select_from(signal_key.join(signal_wait, SAME_KEY))
-    .where(_IS_UNSEEN, _W.seen_version < signal_key.c.last_version)
-    .order_by(_W.trigger_id)
+    .where(_IS_UNSEEN, _IS_BEHIND)
+    .order_by(_W.id)
     .limit(_LIMIT)
     .with_for_update(skip_locked=True, of=signal_wait)
 )
@@ -127,17 +144,22 @@ _UNSEEN = Prepared(
     .limit(_LIMIT)
     .with_for_update(skip_locked=True, key_share=True)
 )
-_IS_PENDING = exists().where(SAME_KEY, _W.seen_version < signal_key.c.last_version)
+_IS_PENDING = exists().where(SAME_KEY, _IS_BEHIND)
 _UNMARK = Prepared(
     update(signal_key).where(signal_key.c.id == bindparam("of_id"), ~_IS_PENDING).values(is_unseen=false())
 )
-_OF_TRIGGER = _W.trigger_id == bindparam("of_trigger")
+_OF_WAIT = _W.id == bindparam("of_wait")
 _MOVE = Prepared(
-    update(signal_wait).where(_OF_TRIGGER).values(seen_version=bindparam("version"), is_fresh=bindparam("is_left"))
+    update(signal_wait).where(_OF_WAIT).values(seen_version=bindparam("version"), is_fresh=bindparam("is_left"))
 )
-_END = Prepared(delete(signal_wait).where(_OF_TRIGGER))
+_MEET = Prepared(
+    update(signal_wait)
+    .where(_OF_WAIT)
+    .values({name: bindparam(name) for name in ("met_version", "met_value", "met_at", "is_held")})
+)
+_END = Prepared(delete(signal_wait).where(_OF_WAIT))
 # There are waits, or keys, to be looked at.
-WORK = (exists(select(_W.trigger_id).where(_IS_FRESH)), exists(select(signal_key.c.id).where(_IS_UNSEEN)))
+WORK = (exists(select(_W.id).where(_IS_FRESH)), exists(select(signal_key.c.id).where(_IS_UNSEEN)))
 _HAS_WORK = Prepared(select(or_(*WORK)))
 
 
@@ -150,21 +172,28 @@ def to_look_at(tx: Tx, limit: int) -> list[OpenWait]:
     """Lock and return up to ``limit`` waits that are fresh, or have not seen the newest version of their key."""
     found = [OpenWait._make(row) for row in _FRESH.run(tx.connection, limit=limit).fetchall()]
     if len(found) < limit:
-        known = {wait.trigger_id for wait in found}
+        known = {wait.id for wait in found}
         pending = _PENDING.run(tx.connection, limit=limit - len(found)).fetchall()
         found += [OpenWait._make(row) for row in pending if row[0] not in known]
-    return sorted(found, key=lambda wait: wait.trigger_id)
+    return sorted(found, key=lambda wait: wait.id)
 
 
-def move(tx: Tx, wait: OpenWait, version: int) -> None:
+def move(tx: Tx, wait: OpenWait, version: int, *, is_held: bool = False) -> None:
     """Record that a wait was held against all versions up to this one."""
     # If there are more, it is looked at again, whether its key is marked or not.
-    _MOVE.run(tx.connection, of_trigger=wait.trigger_id, version=version, is_left=version < wait.last_version)
+    is_left = version < wait.last_version and not is_held
+    _MOVE.run(tx.connection, of_wait=wait.id, version=version, is_left=is_left)
+
+
+def meet(tx: Tx, wait: OpenWait, version: int, value: bytes, sent_at: object) -> None:
+    """Record that a version has met a rule, which is to act; ``sent_at`` is as the driver returned it."""
+    met = {"met_version": version, "met_value": value, "met_at": sent_at, "is_held": wait.takes_each}
+    _MEET.run(tx.connection, of_wait=wait.id, **met)
 
 
 def end(tx: Tx, wait: OpenWait) -> None:
     """Forget a wait, which has ended."""
-    _END.run(tx.connection, of_trigger=wait.trigger_id)
+    _END.run(tx.connection, of_wait=wait.id)
 
 
 def unmark_keys(tx: Tx, limit: int) -> bool:

@@ -28,7 +28,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading, writing
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
-from headgate.store.signals import waits
+from headgate.store.signals import subscriptions, waits
 from headgate.store.tables import dag, dag_run, import_error, pool, task_instance
 from headgate.store.tasks import run_states, schedules, task_rows, task_streams
 from headgate.store.tasks.graphs import read_spec
@@ -288,19 +288,22 @@ def end_run(tx: Tx, run: DagRunId, state: RunEnd) -> bool:
     """End a run that has no unfinished task; return whether this call ended it.
 
     Its row is locked before its tasks are read, and a clear updates both: no run ends over a task that is being
-    cleared.
+    cleared. Its rules about signals act no more; if signals are being held against them just now, it does not end.
     """
     running = and_(dag_run.c.id == run, dag_run.c.state == "running")
     if tx.connection.execute(select(dag_run.c.id).where(running).with_for_update(key_share=True)).first() is None:
         return False
-    statement = update(dag_run).where(running, ~run_states.has_unfinished()).values(state=state, ended_at=tx.now)
-    # By what it returns: the driver of SQLite counts no rows of a statement that begins with WITH.
-    return tx.connection.execute(statement.returning(dag_run.c.id), {"of_run": run}).first() is not None
+    if tx.connection.execute(select(run_states.has_unfinished()), {"of_run": run}).scalar_one():
+        return False
+    if not subscriptions.close(tx, run):
+        return False
+    tx.connection.execute(update(dag_run).where(running).values(state=state, ended_at=tx.now))
+    return True
 
 
 def reopen(tx: Tx, run: DagRunId) -> None:
     """Set a run to running again, because one of its tasks was cleared. Raises `NoSuchRow` if it is being deleted."""
-    values = {"state": "running", "ended_at": None, "needs_look": True}
+    values = {"state": "running", "ended_at": None, "needs_look": True, "is_ending": False}
     present = (dag_run.c.id == run, dag_run.c.removed_at.is_(None))
     if not tx.connection.execute(update(dag_run).where(*present).values(values)).rowcount:
         raise NoSuchRow("run", str(run))

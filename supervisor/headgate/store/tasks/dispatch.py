@@ -149,13 +149,10 @@ class DispatchVerbs(GraphVerbs):
         XComs of the earlier try are deleted. A task that begins in its trigger is deferred at once. Tasks of DAGs that
         this version cannot read wait for a supervisor that can.
         """
-        (retry_due,) = states.of("retry_due")
         rows = _RETRY_DUE.run(tx, self.graphs.unreadable(tx), now=bound(tx.connection, tx.now), limit=limit).fetchall()
         due = [task for task in map(_DueTask._make, rows) if self.graphs.is_readable(tx, task.dag_row, task.spec_hash)]
         for task in due:
-            task_rows.changed(tx, retry_due, {"id": task.id})
-            values.delete_xcoms(tx, task.id)
-            elements.emit_again(tx, task.id)
+            begin_next_try(tx, task.id)
         for task in due:
             start = self.graphs.get(tx, task.dag_row, task.spec_hash).start_triggers.get(task.task_id)
             if start is not None:
@@ -213,6 +210,14 @@ class DispatchVerbs(GraphVerbs):
             raise ValueRefused(f"the pool {name!r} cannot be deleted: {count} in it")
         if tx.connection.execute(delete(pool).where(pool.c.name == name)).rowcount == 0:
             raise NoSuchRow("pool", name)
+
+
+def begin_next_try(tx: Tx, instance: TaskInstanceId) -> None:
+    """Begin the next try of a task in ``up_for_retry``, whose row is locked; forget what the last one has left."""
+    (row,) = states.of("retry_due")
+    task_rows.changed(tx, row, {"id": instance})
+    values.delete_xcoms(tx, instance)
+    elements.emit_again(tx, instance)
 
 
 class _DueTask(NamedTuple):

@@ -106,7 +106,7 @@ class UserActionVerbs(Verbs):
         for name, some in seen.mapped.items():
             if seen.ids.get(name) == instance and not UNFINISHED.isdisjoint(some):
                 raise ValueRefused(f"the task {name} has instances that have not ended: mark it with all of them")
-        return _mark(tx, task, mark, _MARKED[mark])
+        return mark_one(tx, task, mark, _MARKED[mark])
 
     @writing
     def mark_map(self, tx: Tx, run: DagRunId, instances: Instances, mark: Mark) -> Ended:
@@ -125,7 +125,7 @@ class UserActionVerbs(Verbs):
         own = task_rows.locked_unless_busy(tx, seen.ids[instances.task_id])
         if own is None:
             return Ended(ended.tasks, is_ended=False, is_busy=True)
-        is_marked = own.state in UNFINISHED and _mark(tx, own, mark, _MARKED[mark])
+        is_marked = own.state in UNFINISHED and mark_one(tx, own, mark, _MARKED[mark])
         _release(tx, run, [instances.task_id])
         return Ended(ended.tasks + is_marked, is_ended=True)
 
@@ -177,7 +177,7 @@ class UserActionVerbs(Verbs):
             for instance in sorted(seen.ids.values()):
                 task = task_rows.locked_unless_busy(tx, instance)
                 if task is not None and task.state in UNFINISHED:
-                    tasks += _mark(tx, task, "failed", reason)
+                    tasks += mark_one(tx, task, "failed", reason)
             _release(tx, run, seen.mapped)
         _mark_runs(tx, run)
         is_ended = ended.is_ended and dags.end_run(tx, run, "failed")
@@ -192,7 +192,8 @@ def every_instance(task_id: str) -> Instances:
 # --- one task ------------------------------------------------------------------------------------
 
 
-def _clear(tx: Tx, task: LockedTask, streams: StreamClear | None) -> TaskState | None:
+def clear_one(tx: Tx, task: LockedTask, streams: StreamClear | None) -> TaskState | None:
+    """Clear a locked task; return its new state, None if it is being cleared already."""
     try:
         state = task_rows.apply(tx, task, "cleared")
     except IllegalTransition:
@@ -205,7 +206,8 @@ def _clear(tx: Tx, task: LockedTask, streams: StreamClear | None) -> TaskState |
     return state
 
 
-def _mark(tx: Tx, task: LockedTask, mark: Mark, error: str | None) -> bool:
+def mark_one(tx: Tx, task: LockedTask, mark: Mark | Literal["skipped"], error: str | None) -> bool:
+    """End a locked task that is unfinished in this state; return whether it was."""
     try:
         task_rows.apply(tx, task, f"marked_{mark}", last_error=error)
     except IllegalTransition:
@@ -370,7 +372,7 @@ def _clear_tasks(
         if task is None:
             busy.append(name)
         elif not todo.only_failed or task.state in _FAILED or _has_stopped(tx, seen, name, task):
-            state = _clear(tx, task, todo.streams)
+            state = clear_one(tx, task, todo.streams)
             if state is None:
                 as_before.append(name)
             else:
@@ -393,7 +395,7 @@ def _clear_each(tx: Tx, tasks: Sequence[LockedTask], streams: StreamClear | None
     task_rows.change_all(tx, row, simple)
     values.delete_xcoms_of(tx, simple)
     others = [(at, task) for at, task in enumerate(tasks) if task.id in apart]
-    return [at for at, task in others if _clear(tx, task, streams) is None]
+    return [at for at, task in others if clear_one(tx, task, streams) is None]
 
 
 def _mark_each(tx: Tx, tasks: Sequence[LockedTask], mark: Mark, error: str | None) -> None:
@@ -403,7 +405,7 @@ def _mark_each(tx: Tx, tasks: Sequence[LockedTask], mark: Mark, error: str | Non
     task_rows.change_all(tx, row, [task.id for task in tasks if task.id not in apart], last_error=error)
     for task in tasks:
         if task.id in apart:
-            _mark(tx, task, mark, error)
+            mark_one(tx, task, mark, error)
 
 
 def _apart(tx: Tx, tasks: Sequence[LockedTask], some: Collection[TaskState]) -> Collection[TaskInstanceId]:

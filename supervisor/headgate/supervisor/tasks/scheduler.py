@@ -141,7 +141,7 @@ class Scheduler:
                 self._evaluation.due_at = now + PASSED_OVER_WAIT_S
             elif planned.left or planned.has_more:
                 self._evaluation.due_at = now
-        if planned.in_triggers:
+        if planned.in_triggers or planned.has_rules:
             self._signals.due_at = now  # some of them may wait for signals
         self._log_unreadable(planned.unreadable)
         if planned.ended:  # their DAGs may have another run now
@@ -190,7 +190,7 @@ class Scheduler:
         considered = self._store.scheduling.consider_signals(epoch)
         if considered.has_more:
             self._signals.due_at = now
-        if considered.tasks:
+        if considered.tasks or considered.rules:
             self._evaluation.due_at = now
         return NOTHING_DONE
 

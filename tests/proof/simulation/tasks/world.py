@@ -342,7 +342,7 @@ class TaskWorld(World):
         with self._store.database.writing() as tx:
             tx.notify()
             tasks = [task for id_ in rows if (task := task_rows.locked(tx, id_)) is not None]
-            cleared = [str(state) for task in tasks if (state := user_actions._clear(tx, task, None)) is not None]
+            cleared = [str(state) for task in tasks if (state := user_actions.clear_one(tx, task, None)) is not None]
             if cleared:
                 dags.reopen(tx, run)
         return cleared

@@ -65,7 +65,7 @@ def _fail_fast_forgets_what_is_scheduled() -> Sequence[Patch]:
 
 
 def _clear_keeps_the_length() -> Sequence[Patch]:
-    original: Any = user_actions._clear
+    original: Any = user_actions.clear_one
 
     def clear(tx: Any, task: Any, streams: Any) -> Any:
         known = tx.connection.execute(select(_C.map_length).where(_C.id == task.id)).scalar_one()
@@ -73,7 +73,7 @@ def _clear_keeps_the_length() -> Sequence[Patch]:
         tx.connection.execute(update(task_instance).where(_C.id == task.id).values(map_length=known))
         return state
 
-    return [(user_actions, "_clear", clear)]
+    return [(user_actions, "clear_one", clear)]
 
 
 def _room_of_a_task_is_given_to_each() -> Sequence[Patch]:

@@ -1,0 +1,203 @@
+"""Rules of tasks about signals, as data: which signals count, and what they do. The supervisor decides by them alone.
+
+A task may have several rules. A *sufficient* one acts by itself. The *necessary* ones act together, once each of them
+is met, and the task's trigger rule holds. A predicate says which values count; without one all do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages.signals import (
+    DEFAULT_NAMESPACE,
+    SIGNAL_BYTES_MAX,
+    Since,
+    address_problem,
+)
+
+RULES_MAX: Final = 64  # of one task: each is a row in each of its runs
+PATH_PARTS_MAX: Final = 20  # of the place of a value within a signal's
+PATH_PART_CHARS_MAX: Final = 250
+
+Action: TypeAlias = Literal["NONE", "START", "RESTART", "STOP"]
+Condition: TypeAlias = Literal["sufficient", "necessary"]
+Overlap: TypeAlias = Literal["latest", "each", "ignore"]
+StoppedAs: TypeAlias = Literal["skipped", "success", "failed"]
+Comparison: TypeAlias = Literal["equal", "one_of", "at_least", "at_most", "above", "below", "starts_with"]
+# The states that end a task, as far as a task that was not removed can end.
+EndState: TypeAlias = Literal["success", "failed", "skipped", "upstream_failed"]
+
+
+class Predicate(WireStruct, frozen=True):
+    """What the value of a signal has to be; ``operand`` is encoded. ``path``: keys of dicts, to a part of the value."""
+
+    test: Comparison
+    operand: bytes
+    path: tuple[str, ...] = ()
+
+
+class SignalRule(WireStruct, frozen=True, tag="signal"):
+    """What a signal under ``key`` does to a task, if its value meets the predicate; part of `Rules`."""
+
+    key: str
+    namespace: str = DEFAULT_NAMESPACE
+    predicate: Predicate | None = None
+    action: Action = "START"
+    condition: Condition = "sufficient"
+    since: Since = "run"
+
+
+class TaskRule(WireStruct, frozen=True, tag="task"):
+    """What the end of another task of the run does to a task; part of `Rules`. No ``state``: any of its ends."""
+
+    task_id: str
+    state: EndState | None = None
+    action: Action = "START"
+    condition: Condition = "sufficient"
+
+
+Rule: TypeAlias = SignalRule | TaskRule
+
+
+class Rules(WireStruct, frozen=True):
+    """The rules of a task; part of `TaskSpec`.
+
+    ``overlap`` says what becomes of a start while the task is under way: with ``latest`` it starts once more when it
+    has ended, with ``each`` as often as there were signals, with ``ignore`` not at all. ``stopped_as`` is the state of
+    a task that was stopped.
+    """
+
+    rules: tuple[Rule, ...]
+    overlap: Overlap = "latest"
+    stopped_as: StoppedAs = "skipped"
+
+    @property
+    def starts(self) -> bool:
+        """Whether the task waits for a signal to start it, and not for its trigger rule alone."""
+        return any(rule.action in STARTING for rule in self.rules)
+
+
+STARTING: Final = frozenset({"START", "RESTART"})
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def rule_name(rule: Rule) -> str:
+    """Return a short text that only equal rules have: their order in the file may change."""
+    return hashlib.sha256(_ENCODER.encode(rule)).hexdigest()[:32]
+
+
+def encode_predicate(predicate: Predicate | None) -> bytes | None:
+    """Return a predicate as bytes."""
+    return None if predicate is None else _ENCODER.encode(predicate)
+
+
+_PREDICATE: Final[msgspec.msgpack.Decoder[Predicate]] = msgspec.msgpack.Decoder(Predicate)
+
+
+def decode_predicate(data: bytes | None) -> Predicate | None:
+    """Return what `encode_predicate` has encoded."""
+    return None if data is None else _PREDICATE.decode(data)
+
+
+# --- whether it is met ---------------------------------------------------------------------------
+
+_MISSING: Final = object()
+_DECODER: Final = msgspec.json.Decoder()
+
+
+def is_met(predicate: Predicate | None, value: bytes) -> bool:
+    """Whether an encoded value meets a predicate. No type of a user's is made: both are compared in their JSON form."""
+    if predicate is None:
+        return True
+    found = _DECODER.decode(value)
+    for part in predicate.path:
+        found = found.get(part, _MISSING) if isinstance(found, dict) else _MISSING
+    if found is _MISSING:
+        return False
+    return _holds(predicate.test, found, _DECODER.decode(predicate.operand))
+
+
+def _holds(test: Comparison, found: Any, operand: Any) -> bool:
+    if test == "equal":
+        return _is_same(found, operand)
+    if test == "one_of":
+        return any(_is_same(found, one) for one in operand)
+    if test == "starts_with":
+        return isinstance(found, str) and found.startswith(operand)
+    if not _are_ordered(found, operand):
+        return False
+    match test:
+        case "at_least":
+            return bool(found >= operand)
+        case "at_most":
+            return bool(found <= operand)
+        case "above":
+            return bool(found > operand)
+        case _:
+            return bool(found < operand)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    # To Python True is 1; to who sends a flag, or a number, they are different things.
+    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
+
+
+def _are_ordered(one: Any, other: Any) -> bool:
+    """Whether two values are both numbers, or both text."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return False
+    return (isinstance(one, int | float) and isinstance(other, int | float)) or (
+        isinstance(one, str) and isinstance(other, str)
+    )
+
+
+# --- the check -----------------------------------------------------------------------------------
+
+
+def predicate_problem(predicate: Predicate) -> str | None:
+    """Return the problem with a predicate, or None."""
+    if len(predicate.path) > PATH_PARTS_MAX:
+        return f"its field has {len(predicate.path)} parts; the limit is {PATH_PARTS_MAX}"
+    for part in predicate.path:
+        if not 0 < len(part) <= PATH_PART_CHARS_MAX:
+            return f"a part of its field must have 1..{PATH_PART_CHARS_MAX} characters, not {len(part):,}"
+    if len(predicate.operand) > SIGNAL_BYTES_MAX:
+        return (
+            f"the value of {predicate.test} needs {len(predicate.operand):,} bytes; the limit is {SIGNAL_BYTES_MAX:,}"
+        )
+    try:
+        operand = _DECODER.decode(predicate.operand)
+    except msgspec.DecodeError as error:
+        return f"the value of {predicate.test} is not encoded: {error}"
+    match predicate.test:
+        case "equal":
+            return None
+        case "one_of":
+            return None if isinstance(operand, list) and operand else "one_of needs one value at least"
+        case "starts_with":
+            return None if isinstance(operand, str) else f"starts_with is for text, not {operand!r:.60}"
+        case test:
+            is_fit = _are_ordered(operand, operand)
+            return None if is_fit else f"{test} is for numbers and text, not {operand!r:.60}"
+
+
+def rules_problem(rules: Rules) -> str | None:
+    """Return the problem with the rules of a task by themselves, or None."""
+    if not 0 < len(rules.rules) <= RULES_MAX:
+        return f"has {len(rules.rules)} rules about signals, not 1..{RULES_MAX}"
+    if len(set(map(rule_name, rules.rules))) != len(rules.rules):
+        return "has the same rule about a signal twice"
+    for rule in rules.rules:
+        if rule.condition == "necessary" and rule.action not in STARTING:
+            return f"a necessary signal starts or restarts its task, together with others; its action is {rule.action}"
+        if isinstance(rule, TaskRule):
+            continue
+        if (problem := address_problem(rule.key, rule.namespace)) is not None:
+            return problem
+        if rule.predicate is not None and (problem := predicate_problem(rule.predicate)) is not None:
+            return f"the rule about the signal {rule.key!a:.60}: {problem}"
+    return None

@@ -1,0 +1,102 @@
+"""What the rules of a task about signals do to it, from what has met them and the state in which it is (I29).
+
+As one table; what is remembered acts when the task has ended:
+
+============================  =========================  =========================  =====================
+state                         START                      RESTART                    STOP
+============================  =========================  =========================  =====================
+none                          begins                     begins                     ends as stopped
+scheduled, not resumed        is starting: joins it      is starting: joins it      ends as stopped
+scheduled, resumed; running   remembered                 ended, begins anew         ended, as stopped
+deferred                      remembered                 trigger ended, begins anew trigger ended, as stopped
+up_for_retry                  begins its next try        begins its next try        ends as stopped
+restarting                    remembered                 remembered                 remembered
+ended                         begins anew                begins anew                nothing
+============================  =========================  =========================  =====================
+
+Of several the order is that in which their signals were sent: a stop takes back the starts before it. With the overlap
+``ignore`` a start is forgotten where it would be remembered. While the DAG is paused nothing begins, and what would
+begin is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple, TypeAlias
+
+from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.rules import STARTING, Action, Rules, rule_name
+from headgate.scheduling.states import TERMINAL
+
+Moment: TypeAlias = tuple[datetime, int]  # when a signal was sent, and its version
+# ``begin``: it starts, from whatever state it is in that is not under way. ``end_and_begin``: its worker, or its
+# trigger, is ended, and it starts as soon as that is gone. ``join``: it is starting anyway. ``stop``: it ends as
+# stopped. ``drop``: nothing is to be done. ``wait``: nothing yet.
+Act: TypeAlias = Literal["begin", "end_and_begin", "join", "stop", "drop", "wait"]
+
+_ALIVE = frozenset({TaskState.RUNNING, TaskState.DEFERRED})
+
+
+class Met(NamedTuple):
+    """What is asked for: an action, and when."""
+
+    action: Action
+    at: Moment
+
+
+class Wanted(NamedTuple):
+    """What all of that comes to: whether the task is to start, and whether what runs of it is to end before."""
+
+    starts: bool
+    ends: bool
+
+
+def asked(rules: Rules | None, met: Mapping[str, Moment], by_hand: Iterable[Met], *, is_ready: bool) -> list[Met]:
+    """Return what the rules of a task ask for that were met, by their names, and what users do, in order.
+
+    Necessary ones ask together, once all are met, if the trigger rule ``is_ready``.
+    """
+    found = list(by_hand)
+    if rules is not None:
+        named = {rule_name(rule): rule for rule in rules.rules}
+        found += [Met(rule.action, met[name]) for name, rule in named.items() if name in met and _is_sufficient(rule)]
+        necessary = {name: rule for name, rule in named.items() if not _is_sufficient(rule)}
+        if necessary and is_ready and necessary.keys() <= met.keys():
+            is_restart = any(rule.action == "RESTART" for rule in necessary.values())
+            found.append(Met("RESTART" if is_restart else "START", max(met[name] for name in necessary)))
+    return sorted((one for one in found if one.action != "NONE"), key=lambda one: one.at)
+
+
+def _is_sufficient(rule: object) -> bool:
+    return getattr(rule, "condition", None) == "sufficient"
+
+
+def wanted(asked_for: Iterable[Met]) -> Wanted | None:
+    """Return what several requests come to, in their order; None without any."""
+    result: Wanted | None = None
+    for one in asked_for:
+        if one.action in STARTING:
+            ends = one.action == "RESTART" or (result is not None and result.ends)
+            result = Wanted(starts=True, ends=ends)
+        else:
+            result = Wanted(starts=False, ends=True)
+    return result
+
+
+def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, forgets: bool) -> Act:
+    """Return what becomes of a task, by the table of this module; ``forgets``: its overlap is ``ignore``."""
+    if state is TaskState.REMOVED:
+        return "drop"
+    if state is TaskState.RESTARTING:
+        return "wait"
+    if not want.starts:
+        return "drop" if state in TERMINAL else "stop"
+    if not may_start:
+        return "wait"
+    is_alive = state in _ALIVE or (state is TaskState.SCHEDULED and is_resumed)
+    if not is_alive:
+        return "join" if state is TaskState.SCHEDULED else "begin"
+    if want.ends:
+        return "end_and_begin"
+    return "drop" if forgets else "wait"

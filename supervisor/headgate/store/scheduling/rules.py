@@ -1,0 +1,182 @@
+"""Rules of tasks about signals act: tasks start, restart and stop, while their run is evaluated (I29).
+
+What has met a rule stands in its row (`headgate.store.signals.subscriptions`), and is taken from it in the transaction
+in which it acts: so it acts once, and is not lost if the supervisor dies before. What is to be remembered stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import select
+
+from headgate.protocol import marks
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.rules import StoppedAs, TaskRule, rule_name
+from headgate.scheduling import planning, signal_rules
+from headgate.scheduling.planning import Graph
+from headgate.scheduling.signal_rules import Act, Met
+from headgate.scheduling.states import TERMINAL
+from headgate.store.db.transaction import Tx
+from headgate.store.ids import TaskInstanceId
+from headgate.store.signals import subscriptions
+from headgate.store.signals.subscriptions import BY_HAND, RuleRow
+from headgate.store.tables import task_instance
+from headgate.store.tasks import deferral, dispatch, task_rows, user_actions
+from headgate.store.tasks.run_states import RunStates
+from headgate.store.tasks.task_rows import LockedTask
+
+_C = task_instance.c
+
+
+class Acted(NamedTuple):
+    """How many tasks have started, of these in their trigger; whether any has another state; and whether that is all.
+
+    It is not if another transaction has locked a row: then the run is to be evaluated again.
+    """
+
+    started: int = 0
+    in_triggers: int = 0
+    has_changed: bool = False
+    has_freed: bool = False  # rules that may be held against more signals now
+    is_done: bool = True
+
+
+def follow(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> bool:
+    """Have a run the rules that its DAG has; return whether any are others now."""
+    return subscriptions.follow(
+        tx, seen.run, rows, {seen.ids[name]: graph.tasks[name] for name in graph.ruled if name in seen.ids}
+    )
+
+
+def note_ends(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> bool:
+    """Hold the ends of tasks against the rules about them, each once; return whether any was."""
+    now = seen.of_tasks()
+    about = {
+        (seen.ids[name], rule_name(rule)): rule
+        for name, task in graph.ruled.items()
+        for rule in (() if task.signals is None else task.signals.rules)
+        if isinstance(rule, TaskRule) and name in seen.ids and now.get(rule.task_id) in TERMINAL
+    }
+    if not about:
+        return False
+    tries = _tries(tx, [seen.ids[rule.task_id] for rule in about.values()])
+    has_noted = False
+    for row in rows:
+        rule = about.get((row.instance, row.rule))
+        number = 0 if rule is None else tries[seen.ids[rule.task_id]] + 1
+        if rule is None or number <= row.seen_version or row.is_closed:
+            continue
+        state = now[rule.task_id]
+        fits = state is not TaskState.REMOVED and rule.state in (None, state.value)
+        subscriptions.meet_by_end(tx, row, number, state if fits else None)
+        has_noted = True
+    return has_noted
+
+
+def act(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow], *, may_start: bool, limit: int) -> Acted:
+    """Have what has met rules act on up to ``limit`` tasks of a run."""
+    names = {instance: name for name, instance in seen.ids.items()}
+    met = sorted({row.instance for row in rows if row.met_version is not None and row.instance in names})
+    acted = Acted(is_done=len(met) <= limit)
+    for instance in met[:limit]:
+        acted = _add(acted, _act_on(tx, seen, graph, names[instance], instance, may_start=may_start))
+    return acted
+
+
+def _add(one: Acted, other: Acted) -> Acted:
+    return Acted(
+        one.started + other.started,
+        one.in_triggers + other.in_triggers,
+        one.has_changed or other.has_changed,
+        one.has_freed or other.has_freed,
+        one.is_done and other.is_done,
+    )
+
+
+_BUSY = Acted(is_done=False)
+
+
+def _act_on(tx: Tx, seen: RunStates, graph: Graph, name: str, instance: TaskInstanceId, *, may_start: bool) -> Acted:
+    spec = graph.tasks.get(name)
+    if (rows := subscriptions.lock(tx, instance)) is None:
+        return _BUSY
+    moments = {row.rule: (row.met_at, row.met_version) for row in rows if row.met_at and row.met_version is not None}
+    asked = signal_rules.asked(
+        None if spec is None else spec.signals,
+        moments,
+        [Met(BY_HAND[rule], at) for rule, at in moments.items() if rule in BY_HAND],
+        is_ready=spec is not None and planning.is_ready(graph, spec, seen.for_rules()),
+    )
+    want = signal_rules.wanted(asked)
+    if want is None:
+        return Acted()
+    if (task := task_rows.locked_unless_busy(tx, instance)) is None:
+        return _BUSY
+    act = signal_rules.act(
+        want,
+        task.state,
+        is_resumed=_is_resumed(tx, task),
+        may_start=may_start and spec is not None,
+        forgets=spec is not None and spec.signals is not None and spec.signals.overlap == "ignore",
+    )
+    acted = _do(tx, graph, name, task, act, rows, _stopped_as(spec))
+    if act != "wait":
+        marks.reach("signals.action_written")
+    return acted
+
+
+def _do(
+    tx: Tx, graph: Graph, name: str, task: LockedTask, act: Act, rows: Sequence[RuleRow], stopped_as: StoppedAs
+) -> Acted:
+    has_freed = any(row.is_held for row in rows)
+    match act:
+        case "wait":
+            return Acted()
+        case "drop":
+            subscriptions.drop(tx, rows)
+            return Acted(has_freed=has_freed)
+        case "join":
+            subscriptions.join(tx, task.id)
+            return Acted(has_freed=has_freed)
+        case "stop":
+            user_actions.mark_one(tx, task, stopped_as, "a signal stopped it" if stopped_as == "failed" else None)
+            subscriptions.drop(tx, rows)
+            tx.notify()  # whoever has its worker, or its trigger, ends it
+            return Acted(has_changed=True, has_freed=has_freed)
+        case "end_and_begin" | "begin":
+            return _begin(tx, graph, name, task)._replace(has_freed=has_freed)
+
+
+def _begin(tx: Tx, graph: Graph, name: str, task: LockedTask) -> Acted:
+    if task.state is TaskState.UP_FOR_RETRY:
+        dispatch.begin_next_try(tx, task.id)
+    else:
+        if task.state is not TaskState.NONE and user_actions.clear_one(tx, task, None) is not TaskState.NONE:
+            tx.notify()  # whoever has its worker ends it; it begins when that is gone
+            return Acted(has_changed=True)
+        cleared = task_rows.locked(tx, task.id)
+        assert cleared is not None, "its row is locked"
+        task_rows.apply(tx, cleared, "scheduled")
+    subscriptions.start(tx, task.id)
+    start = graph.start_triggers.get(name)
+    state = None if start is None else deferral.start_in_trigger(tx, task.id, start)
+    tx.notify()
+    is_started = state is not TaskState.DEFERRED
+    return Acted(started=int(is_started), in_triggers=int(state is not None), has_changed=True)
+
+
+def _stopped_as(spec: TaskSpec | None) -> StoppedAs:
+    return "skipped" if spec is None or spec.signals is None else spec.signals.stopped_as
+
+
+def _is_resumed(tx: Tx, task: LockedTask) -> bool:
+    if task.state is not TaskState.SCHEDULED:
+        return False
+    return tx.connection.execute(select(_C.next_method).where(_C.id == task.id)).scalar_one() is not None
+
+
+def _tries(tx: Tx, instances: Collection[TaskInstanceId]) -> dict[TaskInstanceId, int]:
+    rows = tx.connection.execute(select(_C.id, _C.try_number).where(_C.id.in_(set(instances))))
+    return {row.id: row.try_number for row in rows}

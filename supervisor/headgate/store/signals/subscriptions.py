@@ -1,0 +1,229 @@
+"""The rules of a run's tasks about signals, as rows that are held against them: one for each rule of each task (I29).
+
+They are made when the run is evaluated for the first time, and changed with the DAG. Which versions count is known
+from the creation of the run (`headgate.store.signals.waits`). Who considers signals writes what has met a rule into its
+row; who evaluates the run has that act, and takes it from the row, in the transaction in which it acts.
+
+Rows by hand stand for what a user asks for: a start, a restart, or a stop of one task. They act in the same way.
+
+**Locks.** Rows are locked before tasks. An evaluation has its run locked already, so it waits for no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, false, func, null, or_, select, true, update
+
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.rules import Action, Rule, SignalRule, encode_predicate, rule_name
+from headgate.protocol.values import encode_value
+from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.times import bound
+from headgate.store.db.times import read as read_moment
+from headgate.store.db.transaction import Tx
+from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.signals import waits
+from headgate.store.tables import signal_key, signal_wait
+
+BY_HAND: Final[dict[str, Action]] = {f"by hand {action}": action for action in ("START", "RESTART", "STOP")}
+NO_KEY: Final = ""  # of rows that are about no signal
+
+_W = signal_wait.c
+
+
+class RuleRow(NamedTuple):
+    """The row of a rule. ``met_at`` is when the version was sent that has met it, and has done nothing yet."""
+
+    id: int
+    instance: TaskInstanceId
+    rule: str
+    seen_version: int
+    is_held: bool
+    met_version: int | None
+    met_at: datetime | None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its run has ended since it was looked at."""
+        return self.is_held and self.met_version is None
+
+
+_COLUMNS = (_W.id, _W.task_instance_id, _W.rule, _W.seen_version, _W.is_held, _W.met_version, _W.met_at)
+_IS_RULE = and_(_W.dag_run_id == bindparam("of_run"), _W.rule.is_not(None))
+_OF_RUN = Prepared(select(*_COLUMNS).where(_IS_RULE).order_by(_W.id))
+_OF_TASK = Prepared(select(*_COLUMNS).where(_W.task_instance_id == bindparam("of_task")).order_by(_W.id))
+_LOCK = Prepared(
+    select(*_COLUMNS)
+    .where(_W.task_instance_id == bindparam("of_task"))
+    .order_by(_W.id)
+    .with_for_update(skip_locked=True)
+)
+
+
+def read(tx: Tx, run: DagRunId) -> list[RuleRow]:
+    """Return the rows of a run."""
+    return [_row(tx, found) for found in _OF_RUN.run(tx.connection, of_run=run).fetchall()]
+
+
+def lock(tx: Tx, instance: TaskInstanceId) -> list[RuleRow] | None:
+    """Lock the rows of a task and return them; None if another transaction has one of them locked."""
+    rows = [_row(tx, found) for found in _LOCK.run(tx.connection, of_task=instance).fetchall()]
+    return rows if len(rows) == len(_OF_TASK.run(tx.connection, of_task=instance).fetchall()) else None
+
+
+def _row(tx: Tx, found: Sequence[Any]) -> RuleRow:
+    row = RuleRow._make(found)
+    return row if row.met_at is None else row._replace(met_at=read_moment(tx.connection, row.met_at))
+
+
+# --- as the DAG has them -------------------------------------------------------------------------
+
+_NEW = Kind(
+    signal_wait,
+    ("dag_run_id", "task_instance_id", "rule", "namespace", "key", "predicate", "seen_version", "takes_each"),
+)
+_NEW_QUIET = Kind(
+    signal_wait, ("dag_run_id", "task_instance_id", "rule", "namespace", "key", "seen_version", "is_fresh")
+)
+_LAST = func.coalesce(select(signal_key.c.last_version).where(waits.SAME_KEY).scalar_subquery(), _W.seen_version)
+
+
+def follow(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], tasks: Mapping[TaskInstanceId, TaskSpec]) -> bool:
+    """Make and delete rows of a run as its tasks have rules now, by their instances; return whether any were changed.
+
+    Those of a run that had ended and was opened again go on with what is sent from now on.
+    """
+    wanted = {
+        (instance, rule_name(rule)): (task, rule)
+        for instance, task in tasks.items()
+        if task.signals is not None
+        for rule in task.signals.rules
+    }
+    known = {(row.instance, row.rule) for row in rows}
+    gone = [row.id for row in rows if (row.instance, row.rule) not in wanted and row.rule not in BY_HAND]
+    closed = [row.id for row in rows if row.is_closed and row.rule not in BY_HAND and row.id not in gone]
+    for some in chunks(gone):
+        tx.connection.execute(delete(signal_wait).where(_W.id.in_(some)))
+    for some in chunks(closed):
+        again = {"seen_version": _LAST, "is_held": false(), "is_fresh": _W.key != NO_KEY}
+        tx.connection.execute(update(signal_wait).where(_W.id.in_(some)).values(again))
+    new = {place: of for place, of in wanted.items() if place not in known}
+    for (instance, name), (task, rule) in new.items():
+        _make(tx, run, instance, name, rule, takes_each=task.signals is not None and task.signals.overlap == "each")
+    return bool(gone or closed or new)
+
+
+def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId, name: str, rule: Rule, *, takes_each: bool) -> None:
+    if isinstance(rule, SignalRule):
+        seen = waits.seen_before(tx, run, rule.namespace, rule.key, rule.since)
+        of_signal = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, takes_each)
+        insert_new(tx.connection, _NEW, [(run, instance, name, *of_signal)], returning=("id",))
+    else:
+        insert_new(tx.connection, _NEW_QUIET, [(run, instance, name, "", NO_KEY, 0, False)], returning=("id",))
+
+
+_IS_PENDING = or_(_W.is_fresh, exists().where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
+_PENDING = Prepared(select(exists().where(_IS_RULE, _W.is_held.is_(False), _IS_PENDING)))
+
+
+def is_pending(tx: Tx, run: DagRunId) -> bool:
+    """Whether signals were sent that were not held against the rules of a run."""
+    return bool(_PENDING.run(tx.connection, of_run=run).fetchone()[0])
+
+
+def close(tx: Tx, run: DagRunId) -> bool:
+    """Have the rules of a run act no more, which is ending; return False if they may still.
+
+    Another transaction has a row locked, or something was sent that was not held against it: then the run goes on.
+    """
+    ids = select(_W.id).where(_W.dag_run_id == run, _W.rule.is_not(None)).order_by(_W.id)
+    every = list(tx.connection.execute(ids).scalars())
+    if not every:
+        return True
+    locked = list(tx.connection.execute(ids.with_for_update(skip_locked=True)).scalars())
+    if len(locked) < len(every):
+        return False
+    nothing = dict.fromkeys(("met_version", "met_value", "met_at"), null())
+    held = update(signal_wait).where(_W.id.in_(ids)).values(is_held=true(), is_fresh=false(), **nothing)
+    tx.connection.execute(held)
+    return True
+
+
+# --- what has met them ---------------------------------------------------------------------------
+
+_MEET = Prepared(
+    update(signal_wait)
+    .where(_W.id == bindparam("of_id"))
+    .values({name: bindparam(name) for name in ("seen_version", "met_version", "met_value", "met_at")})
+)
+_SEE = Prepared(update(signal_wait).where(_W.id == bindparam("of_id")).values(seen_version=bindparam("seen_version")))
+
+
+def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState | None) -> None:
+    """Record that the end ``number`` of a task was held against a rule about it; with ``state`` it has met the rule."""
+    if state is None:
+        _SEE.run(tx.connection, of_id=row.id, seen_version=number)
+        return
+    value = encode_value(state.value, where="the state of a task")
+    at = bound(tx.connection, tx.now)
+    _MEET.run(tx.connection, of_id=row.id, seen_version=number, met_version=number, met_value=value, met_at=at)
+
+
+def ask(tx: Tx, run: DagRunId, instance: TaskInstanceId, action: Action) -> None:
+    """Record that a user wants a task to start, to restart, or to stop."""
+    (name,) = (name for name, one in BY_HAND.items() if one == action)
+    met = {"met_version": 1, "met_value": None, "met_at": tx.now, "is_held": False}
+    values = {"dag_run_id": run, "task_instance_id": instance, "rule": name, "namespace": "", "key": NO_KEY}
+    new = insert_into(tx.connection, signal_wait).values(**values, seen_version=0, is_fresh=False, **met)
+    tx.connection.execute(new.on_conflict_do_update(index_elements=[_W.task_instance_id, _W.rule], set_=met))
+    tx.mark_run_dirty(run)
+
+
+_FORGET = {name: null() for name in ("met_version", "met_value", "met_at")}
+# One that takes each version goes on with the next.
+_FREE = {"is_fresh": _W.is_held, "is_held": false()}
+_DROP = Prepared(update(signal_wait).where(_W.id == bindparam("of_id")).values(**_FORGET, **_FREE))
+_START = Prepared(
+    update(signal_wait)
+    .where(_W.task_instance_id == bindparam("of_task"))
+    .values(
+        previous_version=_W.start_version,
+        previous_value=_W.start_value,
+        start_version=_W.met_version,
+        start_value=_W.met_value,
+        **_FORGET,
+        **_FREE,
+    )
+)
+_JOIN = Prepared(
+    update(signal_wait)
+    .where(_W.task_instance_id == bindparam("of_task"), _W.met_version.is_not(None))
+    .values(start_version=_W.met_version, start_value=_W.met_value, **_FORGET, **_FREE)
+)
+
+
+def drop(tx: Tx, rows: Sequence[RuleRow]) -> None:
+    """Record that what has met these rules has acted, or is not to."""
+    for row in rows:
+        if row.met_version is not None:
+            _DROP.run(tx.connection, of_id=row.id)
+
+
+def start(tx: Tx, instance: TaskInstanceId) -> None:
+    """Record that a task starts with what has met its rules; the signals of its last start become the previous ones."""
+    _START.run(tx.connection, of_task=instance)
+
+
+def join(tx: Tx, instance: TaskInstanceId) -> None:
+    """Record that what has met the rules of a task since its start is for this start as well."""
+    _JOIN.run(tx.connection, of_task=instance)
+
+
+def has_asked(run: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Return the condition that a user asks for something about a task of a run, of which this is the id."""
+    by_hand = or_(*(_W.rule == name for name in BY_HAND))
+    return exists().where(_W.dag_run_id == run, _W.rule.is_not(None), by_hand, _W.met_version.is_not(None))
