@@ -1,17 +1,59 @@
-"""Signals for authors: values under keys, which tasks and triggers send, and tasks list and hear (docs/signals.md)."""
+"""Signals for authors: values under keys, which tasks and triggers send, and tasks list, hear, and start by."""
 
+from headgate.protocol.messages.rules import Predicate
 from headgate.signals.base import BaseSignalService, Signal, SignalVersion
 from headgate.signals.listening import Heard, SignalWatcher, StopListening
 from headgate.signals.outgoing import TooManySignals
+from headgate.signals.rules import (
+    NECESSARY,
+    NONE,
+    RESTART,
+    START,
+    STOP,
+    SUFFICIENT,
+    On,
+    SignalAction,
+    SignalCondition,
+    SignalOperator,
+    TaskEnded,
+    above,
+    at_least,
+    at_most,
+    below,
+    equal,
+    field,
+    one_of,
+    starts_with,
+)
 from headgate.signals.service import SignalService
 
 __all__ = [
+    "NECESSARY",
+    "NONE",
+    "RESTART",
+    "START",
+    "STOP",
+    "SUFFICIENT",
     "BaseSignalService",
     "Heard",
+    "On",
+    "Predicate",
     "Signal",
+    "SignalAction",
+    "SignalCondition",
+    "SignalOperator",
     "SignalService",
     "SignalVersion",
     "SignalWatcher",
     "StopListening",
+    "TaskEnded",
     "TooManySignals",
+    "above",
+    "at_least",
+    "at_most",
+    "below",
+    "equal",
+    "field",
+    "one_of",
+    "starts_with",
 ]

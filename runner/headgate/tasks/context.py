@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, Ty
 from headgate.protocol.errors import ValueTooLong
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
 from headgate.protocol.messages.dags import name_problem as _name_problem
+from headgate.protocol.messages.queries import StartSignal, StartSignals
 from headgate.protocol.messages.steps import Appended, XCom
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
+from headgate.signals.service import SignalVersion
 from headgate.tasks.maps.outputs import MappedOutput, XComPageReader
 from headgate.triggers.airflow_names import CONTEXT
 
@@ -181,7 +183,8 @@ class Context(TypedDict):
 
     ``asset_events`` are the events that the run was created for, oldest first; empty for a cron schedule or by hand.
     ``stream`` is that of a task that has deferred with ``stream=``, in this try or an earlier one; else None. ``loop``
-    is the iteration that a task of a loop is in; else None.
+    is the iteration that a task of a loop is in; else None. ``signals`` are those that have started a task with rules
+    about signals, one for each rule that was met, and ``previous_signals`` those of its start before.
     """
 
     ti: TaskInstance
@@ -198,6 +201,8 @@ class Context(TypedDict):
     asset_events: tuple[RunAsset, ...]
     stream: TaskStream | None
     loop: Loop | None
+    signals: tuple[SignalVersion, ...]
+    previous_signals: tuple[SignalVersion, ...]
 
 
 def make_context(
@@ -214,6 +219,7 @@ def make_context(
     read_xcoms: XComPageReader | None = None,
     assets: tuple[RunAsset, ...] = (),
     stream: TaskStream | None = None,
+    signals: StartSignals | None = None,
 ) -> Context:
     """Return the context of one step of ``task``."""
     dag_id, tasks = ("", {}) if task.dag is None else (task.dag.dag_id, task.dag.tasks)
@@ -246,5 +252,11 @@ def make_context(
         asset_events=assets,
         stream=stream,
         loop=None if mapping is None else mapping.loop_of(instance),
+        signals=() if signals is None else _versions(signals.signals),
+        previous_signals=() if signals is None else _versions(signals.previous),
     )
     return cast(Context, _CheckedContext(context))
+
+
+def _versions(signals: Sequence[StartSignal]) -> tuple[SignalVersion, ...]:
+    return tuple(SignalVersion(one.key, decode_value(one.value), version=one.version) for one in signals)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Unpack
 from headgate.protocol.errors import DagMalformed, ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
 from headgate.protocol.messages.maps import Elements, Output, Source
+from headgate.protocol.messages.rules import Overlap, StoppedAs
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import encode_value
+from headgate.signals.rules import SignalOperator, rules_of
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import (
     END_METHOD,
@@ -53,7 +55,7 @@ _TEMPLATE: Final = re.compile(
 )
 
 
-class BaseOperator(Arrows):
+class BaseOperator(SignalOperator, Arrows):
     """One task of a DAG. A subclass overrides `execute`, and adds the methods in which a deferral resumes::
 
         # report.py
@@ -89,6 +91,7 @@ class BaseOperator(Arrows):
     template_fields: ClassVar[Sequence[str]] = ()  # attributes in which Airflow renders templates, refused here
 
     def __init__(self, *, task_id: str, dag: DAG | None = None, **options: Unpack[TaskOptions]) -> None:
+        super().__init__()
         self.dag = open_dag() if dag is None else dag
         self.task_group = open_group(self.dag)
         self.task_id = task_id if self.task_group is None else self.task_group.child_id(task_id)
@@ -116,6 +119,13 @@ class BaseOperator(Arrows):
         self.pool_slots: int = given["pool_slots"]
         self.trigger_rule: TriggerRule = given["trigger_rule"]
         self.max_active_tis_per_dagrun: int | None = given["max_active_tis_per_dagrun"]
+        self.overlap: Overlap = given["overlap"]
+        self.stopped_as: StoppedAs = given["stopped_as"]
+        try:
+            for signal in given["signals"]:
+                self.set_signal(signal)
+        except (TypeError, ValueError) as error:
+            raise self._malformed(f"signals: {error}") from None
         self.start_trigger_args = given.get("start_trigger_args", self.start_trigger_args)
         self.start_from_trigger = given.get("start_from_trigger", self.start_from_trigger)
         # Checked at the author's line; the start trigger is checked later, after the subclass's constructor.
@@ -352,6 +362,7 @@ class BaseOperator(Arrows):
             active_max=self.max_active_tis_per_dagrun,
             emits=self.emits,
             group="" if mapping is None else mapping.group_id,
+            signals=rules_of(self._signals, self.overlap, self.stopped_as),
         )
 
     def _start_trigger(self) -> StartTrigger:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, get_args
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, TRIGGER_RULES, TriggerRule
+from headgate.protocol.messages.rules import Overlap, StoppedAs
+from headgate.signals.rules import On
 from headgate.triggers import airflow_names
 from headgate.triggers.base import StartTriggerArgs
 
@@ -16,7 +18,9 @@ class TaskOptions(TypedDict, total=False):
 
     ``execution_timeout`` limits a whole try, deferrals included. A task with ``start_from_trigger`` starts in the
     trigger runner, without a worker, with the trigger that ``start_trigger_args`` names. Of a mapped task at most
-    ``max_active_tis_per_dagrun`` instances are with workers at once, in one run.
+    ``max_active_tis_per_dagrun`` instances are with workers at once, in one run. ``signals`` are rules by which signals
+    start, restart and stop the task; ``overlap`` says what becomes of a start while it is under way, and ``stopped_as``
+    in which state a stop leaves it (docs/signals.md).
     """
 
     retries: int
@@ -32,6 +36,9 @@ class TaskOptions(TypedDict, total=False):
     max_active_tis_per_dagrun: int | None
     start_trigger_args: StartTriggerArgs | None
     start_from_trigger: bool
+    signals: Sequence[On]
+    overlap: Overlap
+    stopped_as: StoppedAs
 
 
 DEFAULTS: Final = TaskOptions(
@@ -46,8 +53,11 @@ DEFAULTS: Final = TaskOptions(
     pool_slots=1,
     trigger_rule="all_success",
     max_active_tis_per_dagrun=None,
+    signals=(),
+    overlap="latest",
+    stopped_as="skipped",
 )
-# The defaults of the last two are attributes of the operator's class, where its author may set them.
+# The defaults of these two are attributes of the operator's class, where its author may set them.
 NAMES: Final = frozenset({*DEFAULTS, "start_trigger_args", "start_from_trigger"})
 
 _NONE: Final = type(None)
@@ -65,6 +75,14 @@ _TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "max_active_tis_per_dagrun": (int, _NONE),
     "start_trigger_args": (StartTriggerArgs, _NONE),
     "start_from_trigger": (bool,),
+    "signals": (list, tuple),
+    "overlap": (str,),
+    "stopped_as": (str,),
+}
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "trigger_rule": TRIGGER_RULES,
+    "overlap": get_args(Overlap),
+    "stopped_as": get_args(StoppedAs),
 }
 assert _TYPES.keys() == NAMES
 
@@ -79,8 +97,8 @@ def options_problem(options: Mapping[str, Any]) -> str | None:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("None" if kind is _NONE else kind.__name__ for kind in kinds)
             return f"{name} must be {wanted}, not {value!r:.100}"
-        if name == "trigger_rule" and value not in TRIGGER_RULES:
-            return f"trigger_rule must be one of {', '.join(TRIGGER_RULES)}, not {value!r:.100}"
+        if name in _CHOICES and value not in _CHOICES[name]:
+            return f"{name} must be one of {', '.join(_CHOICES[name])}, not {value!r:.100}"
     return None
 
 

@@ -23,6 +23,7 @@ from headgate.protocol.messages.queries import (
     EmitElements,
     EncodedValue,
     GetConnection,
+    GetStartSignals,
     GetTaskStates,
     GetVariable,
     GetXCom,
@@ -37,11 +38,14 @@ from headgate.protocol.messages.queries import (
     SignalPage,
     SignalsHeard,
     SignalsSent,
+    StartSignal,
+    StartSignals,
     TaskState,
     TaskStates,
     TriggerQuery,
     XComPage,
 )
+from headgate.protocol.messages.rules import Predicate, SignalRule, is_met
 from headgate.protocol.messages.runner import CancelReason, FinishedTrigger, FiredEvent
 from headgate.protocol.messages.signals import (
     AUTOMATIC,
@@ -147,9 +151,21 @@ class StubSignals:
     def first(self, wait: SignalWait) -> StoredSignal | None:
         """Return the first version that ends a wait; all of them were sent since the run was created."""
         for row in self.listed(wait.key, wait.namespace, after=0, limit=SIGNALS_PER_PAGE_MAX, version=None):
-            if wait.value is None or decode_value(row.value) == decode_value(wait.value):
+            if is_met(None if wait.value is None else Predicate("equal", wait.value), row.value):
                 return row
         return None
+
+    def started(self, operator: BaseOperator) -> StartSignals:
+        """Return the signals that start a task by its rules: the newest that meets each of them."""
+        found: list[StartSignal] = []
+        for signal in operator.signals():
+            if isinstance(rule := signal.to_rule(), SignalRule):
+                versions = self._versions.get((rule.namespace, rule.key), [])
+                fitting = [at for at, one in enumerate(versions) if is_met(rule.predicate, one.value)]
+                if fitting:
+                    newest = fitting[-1]
+                    found.append(StartSignal(rule.key, rule.namespace, newest + 1, versions[newest].value))
+        return StartSignals(tuple(found))
 
     def _add(self, signal: SignalSend) -> int:
         versions = self._versions.setdefault((signal.namespace, signal.key), [])
@@ -242,6 +258,8 @@ class Stubs:
                 return SignalPage(self.signals.listed(key, namespace, after=after, limit=limit, version=version))
             case ListenSignals(key, namespace, after):
                 return self.signals.heard(key, namespace, after)
+            case GetStartSignals():
+                return StartSignals()  # the context has them
             case _:
                 assert_never(query)
 

@@ -160,8 +160,9 @@ def run_task(
     Time is skipped as in `run_trigger`, and also for ``time.sleep()``, in the modules that define the operator's class
     and the function it calls. ``execution_timeout`` counts over the whole try, in skipped time; a step that exceeds it
     is not interrupted, but the try fails. ``variables``, ``connections`` (URIs), ``xcoms`` (by task id, or task id and
-    key), ``signals`` (the values that were sent before, by key) and ``runs`` (of each other DAG a state, the states of
-    its tasks, or a list of these, one for each look) answer the task's queries.
+    key), ``signals`` (the values that were sent before, by key; those that meet rules of the task have started it) and
+    ``runs`` (of each other DAG a state, the states of its tasks, or a list of these, one for each look) answer the
+    task's queries.
     Of a mapped task the instance ``map_index`` is run. ``xcoms`` has what the task is expanded over, as a list if that
     is mapped or emitted, and of tasks of its own group the values at its index. ``appended`` are earlier values of its
     worklist, ``loop`` is an iteration. Raises ValueError for an instance that there is not, or is not given.
@@ -178,7 +179,8 @@ def run_task(
     with queries.secrets.apart(), queries.queries_handled_by(stubs.answer):
         trial_run = _Trial(_maker(task), stubs, within.total_seconds(), blocked_after.total_seconds(), events, after)
         context_of = functools.partial(
-            make_context,
+            _context_of,
+            stubs,
             run_id=run_id,
             try_number=try_number,
             logical_date=logical_date,
@@ -188,6 +190,10 @@ def run_task(
             read_xcoms=stubs.read_xcoms,
         )
         return trial_run.run(functools.partial(find_place, stubs, map_index, loop, appended), context_of)
+
+
+def _context_of(stubs: Stubs, operator: BaseOperator, **of_step: Any) -> Context:
+    return make_context(operator, signals=stubs.signals.started(operator), **of_step)
 
 
 class _Patience(NamedTuple):

@@ -12,7 +12,15 @@ from typing import Any
 from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryHandler
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages.queries import XCOMS_PER_PAGE_MAX, EncodedValue, GetXCom, GetXComs, XComPage
+from headgate.protocol.messages.queries import (
+    XCOMS_PER_PAGE_MAX,
+    EncodedValue,
+    GetStartSignals,
+    GetXCom,
+    GetXComs,
+    StartSignals,
+    XComPage,
+)
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
@@ -93,7 +101,15 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
             for event in step.asset_events
         ),
         stream=TaskStream.of(step.stream),
+        signals=_start_signals(ask) if operator.signals() else None,
     )
+
+
+def _start_signals(ask: QueryHandler) -> StartSignals:
+    answer = ask(GetStartSignals())
+    if not isinstance(answer, StartSignals):
+        raise ProtocolError(f"the supervisor answers GetStartSignals with {type(answer).__name__}")
+    return answer
 
 
 def _xcom_reader(ask: QueryHandler) -> XComReader:

@@ -15,8 +15,8 @@ ended                         begins anew                begins anew            
 ============================  =========================  =========================  =====================
 
 Of several the order is that in which their signals were sent: a stop takes back the starts before it. With the overlap
-``ignore`` a start is forgotten where it would be remembered. While the DAG is paused nothing begins, and what would
-begin is remembered.
+``ignore`` a start is forgotten where it would be remembered; with ``each`` none joins another. While the DAG is paused
+nothing begins, and what would begin is remembered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.rules import STARTING, Action, Rules, rule_name
+from headgate.protocol.messages.rules import STARTING, Action, Overlap, Rules, rule_name
 from headgate.scheduling.states import TERMINAL
 
 Moment: TypeAlias = tuple[datetime, int]  # when a signal was sent, and its version
@@ -35,7 +35,7 @@ Moment: TypeAlias = tuple[datetime, int]  # when a signal was sent, and its vers
 # stopped. ``drop``: nothing is to be done. ``wait``: nothing yet.
 Act: TypeAlias = Literal["begin", "end_and_begin", "join", "stop", "drop", "wait"]
 
-_ALIVE = frozenset({TaskState.RUNNING, TaskState.DEFERRED})
+_ALIVE = frozenset({TaskState.SCHEDULED, TaskState.RUNNING, TaskState.DEFERRED})
 
 
 class Met(NamedTuple):
@@ -84,8 +84,8 @@ def wanted(asked_for: Iterable[Met]) -> Wanted | None:
     return result
 
 
-def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, forgets: bool) -> Act:
-    """Return what becomes of a task, by the table of this module; ``forgets``: its overlap is ``ignore``."""
+def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, overlap: Overlap) -> Act:
+    """Return what becomes of a task, by the table of this module."""
     if state is TaskState.REMOVED:
         return "drop"
     if state is TaskState.RESTARTING:
@@ -94,9 +94,11 @@ def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, fo
         return "drop" if state in TERMINAL else "stop"
     if not may_start:
         return "wait"
-    is_alive = state in _ALIVE or (state is TaskState.SCHEDULED and is_resumed)
-    if not is_alive:
-        return "join" if state is TaskState.SCHEDULED else "begin"
+    is_starting = state is TaskState.SCHEDULED and not is_resumed
+    if is_starting and overlap != "each":
+        return "join"
+    if state not in _ALIVE:
+        return "begin"
     if want.ends:
         return "end_and_begin"
-    return "drop" if forgets else "wait"
+    return "drop" if overlap == "ignore" else "wait"

@@ -6,21 +6,33 @@ The docstring of `headgate.store.store.Store` applies to these verbs, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, true, update
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, VERSION_MAX, SentSignal
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading, writing
-from headgate.store.errors import SignalKeyInUse, ValueRefused
-from headgate.store.ids import DagRunId
+from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
+from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.inspect.runs import run_id_of
 from headgate.store.signals import reading as signal_log
-from headgate.store.signals import sending
+from headgate.store.signals import sending, subscriptions
 from headgate.store.signals.conditions import has_listener
 from headgate.store.signals.reading import Heard, KeyRow, Signal, SignalPage, WaitingTask
 from headgate.store.signals.sending import NewSignal
-from headgate.store.tables import asset_watcher, signal, signal_key, signal_start, signal_wait
+from headgate.store.tables import (
+    asset_watcher,
+    dag,
+    dag_run,
+    signal,
+    signal_key,
+    signal_start,
+    signal_wait,
+    task_instance,
+)
+from headgate.store.tasks import dags
+from headgate.store.tasks.graphs import read_spec
 
 
 class SignalVerbs(Verbs):
@@ -113,6 +125,47 @@ class SignalVerbs(Verbs):
     def waiting(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE, *, limit: int) -> list[WaitingTask]:
         """Return tasks that wait for a signal under a key, those that have waited longest first."""
         return signal_log.waiting(tx, key, namespace, limit)
+
+    @writing
+    def ask(self, tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", "STOP"]) -> None:
+        """Have a task start, restart or stop, as a signal would (`headgate.scheduling.signal_rules`).
+
+        A scheduler does it when it evaluates the run; one that has ended goes on, unless the task is to stop. Raises
+        `NoSuchRow`, and `ValueRefused` for a mapped task, one that its DAG has no more, and a run that is to end.
+        """
+        tx.notify()
+        of_task = (
+            task_instance.c.task_id,
+            task_instance.c.map_index,
+            task_instance.c.dag_run_id,
+            dag.c.name,
+            dag.c.spec,
+        )
+        of_run = (dag_run.c.ended_at, dag_run.c.is_ending)
+        found = select(*of_task, *of_run).select_from(task_instance.join(dag_run).join(dag))
+        row = tx.connection.execute(found.where(task_instance.c.id == instance)).first()
+        if row is None:
+            raise NoSuchRow("task", str(instance))
+        specs = {task.task_id: task for task in read_spec(row.name, row.spec).tasks}
+        if row.task_id not in specs:
+            raise ValueRefused(f"the task {row.task_id!r} is not in its DAG any more")
+        if row.map_index >= 0 or specs[row.task_id].map is not None:
+            raise ValueRefused(f"the task {row.task_id!r} is mapped: `headgate tasks clear` begins its instances again")
+        if row.ended_at is None and row.is_ending and action != "STOP":
+            raise ValueRefused("the run is to end: nothing of it starts any more")
+        if row.ended_at is not None:
+            if action == "STOP":
+                return
+            dags.reopen(tx, row.dag_run_id)
+        subscriptions.ask(tx, row.dag_run_id, instance, action)
+
+    @writing
+    def end_run(self, tx: Tx, run: DagRunId) -> bool:
+        """Have signals start nothing more in a run: it ends with what is under way; return False if it has ended."""
+        tx.notify()
+        open_run = (dag_run.c.id == run, dag_run.c.ended_at.is_(None), dag_run.c.removed_at.is_(None))
+        ending = update(dag_run).where(*open_run).values(is_ending=true(), needs_look=true())
+        return bool(tx.connection.execute(ending).rowcount)
 
     @writing
     def forget(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE) -> int:

@@ -22,6 +22,7 @@ from headgate.protocol.messages.queries import (
     EmitElements,
     EncodedValue,
     GetConnection,
+    GetStartSignals,
     GetTaskStates,
     GetVariable,
     GetXCom,
@@ -130,6 +131,8 @@ class StoreQueries:
                     raise QueryRefused("the signals of a step are sent for its task")
                 sender = f"trigger {query.sender}" if query.sender else "a trigger"
                 return SignalsSent(tuple(self._store.signals.send(sending.news_of(query.signals, sender, None))))
+            case GetStartSignals():
+                raise QueryRefused("only a step of a task has signals that have started it")
             case ListSignals():
                 return self._list_signals(query, dag_run_id)
             case ListenSignals():
@@ -232,7 +235,7 @@ def _shown(query: Query) -> str:
             return f"the connection {name[:NAME_SHOWN_CHARS_MAX]!r}"
         case EmitElements():
             return "its elements"
-        case SendSignals():
+        case SendSignals() | GetStartSignals():
             return "its signals"
         case ListSignals(key) | ListenSignals(key):
             return f"the signals {key[:NAME_SHOWN_CHARS_MAX]!r}"

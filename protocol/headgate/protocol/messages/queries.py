@@ -25,6 +25,10 @@ XCOMS_PER_PAGE_MAX: Final = 1000
 # --- queries -----------------------------------------------------------------------------------
 
 
+class GetStartSignals(WireStruct, frozen=True, tag="get_start_signals"):
+    """The signals that have started the task, and those of its start before. For tasks. Answered by `StartSignals`."""
+
+
 class LastEvent(WireStruct, frozen=True, tag="last_event"):
     """The newest stored event of a trigger, from which it can resume. For triggers. Answered by `StoredEvent`."""
 
@@ -147,6 +151,7 @@ Query: TypeAlias = (
     | SendSignals
     | ListSignals
     | ListenSignals
+    | GetStartSignals
 )
 # Those that a trigger may send.
 TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates | SendSignals | ListSignals
@@ -243,6 +248,25 @@ class SignalPage(WireStruct, frozen=True, tag="signal_page"):
     signals: tuple[StoredSignal, ...]
 
 
+class StartSignal(WireStruct, frozen=True):
+    """A signal that has met a rule of a task, and the version of its key; part of `StartSignals`.
+
+    Of the end of another task ``key`` is the id of that, ``value`` its encoded state, and ``version`` its start number.
+    """
+
+    key: str
+    namespace: str
+    version: int
+    value: bytes
+
+
+class StartSignals(WireStruct, frozen=True, tag="start_signals"):
+    """The signals that have started a task, and those of its start before."""
+
+    signals: tuple[StartSignal, ...] = ()
+    previous: tuple[StartSignal, ...] = ()
+
+
 class SignalsHeard(WireStruct, frozen=True, tag="signals_heard"):
     """Versions of a key that a task listens for, the oldest first; there may be more.
 
@@ -264,6 +288,7 @@ QueryResult: TypeAlias = (
     | SignalsSent
     | SignalPage
     | SignalsHeard
+    | StartSignals
 )
 
 

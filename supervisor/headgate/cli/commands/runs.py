@@ -124,3 +124,13 @@ def cancel(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
         raise CommandError(f"the run {line.run_id} of {dag} has ended by itself: {state}")
     ended = "1 unfinished task has" if tasks == 1 else f"{tasks:,} unfinished tasks have"
     print(f"cancelled run {line.run_id} of {dag}: {ended} ended as failed")
+
+
+@app.command()
+def end(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
+    """Have signals start nothing more in a run; it ends when what is under way has ended."""
+    with invocation(ctx).store() as store:
+        line = store.inspect.run(dag, run).line
+        if not store.signals.end_run(line.id):
+            raise CommandError(f"the run {line.run_id} of {dag} has ended already: {line.state}")
+    print(f"run {line.run_id} of {dag} is to end: signals start nothing of it any more")

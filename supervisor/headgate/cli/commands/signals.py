@@ -179,7 +179,7 @@ def show(
     print_record(record, as_json=False)
     if waiting:
         print()
-        print_table(waiting, ("dag", "run_id", "task_id", "seen_version"))
+        print_table(waiting, ("dag", "run_id", "task_id", "seen_version", "has_rule"))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -170,6 +170,35 @@ class _Clearing:
         """The tasks, each with the number of instances: ``a``, ``enrich (1,000 instances)``."""
         of = {name: "1 instance" if count == 1 else f"{count:,} instances" for name, count in self._instances.items()}
         return [f"{name} ({of[name]})" if name in of else name for name in sorted(self._tasks | of.keys())]
+
+
+@app.command()
+def start(ctx: typer.Context, dag: DagArgument, run: RunArgument, task: TaskArgument) -> None:
+    """Start a task, whatever its trigger rule says; one that is under way starts once more when it has ended."""
+    _ask(ctx, dag, run, task, "START")
+
+
+@app.command()
+def restart(ctx: typer.Context, dag: DagArgument, run: RunArgument, task: TaskArgument) -> None:
+    """Start a task; one that is under way is ended before, with on_kill()."""
+    _ask(ctx, dag, run, task, "RESTART")
+
+
+@app.command()
+def stop(ctx: typer.Context, dag: DagArgument, run: RunArgument, task: TaskArgument) -> None:
+    """End a task in the state that its author says, or as skipped; what runs of it is ended, with on_kill()."""
+    _ask(ctx, dag, run, task, "STOP")
+
+
+def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["START", "RESTART", "STOP"]) -> None:
+    with invocation(ctx).store() as store:
+        first, *others = store.inspect.find_tasks(dag, run, task)
+        if others:
+            raise CommandError(f"{task} are instances of a mapped task: `headgate tasks clear` begins them again")
+        before = store.inspect.task(first).line.state
+        store.signals.ask(first.id, action)
+    to = {"START": "start", "RESTART": "restart", "STOP": "stop"}[action]
+    print(f"{task} of run {first.run_id} of {dag}, which is {before.value}, is to {to}")
 
 
 @app.command("mark-success")

@@ -14,6 +14,7 @@ locked such a row may wait for the run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -179,15 +180,18 @@ class _Evaluation:
             if advanced.has_ended:
                 return False  # the states are other ones now
             is_done = is_done and advanced.is_done
-        may_end = True
-        if graph.ruled or run.has_asked:
-            has_changed, may_act = self._apply_rules(run, seen, graph)
+        has_rules, may_end = bool(graph.ruled or run.has_asked), True
+        if has_rules:
+            has_changed, has_all_acted = self._apply_rules(run, seen, graph)
             if has_changed:
                 return False  # the states are other ones now
-            is_done, may_end = is_done and may_act, may_act and not subscriptions.is_pending(self._tx, run.id)
-        decisions = planning.decide(
-            graph, seen.for_rules(), may_start=run.may_begin, may_end=may_end, is_ending=bool(run.is_ending)
-        )
+            is_done = is_done and has_all_acted
+        decide = partial(planning.decide, graph, seen.for_rules(), is_ending=bool(run.is_ending))
+        decisions = decide(may_start=run.may_begin)
+        if decisions.end is not None and has_rules and subscriptions.is_pending(self._tx, run.id):
+            # Signals were sent before its end, and may start something.
+            self.has_rules, may_end = True, False
+            decisions = decide(may_start=run.may_begin, may_end=False)
         for event, names in (
             ("upstream_failed", decisions.upstream_failed),
             ("upstream_skipped", decisions.upstream_skipped),

@@ -119,7 +119,7 @@ def _act_on(tx: Tx, seen: RunStates, graph: Graph, name: str, instance: TaskInst
         task.state,
         is_resumed=_is_resumed(tx, task),
         may_start=may_start and spec is not None,
-        forgets=spec is not None and spec.signals is not None and spec.signals.overlap == "ignore",
+        overlap="latest" if spec is None or spec.signals is None else spec.signals.overlap,
     )
     acted = _do(tx, graph, name, task, act, rows, _stopped_as(spec))
     if act != "wait":

@@ -18,6 +18,7 @@ def is_waiting() -> ColumnElement[bool]:
         trigger.c.id == signal_wait.c.trigger_id, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
     )
     of_run = exists().where(dag_run.c.id == signal_wait.c.dag_run_id, dag_run.c.ended_at.is_(None))
+    of_sensor, of_run = of_sensor.correlate(signal_wait), of_run.correlate(signal_wait)
     return or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run))
 
 

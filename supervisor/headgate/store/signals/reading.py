@@ -15,6 +15,7 @@ from headgate.store.db.bulk import Kind, find
 from headgate.store.db.transaction import Tx
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId
+from headgate.store.signals.conditions import is_waiting
 from headgate.store.tables import dag, dag_run, signal, signal_key, signal_wait, task_instance
 
 PAGE_BYTES_MAX = 1024 * 1024  # of the values that a page is read for; it ends with the one that exceeds this
@@ -86,12 +87,18 @@ class KeyRow(msgspec.Struct, frozen=True):
 
 
 class WaitingTask(msgspec.Struct, frozen=True):
-    """A task that waits for a signal under a key; no version up to ``seen_version`` is the one."""
+    """A task that waits for signals under a key, and was held against all versions up to ``seen_version``.
+
+    A sensor waits for one; a task with a rule about the key waits for them until its run ends. ``waits`` is False if
+    the rule takes each version for a start of its own, and has one that has not started the task yet.
+    """
 
     dag: str
     run_id: str
     task_id: str
     seen_version: int
+    has_rule: bool = False
+    waits: bool = True
 
 
 _ADDRESS = Kind(signal_key, ("namespace", "key"))
@@ -203,12 +210,19 @@ def version_of(tx: Tx, key: str, namespace: str, version: int, dag_run: DagRunId
 
 def waiting(tx: Tx, key: str, namespace: str, limit: int) -> list[WaitingTask]:
     """Return tasks that wait for a key, those that have waited longest first."""
-    of_task = signal_wait.join(task_instance, task_instance.c.trigger_id == signal_wait.c.trigger_id)
+    of_task = or_(
+        task_instance.c.trigger_id == signal_wait.c.trigger_id, task_instance.c.id == signal_wait.c.task_instance_id
+    )
     statement = (
-        select(dag.c.name.label("dag"), dag_run.c.run_id, task_instance.c.task_id, signal_wait.c.seen_version)
-        .select_from(of_task.join(dag_run, dag_run.c.id == task_instance.c.dag_run_id).join(dag))
-        .where(signal_wait.c.namespace == namespace, signal_wait.c.key == key)
-        .order_by(signal_wait.c.trigger_id)
+        select(
+            *(dag.c.name.label("dag"), dag_run.c.run_id, task_instance.c.task_id, signal_wait.c.seen_version),
+            *(signal_wait.c.rule.is_not(None).label("has_rule"), (~signal_wait.c.is_held).label("waits")),
+        )
+        .select_from(
+            signal_wait.join(task_instance, of_task).join(dag_run, dag_run.c.id == task_instance.c.dag_run_id).join(dag)
+        )
+        .where(signal_wait.c.namespace == namespace, signal_wait.c.key == key, is_waiting())
+        .order_by(signal_wait.c.id)
         .limit(limit)
     )
     return [WaitingTask(**row._mapping) for row in tx.connection.execute(statement)]

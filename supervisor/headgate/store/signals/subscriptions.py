@@ -18,7 +18,9 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, false, func, null, or_, select, true, update
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.queries import StartSignal, StartSignals
 from headgate.protocol.messages.rules import Action, Rule, SignalRule, encode_predicate, rule_name
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.values import encode_value
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
@@ -30,7 +32,7 @@ from headgate.store.signals import waits
 from headgate.store.tables import signal_key, signal_wait
 
 BY_HAND: Final[dict[str, Action]] = {f"by hand {action}": action for action in ("START", "RESTART", "STOP")}
-NO_KEY: Final = ""  # of rows that are about no signal
+NO_KEY: Final = ""  # of rows that are about no signal; those about a task have its id in place of a namespace
 
 _W = signal_wait.c
 
@@ -123,7 +125,9 @@ def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId, name: str, rule: Rule
         of_signal = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, takes_each)
         insert_new(tx.connection, _NEW, [(run, instance, name, *of_signal)], returning=("id",))
     else:
-        insert_new(tx.connection, _NEW_QUIET, [(run, instance, name, "", NO_KEY, 0, False)], returning=("id",))
+        insert_new(
+            tx.connection, _NEW_QUIET, [(run, instance, name, rule.task_id, NO_KEY, 0, False)], returning=("id",)
+        )
 
 
 _IS_PENDING = or_(_W.is_fresh, exists().where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
@@ -221,6 +225,28 @@ def start(tx: Tx, instance: TaskInstanceId) -> None:
 def join(tx: Tx, instance: TaskInstanceId) -> None:
     """Record that what has met the rules of a task since its start is for this start as well."""
     _JOIN.run(tx.connection, of_task=instance)
+
+
+_STARTED = Prepared(
+    select(
+        *(_W.namespace, _W.key),
+        *(_W.start_version, _W.start_value, _W.previous_version, _W.previous_value),
+    )
+    .where(_W.task_instance_id == bindparam("of_task"))
+    .order_by(_W.id)
+)
+
+
+def started(tx: Tx, instance: TaskInstanceId) -> StartSignals:
+    """Return the signals with which a task was started, and those of its start before."""
+    signals: list[StartSignal] = []
+    previous: list[StartSignal] = []
+    for namespace, key, *found in _STARTED.run(tx.connection, of_task=instance).fetchall():
+        of: tuple[str, str] = (namespace, DEFAULT_NAMESPACE) if key == NO_KEY else (key, namespace)
+        for version, value, to in ((*found[:2], signals), (*found[2:], previous)):
+            if version is not None and value is not None:  # without a value it was by hand
+                to.append(StartSignal(*of, version, bytes(value)))
+    return StartSignals(tuple(signals), tuple(previous))
 
 
 def has_asked(run: ColumnElement[Any]) -> ColumnElement[bool]:

@@ -16,6 +16,7 @@ from sqlalchemy import Integer, bindparam, or_, select, update
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskState
+from headgate.protocol.messages.queries import StartSignals
 from headgate.protocol.messages.signals import SentSignal
 from headgate.protocol.messages.steps import (
     StepDeferred,
@@ -33,7 +34,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.ids import Epoch, TaskInstanceId, TryName
 from headgate.store.signals import reading as signal_log
-from headgate.store.signals import sending
+from headgate.store.signals import sending, subscriptions
 from headgate.store.signals.sending import NewSignal
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
 from headgate.store.tasks import deferral, elements, poison, stream_steps, task_rows, task_streams, values
@@ -112,6 +113,11 @@ class OutcomeVerbs(Verbs):
         if task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING) is None:
             return None
         return sending.send(tx, signals)
+
+    @reading
+    def start_signals(self, tx: Tx, instance: TaskInstanceId) -> StartSignals:
+        """Return the signals with which a task was started, and those of its start before."""
+        return subscriptions.started(tx, instance)
 
     @reading
     def signal_versions(self, tx: Tx, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:

@@ -28,6 +28,7 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.queries import (
     CreateRun,
     EmitElements,
+    GetStartSignals,
     ListenSignals,
     Response,
     SendSignals,
@@ -344,6 +345,8 @@ class TaskCore:
                 if sent is None:
                     return Response(asked.id, error="the task was cleared or marked")
                 return Response(asked.id, SignalsSent(tuple(sent)))
+            if isinstance(asked.query, GetStartSignals):
+                return Response(asked.id, self._store.start_signals(task.id))
             return Response(asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id))
         except (QueryRefused, RowsRefused, ValueRefused) as refused:
             # If the database is away this raises: the query waits, as an outcome would.
