@@ -115,8 +115,9 @@ MAP_MARKS: Final[dict[str, Mark]] = {
 SIGNAL_MARKS: Final[dict[str, Mark]] = {
     "signals.sent_written": Mark("supervisor", "flow", "signals are in the open transaction, with their versions"),
     "signals.sent_committed": Mark("supervisor", "flow", "signals are durable, and the sender has not heard of it"),
-    "signals.considered": Mark(
-        "supervisor", "flow", "tasks that waited for signals have ended, in the open transaction"
+    "signals.considered": Mark("supervisor", "flow", "sensors have ended and rules were met, in the open transaction"),
+    "signals.action_written": Mark(
+        "supervisor", "flow", "rules about signals have acted on a task, in the open transaction"
     ),
 }
 

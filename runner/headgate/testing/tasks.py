@@ -159,13 +159,12 @@ def run_task(
 
     Time is skipped as in `run_trigger`, and also for ``time.sleep()``, in the modules that define the operator's class
     and the function it calls. ``execution_timeout`` counts over the whole try, in skipped time; a step that exceeds it
-    is not interrupted, but the try fails. ``variables``, ``connections`` (URIs), ``xcoms`` (by task id, or task id and
-    key), ``signals`` (the values that were sent before, by key; those that meet rules of the task have started it) and
-    ``runs`` (of each other DAG a state, the states of its tasks, or a list of these, one for each look) answer the
-    task's queries.
-    Of a mapped task the instance ``map_index`` is run. ``xcoms`` has what the task is expanded over, as a list if that
-    is mapped or emitted, and of tasks of its own group the values at its index. ``appended`` are earlier values of its
-    worklist, ``loop`` is an iteration. Raises ValueError for an instance that there is not, or is not given.
+    is not interrupted, but the try fails. ``variables``, ``connections`` (URIs), ``xcoms`` (by task id, or that and a
+    key), ``signals`` (values sent before, by key; they meet the task's rules) and ``runs`` (of each other DAG a state,
+    the states of its tasks, or a list of these, one for each look) answer the task's queries. Of a mapped task the
+    instance ``map_index`` is run. ``xcoms`` has what it is expanded over, as a list if that is mapped or emitted, and
+    of tasks of its own group the values at its index. ``appended`` are earlier values of its worklist, ``loop`` is an
+    iteration. Raises ValueError for an instance that there is not, or is not given.
 
     A task that defers with ``stream=`` takes the events of its trigger as they are fired, and so does the next try of
     one that has failed, if the result of the failed try is given as ``after``: what was handled is not handled again.
@@ -186,14 +185,13 @@ def run_task(
             logical_date=logical_date,
             data_interval=data_interval,
             params=params,
-            read_xcom=stubs.read_xcom,
-            read_xcoms=stubs.read_xcoms,
         )
         return trial_run.run(functools.partial(find_place, stubs, map_index, loop, appended), context_of)
 
 
 def _context_of(stubs: Stubs, operator: BaseOperator, **of_step: Any) -> Context:
-    return make_context(operator, signals=stubs.signals.started(operator), **of_step)
+    reading: Any = {"read_xcom": stubs.read_xcom, "read_xcoms": stubs.read_xcoms}
+    return make_context(operator, signals=stubs.signals.started(operator), **reading, **of_step)
 
 
 class _Patience(NamedTuple):

@@ -89,9 +89,9 @@ def decide(
     not end before all have ended, but the end states of tasks that the DAG no longer has do not count. If ``may_start``
     is False, because the DAG is paused, no task begins.
 
-    Tasks that signals start do not begin here. The run ends, and skips those that never began, when only such are left:
-    unless all of its tasks are such, for then it ends if a user says so, and ``is_ending``. If ``may_end`` is False
-    there are signals that were not considered.
+    Tasks that signals start do not begin here. The run ends, and skips those that never began, when only such are left.
+    If all of its tasks are such it ends when a user says so, and ``is_ending``. If ``may_end`` is False there are
+    signals that were not considered.
     """
     after = dict(now)
     decided: dict[trigger_rules.Readiness, list[str]] = {"run": [], "upstream_failed": [], "skipped": []}
@@ -111,23 +111,19 @@ def decide(
         decided[readiness].append(task.task_id)
     end: RunEnd | None = None
     unfinished = {name for name, some in after.items() if not states.UNFINISHED.isdisjoint(some)}
-    if may_end and unfinished and _may_be_skipped(graph, unfinished, after, is_ending=is_ending):
+    if may_end and _may_end(graph, unfinished, after, is_ending=is_ending):
         decided["skipped"] += sorted(unfinished)
         after |= dict.fromkeys(unfinished, _BECOMES["skipped"])
-        unfinished = set()
-    if may_end and not unfinished:
         is_broken = not all(_BROKEN.isdisjoint(after.get(leaf, _NO_STATES)) for leaf in graph.leaves)
         end = "failed" if is_broken else "success"
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
 
 
-def _may_be_skipped(
-    graph: Graph, unfinished: set[str], now: Mapping[str, frozenset[TaskState]], *, is_ending: bool
-) -> bool:
-    """Whether a run ends without these tasks: all wait for signals to start them, and it has others, or is to end."""
-    if not unfinished <= graph.started_by_signals or any(now[name] != _NONE for name in unfinished):
+def _may_end(graph: Graph, unfinished: set[str], now: Mapping[str, frozenset[TaskState]], *, is_ending: bool) -> bool:
+    """Whether a run ends with these tasks skipped: none, or such as wait for signals to start them."""
+    if any(name not in graph.started_by_signals or now[name] != _NONE for name in unfinished):
         return False
-    return is_ending or graph.started_by_signals != graph.tasks.keys()
+    return is_ending or not graph.started_by_signals or graph.started_by_signals != graph.tasks.keys()
 
 
 def _has_necessary_only(task: TaskSpec) -> bool:

@@ -19,6 +19,7 @@ from headgate.protocol.messages.queries import (
     EmitElements,
     EncodedValue,
     GetConnection,
+    GetStartSignals,
     GetTaskStates,
     GetVariable,
     GetXCom,
@@ -33,10 +34,13 @@ from headgate.protocol.messages.queries import (
     SignalPage,
     SignalsHeard,
     SignalsSent,
+    StartSignal,
+    StartSignals,
     TaskState,
     TaskStates,
     XComPage,
 )
+from headgate.protocol.messages.rules import Predicate, Rules, SignalRule, TaskRule
 from headgate.protocol.messages.signals import SentSignal, SignalSend, SignalWait, StoredSignal
 from headgate.protocol.messages.steps import (
     Appended,
@@ -116,6 +120,21 @@ _DAG = DagSpec(
             active_max=12,
             emits=True,
             group="g",
+            signals=Rules(
+                rules=(
+                    SignalRule(
+                        key="k",
+                        namespace="n",
+                        predicate=Predicate(test="one_of", operand=b"[1]", path=("a", "b")),
+                        action="RESTART",
+                        condition="necessary",
+                        since="latest",
+                    ),
+                    TaskRule(task_id="s", state="failed", action="RESTART", condition="necessary"),
+                ),
+                overlap="each",
+                stopped_as="failed",
+            ),
         ),
     ),
     is_paused_upon_creation=True,
@@ -204,6 +223,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "RequestSend": Request(id=7, query=SendSignals(signals=_SIGNALS, sender="a.B")),
     "RequestSignals": Request(id=8, query=ListSignals(key="k", namespace="n", after=1, limit=2, version=3)),
     "RequestListening": Request(id=9, query=ListenSignals(key="k", namespace="n", after=1, within_s=2.5)),
+    "RequestStartSignals": Request(id=10, query=GetStartSignals()),
     "WorkerWelcome": WorkerWelcome(
         protocol_version=3, settings=WorkerSettings(frame_bytes_max=1, import_paths=("dags",), hook_timeout_s=2.5)
     ),
@@ -270,6 +290,14 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         id=9,
         result=SignalsHeard(
             signals=(StoredSignal(version=4, value=b"5", sender="s", sent_at_s=6.5, is_of_run=True),), seen=7
+        ),
+        error="none",
+    ),
+    "ResponseStartSignals": Response(
+        id=10,
+        result=StartSignals(
+            signals=(StartSignal(key="k", namespace="n", version=4, value=b"5"),),
+            previous=(StartSignal(key="k", namespace="n", version=3, value=b"6"),),
         ),
         error="none",
     ),

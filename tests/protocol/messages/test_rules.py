@@ -1,0 +1,135 @@
+"""Rules about signals as data: when a predicate is met, and what is no rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.protocol.errors import DagMalformed
+from headgate.protocol.messages.dags import DagSpec, TaskSpec, check_dag
+from headgate.protocol.messages.maps import MapSpec, Values
+from headgate.protocol.messages.rules import (
+    RULES_MAX,
+    Comparison,
+    Predicate,
+    Rule,
+    Rules,
+    SignalRule,
+    TaskRule,
+    decode_predicate,
+    encode_predicate,
+    is_met,
+    rule_name,
+    rules_problem,
+)
+from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX
+from headgate.protocol.values import encode_value
+
+
+def predicate(test: Comparison, operand: Any, *path: str) -> Predicate:
+    return Predicate(test, encode_value(operand, where="operand", bytes_max=2 * SIGNAL_BYTES_MAX), path)
+
+
+@pytest.mark.parametrize(
+    ("test", "operand", "met", "not_met"),
+    [
+        ("equal", "yes", ["yes"], ["Yes", "", None, ["yes"], True]),
+        ("equal", 1, [1, 1.0], [True, "1", 2]),
+        ("equal", None, [None], [0, "", False, []]),
+        ("equal", {"a": 1, "b": [2]}, [{"b": [2], "a": 1}], [{"a": 1}, {"a": 1, "b": [2], "c": 3}]),
+        ("one_of", ["a", 2, None], ["a", 2, None], ["b", True, [], ["a"]]),
+        ("at_least", 3, [3, 3.5, 10**6], [2, 2.9, "3", "4", None, True, [3]]),
+        ("at_most", 3, [3, -1], [3.1, "2", None, False]),
+        ("above", 0.5, [0.6, 1], [0.5, 0, True, "1"]),
+        ("below", 0.5, [0.4, -2], [0.5, 1, False, ""]),
+        ("at_least", "m", ["m", "n", "ma"], ["l", "M", 13, None]),
+        ("starts_with", "ord", ["ord", "orders"], ["Ord", "", None, 1, ["ord"], {"ord": 1}]),
+    ],
+)
+def test_a_predicate_is_met(test: Comparison, operand: Any, met: list[Any], not_met: list[Any]) -> None:
+    one = decode_predicate(encode_predicate(predicate(test, operand)))
+    assert [value for value in met if not is_met(one, encode_value(value, where="v"))] == []
+    assert [value for value in not_met if is_met(one, encode_value(value, where="v"))] == []
+
+
+def test_a_part_of_the_value_meets_a_predicate() -> None:
+    one = predicate("above", 0.2, "drift", "mean")
+    for value, is_it in (
+        ({"drift": {"mean": 0.3}}, True),
+        ({"drift": {"mean": 0.1}}, False),
+        ({"drift": 0.3}, False),
+        ({"drift": {}}, False),
+        ([{"drift": {"mean": 0.3}}], False),
+        (0.3, False),
+    ):
+        assert is_met(one, encode_value(value, where="v")) is is_it, value
+
+
+def test_without_a_predicate_any_value_counts() -> None:
+    assert is_met(None, b"null")
+    assert decode_predicate(encode_predicate(None)) is None
+
+
+def test_only_equal_rules_have_the_same_name() -> None:
+    rules: list[Rule] = [
+        SignalRule("k"),
+        SignalRule("k", namespace="n"),
+        SignalRule("k", action="STOP"),
+        SignalRule("k", predicate=predicate("equal", 1)),
+        SignalRule("k", predicate=predicate("equal", 1, "a")),
+        SignalRule("k", condition="necessary"),
+        SignalRule("k", since="latest"),
+        TaskRule("k"),
+        TaskRule("k", "failed"),
+    ]
+    assert len(set(map(rule_name, rules))) == len(rules)
+    assert rule_name(SignalRule("k")) == rule_name(SignalRule("k", namespace="default"))
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ((), "has 0 rules about signals, not 1..64"),
+        (tuple(SignalRule(f"k{number}") for number in range(RULES_MAX + 1)), "has 65 rules"),
+        ((SignalRule("k"), SignalRule("k")), "the same rule about a signal twice"),
+        ((SignalRule(""),), "the key of a signal '' must have 1..512 characters"),
+        ((SignalRule("a\0b"),), "must not contain"),
+        ((SignalRule("k", namespace=""),), "the namespace"),
+        ((SignalRule("k", action="STOP", condition="necessary"),), "its action is STOP"),
+        ((TaskRule("t", action="NONE", condition="necessary"),), "its action is NONE"),
+        ((SignalRule("k", predicate=predicate("at_least", None)),), "at_least is for numbers and text, not None"),
+        ((SignalRule("k", predicate=predicate("above", True)),), "above is for numbers and text, not True"),
+        ((SignalRule("k", predicate=predicate("starts_with", 3)),), "starts_with is for text, not 3"),
+        ((SignalRule("k", predicate=predicate("one_of", [])),), "one_of needs one value at least"),
+        ((SignalRule("k", predicate=Predicate("equal", b"{")),), "the value of equal is not encoded"),
+        ((SignalRule("k", predicate=predicate("equal", "x" * SIGNAL_BYTES_MAX)),), "the limit is 49,152"),
+        ((SignalRule("k", predicate=predicate("equal", 1, "")),), "a part of its field must have 1..250 characters"),
+        ((SignalRule("k", predicate=predicate("equal", 1, *"a" * 21)),), "its field has 21 parts; the limit is 20"),
+    ],
+)
+def test_what_is_no_rule_is_told(rules: tuple[Rule, ...], words: str) -> None:
+    assert words in str(rules_problem(Rules(rules)))
+    with pytest.raises(DagMalformed, match="task 't'"):
+        check_dag(DagSpec("d", tasks=(TaskSpec("t", "Op", signals=Rules(rules)),)))
+
+
+def dag(**rules: Rule) -> DagSpec:
+    return DagSpec("d", tasks=tuple(TaskSpec(name, "Op", signals=Rules((rule,))) for name, rule in rules.items()))
+
+
+def test_rules_about_tasks_are_checked_with_the_dag() -> None:
+    check_dag(dag(a=SignalRule("k"), b=TaskRule("a")))
+    check_dag(dag(a=TaskRule("b", action="STOP"), b=TaskRule("a", action="STOP")))
+    with pytest.raises(DagMalformed, match="a rule about the end of 'c', which is not a task of this DAG"):
+        check_dag(dag(a=SignalRule("k"), b=TaskRule("c")))
+    with pytest.raises(DagMalformed, match=r"starts by its own end, (a >> b >> a|b >> a >> b)"):
+        check_dag(dag(a=TaskRule("b"), b=TaskRule("a", "success", "RESTART")))
+    with pytest.raises(DagMalformed, match="starts by its own end, a >> a"):
+        check_dag(dag(a=TaskRule("a")))
+
+
+def test_a_mapped_task_has_no_rules() -> None:
+    mapped = TaskSpec("t", "Op", signals=Rules((SignalRule("k"),)), map=MapSpec(Values(2)))
+    with pytest.raises(DagMalformed, match="is mapped, and cannot have rules about signals"):
+        check_dag(DagSpec("d", tasks=(mapped,)))

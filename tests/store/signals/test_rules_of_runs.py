@@ -1,0 +1,215 @@
+"""Which signals count for a run with rules, its end, and starts by hand (I29)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store import ends
+from tests.store.harness import QUEUES, OpenStore, Query, register
+from tests.store.signals.rules_harness import AGAIN, GO, HALT, PLAIN, Jobs, ruled
+from tests.store.signals.test_sending import new
+from tests.supervisor.tasks_harness import S, Tasks, clear, task_states
+
+from headgate.protocol.messages.dags import DagSpec
+from headgate.protocol.messages.rules import SignalRule
+from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
+from headgate.store.ids import DagRunId, TaskInstanceId
+from headgate.store.signals import sending
+from headgate.store.store import Store
+
+
+@pytest.fixture
+def jobs(store: Store, query: Query) -> Jobs:
+    return Jobs(store, query)
+
+
+# --- which versions count -----------------------------------------------------------------------
+
+
+def test_signals_count_from_the_creation_of_the_run_on(store: Store, query: Query) -> None:
+    store.signals.send([new("go", "early"), new("late", "early")])
+    late = ruled(SignalRule("late", since="latest"), name="late")
+    tasks = Tasks(store, query, tasks=(ruled(GO), late, PLAIN))
+    store.signals.send([new("go", "between")])  # before anything of the run was looked at
+    jobs = Jobs.__new__(Jobs)
+    jobs.tasks, jobs.store, jobs.query = tasks, store, query
+    jobs.settle()
+    assert jobs.signals()[0] == [("go", "between")]
+    assert jobs.signals("late")[0] == [("late", "early")]
+
+
+def test_a_signal_of_another_run_starts_nothing(jobs: Jobs) -> None:
+    other = jobs.store.tasks.create_run("etl", "other")
+    jobs.store.signals.send([new("go", dag_run=other)])
+    jobs.settle()
+    assert jobs.state() is S.NONE
+    assert task_states(jobs.store, int(other or 0))["job"] is S.SCHEDULED
+
+
+def test_a_rule_that_its_dag_gets_later_counts_from_the_creation_of_the_run(jobs: Jobs) -> None:
+    jobs.send("later", 1)
+    rules = ruled(GO, AGAIN, HALT, SignalRule("later"))
+    jobs.store.tasks.save_file(jobs.tasks.epoch, "etl.py", [DagSpec("etl", tasks=(rules, PLAIN))])
+    jobs.settle()
+    assert jobs.signals()[0] == [("later", 1)]
+
+
+def test_rules_in_another_order_are_not_held_against_the_same_signals_again(jobs: Jobs) -> None:
+    jobs.send("go", 1)
+    jobs.end(jobs.dispatch())
+    jobs.store.tasks.save_file(jobs.tasks.epoch, "etl.py", [DagSpec("etl", tasks=(ruled(HALT, GO), PLAIN))])
+    jobs.settle()
+    assert jobs.state() is S.SUCCESS
+    assert len(jobs.query("SELECT * FROM signal_wait WHERE rule IS NOT NULL")) == 2
+
+
+def test_nothing_starts_while_the_dag_is_paused_and_its_signals_wait(jobs: Jobs) -> None:
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    jobs.send("go", 1)
+    assert jobs.state() is S.NONE
+    jobs.store.tasks.set_paused("etl", is_paused=False)
+    jobs.settle()
+    assert jobs.signals()[0] == [("go", 1)]
+
+
+def test_a_stop_holds_in_a_paused_dag(jobs: Jobs) -> None:
+    jobs.send("go")
+    jobs.dispatch()
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    jobs.send("halt")
+    assert jobs.state() is S.SKIPPED
+
+
+# --- the end of a run ---------------------------------------------------------------------------
+
+
+def test_a_run_ends_with_the_tasks_that_no_signal_starts(jobs: Jobs) -> None:
+    jobs.end_plain()
+    assert (jobs.states(), jobs.run_state()) == ({"job": S.SKIPPED, "plain": S.SUCCESS}, "success")
+    jobs.send("go")
+    assert jobs.state() is S.SKIPPED, "its run has ended"
+    assert jobs.query("SELECT is_unseen FROM signal_key WHERE is_unseen") == [], "nothing is looked at again and again"
+
+
+def test_a_run_does_not_end_over_a_task_that_a_signal_has_started(jobs: Jobs) -> None:
+    jobs.send("go")
+    tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
+    jobs.end(tasks["plain"])
+    assert jobs.run_state() == "running"
+    jobs.end(tasks["job"])
+    assert jobs.run_state() == "success"
+
+
+def test_a_signal_that_was_sent_before_the_end_of_the_run_still_starts_its_task(jobs: Jobs) -> None:
+    """The end of the last other task and the signal are there, and the scheduler looks at the run first."""
+    tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
+    assert ends.succeed(jobs.store.tasks, jobs.tasks.epoch, tasks["plain"].id, tasks["plain"].token)
+    jobs.store.signals.send([new("go")])
+    planned = jobs.store.scheduling.plan(jobs.tasks.epoch)
+    assert (planned.ended, planned.left) == ({}, 1)
+    jobs.settle()
+    assert (jobs.state(), jobs.run_state()) == (S.SCHEDULED, "running")
+
+
+def test_a_run_of_tasks_that_signals_start_stays_open_until_a_user_ends_it(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled())
+    jobs.send("go")
+    task = jobs.dispatch()
+    jobs.send("go")
+    assert store.signals.end_run(DagRunId(jobs.tasks.run))
+    jobs.settle()
+    assert jobs.run_state() == "running", "what is under way goes on"
+    jobs.end(task)
+    assert (jobs.state(), jobs.run_state()) == (S.SUCCESS, "success")
+    assert not store.signals.end_run(DagRunId(jobs.tasks.run))
+
+
+def test_what_was_sent_after_the_end_of_a_run_does_not_count_when_it_goes_on(jobs: Jobs) -> None:
+    jobs.end_plain()
+    assert jobs.run_state() == "success"
+    jobs.send("go", "too late")
+    clear(jobs.store, jobs.tasks.run, "plain")
+    jobs.settle()
+    assert (jobs.state(), jobs.state("plain")) == (S.SKIPPED, S.SCHEDULED)
+    jobs.send("go", "again")
+    assert jobs.signals()[0] == [("go", "again")]
+
+
+def test_a_cancelled_run_starts_nothing(jobs: Jobs) -> None:
+    while not jobs.store.tasks.cancel_run(DagRunId(jobs.tasks.run)).is_ended:
+        pass
+    jobs.send("go")
+    assert (jobs.state(), jobs.run_state()) == (S.FAILED, "failed")
+
+
+def test_what_a_rule_has_not_seen_is_kept(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "VERSIONS_KEPT_MAX", 2)
+    jobs.store.signals.send([new("go", number) for number in range(5)])
+    assert len(jobs.query("SELECT * FROM signal")) == 5
+    jobs.settle()
+    jobs.send("go", 5)
+    assert len(jobs.query("SELECT * FROM signal")) == 2
+
+
+def test_a_key_is_not_forgotten_while_a_rule_of_a_run_is_about_it(jobs: Jobs) -> None:
+    jobs.send("go")
+    with pytest.raises(SignalKeyInUse):
+        jobs.store.signals.forget("go")
+    (waiting,) = jobs.store.signals.waiting("go", limit=10)
+    assert (waiting.task_id, waiting.has_rule, waiting.seen_version) == ("job", True, 1)
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["job", "plain"])
+def test_a_user_starts_restarts_and_stops_any_task(jobs: Jobs, task: str) -> None:
+    jobs.store.signals.ask(jobs.id(task), "START")
+    jobs.settle()
+    assert jobs.state(task) is S.SCHEDULED
+    first = jobs.dispatch(task)
+    jobs.store.signals.ask(jobs.id(task), "RESTART")
+    jobs.settle()
+    assert jobs.state(task) is S.RESTARTING
+    ends.succeed(jobs.store.tasks, jobs.tasks.epoch, first.id, first.token)
+    jobs.settle()
+    assert jobs.state(task) is S.SCHEDULED
+    jobs.store.signals.ask(jobs.id(task), "STOP")
+    jobs.settle()
+    assert jobs.state(task) is S.SKIPPED
+    assert jobs.signals(task) == ([], []), "no signal has started it"
+
+
+def test_a_start_by_hand_opens_a_run_that_has_ended(jobs: Jobs) -> None:
+    jobs.end_plain()
+    jobs.store.signals.ask(jobs.id(), "STOP")
+    jobs.settle()
+    assert jobs.run_state() == "success"
+    jobs.store.signals.ask(jobs.id(), "START")
+    jobs.settle()
+    assert (jobs.state(), jobs.run_state()) == (S.SCHEDULED, "running")
+    jobs.end(jobs.dispatch())
+    assert jobs.run_state() == "success"
+
+
+def test_what_cannot_be_asked_for_is_refused(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled())
+    with pytest.raises(NoSuchRow):
+        store.signals.ask(TaskInstanceId(10**9), "START")
+    store.signals.end_run(DagRunId(jobs.tasks.run))
+    with pytest.raises(ValueRefused, match="the run is to end"):
+        store.signals.ask(jobs.id(), "START")
+
+
+# --- supervisors --------------------------------------------------------------------------------
+
+
+def test_of_two_supervisors_one_starts_the_task(jobs: Jobs, open_store: OpenStore) -> None:
+    other = open_store()
+    epoch = register(other, hostname="other")
+    jobs.store.signals.send([new("go", 1)])
+    while other.scheduling.consider_signals(epoch).has_more:
+        pass
+    other.scheduling.plan(epoch)
+    jobs.settle()
+    assert jobs.row()["try_number"] == 1
+    assert [task.task_id for task in other.tasks.dispatch(epoch, limit=10, queues=QUEUES).tasks] == ["job", "plain"]
