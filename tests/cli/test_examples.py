@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NAMES = ["daily_chain.py", "expand_pages.py", "load_pages.py", "poll_endpoint.py", "wait_for_file.py"]
+NAMES = [
+    "daily_chain.py",
+    "expand_pages.py",
+    "load_pages.py",
+    "poll_endpoint.py",
+    "train_on_signals.py",
+    "wait_for_file.py",
+]
 
 # Runs the command, then says what of users' code it has imported.
 PROGRAM = """

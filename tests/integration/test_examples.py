@@ -17,6 +17,8 @@ from tests.integration.pair import wait_until
 from tests.integration.station import Run, Station
 from tests.tasks.test_load_pages import PAGES, loaded, serving
 
+from headgate.store.signals.sending import NewSignal
+
 PORT = "8765"  # the server's, in the example
 REPORT = b'{"orders": 12}\n'
 
@@ -129,6 +131,28 @@ def test_expand_pages(copied: Path, start_station: StartStation, tmp_path: Path)
     batches = sorted((tmp_path / "expanded" / run.run_id).iterdir(), key=lambda path: int(path.stem))
     written = [json.loads(path.read_text()) for path in batches]
     assert written == [users[first : first + 10] for first in range(0, len(users), 10)]
+
+
+def test_train_on_signals(copied: Path, start_station: StartStation, tmp_path: Path) -> None:
+    """Epochs come faster than the training takes them, and each of its starts has the newest one."""
+    example = copied / "train_on_signals.py"
+    source = example.read_text()
+    assert "EPOCH_S = 5.0" in source
+    example.write_text(source.replace("EPOCH_S = 5.0", "EPOCH_S = 0.05"))
+    station = start_station()
+    run = station.run("train_on_signals")
+    starts = "SELECT try_number FROM task_instance WHERE task_id = 'publish'"
+    wait_until(lambda: station.query(starts)[0]["try_number"] >= 3, "the third model")
+    station.store.signals.send([NewSignal("drain", b"null", "once", "a test", dag_run=run.id)])
+    ended = run.wait_end()
+    assert (ended["ingest"], ended["train"] in ("success", "skipped")) == ("success", True)
+    wait_until(lambda: station.store.inspect.run("train_on_signals", run.run_id).line.state == "success", "its end")
+    epochs = [one.value for one in station.store.signals.page("epoch").signals]
+    assert epochs == list(range(1, len(epochs) + 1)), "each was sent once"
+    assert run.xcom("publish") in epochs[1:]
+    if ended["train"] == "success":
+        model = run.xcom("train")
+        assert (model["mean"], model["epoch"] > model["before"]) == (model["epoch"] * 49.5, True)
 
 
 def test_daily_chain(copied: Path, start_station: StartStation, tmp_path: Path) -> None:
