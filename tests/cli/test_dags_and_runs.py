@@ -236,3 +236,14 @@ def test_a_run_with_a_logical_date_is_about_the_data_interval_of_that_date(call_
     assert (run["data_interval_start"], run["data_interval_end"]) == interval
     again = call_database("dags", "trigger", "daily", "--logical-date", "2026-11-01T12:00Z")
     assert again.code == 0, "the date need not be unique"
+
+
+def test_a_run_is_told_to_end(call_database: Any, etl: Tasks, query: Query) -> None:
+    assert call_database("runs", "end", "etl", "latest").out == (
+        "run r1 of etl is to end: signals start nothing of it any more\n"
+    )
+    called = call_database("tasks", "start", "etl", "r1", "a")
+    assert (called.code, "the run is to end: nothing of it starts any more" in called.err) == (1, True)
+    etl.store.tasks.cancel_run(etl.run)
+    called = call_database("runs", "end", "etl", "r1")
+    assert (called.code, "the run r1 of etl has ended already: failed" in called.err) == (1, True)

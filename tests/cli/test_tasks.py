@@ -57,6 +57,18 @@ def test_a_clear_says_where_streams_of_tasks_begin(call_database: Any, etl: Task
     assert (called.code, "not both" in called.err) == (2, True)
 
 
+def test_tasks_are_started_restarted_and_stopped_by_hand(call_database: Any, etl: Tasks, query: Query) -> None:
+    for command, after in (("start", "scheduled"), ("stop", "skipped"), ("restart", "scheduled")):
+        before = states(etl).split()[0]
+        called = call_database("tasks", command, "etl", "latest", "a")
+        assert called.out == f"a of run r1 of etl, which is {before}, is to {command}\n"
+        etl.plan()
+        assert states(etl).split()[0] == after
+    called = call_database("tasks", "start", "etl", "r1", "nothing")
+    assert (called.code, "nothing" in called.err) == (1, True)
+    assert query("SELECT * FROM signal_key") == [], "no signal stands for it"
+
+
 @pytest.mark.parametrize("options", [[], ["--downstream"], ["a", "--all"]])
 def test_a_clear_must_say_what_it_clears(call_database: Any, etl: Tasks, options: list[str]) -> None:
     etl.store.tasks.cancel_run(etl.run)

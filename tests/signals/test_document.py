@@ -46,3 +46,10 @@ def test_the_sensor_of_the_document_waits_for_what_the_task_sends(tmp_path: Path
     found = run_task(tasks["model"], signals={"model": [{"labels": 2}]})
     assert found.value == {"labels": 2}
     assert run_task(tasks["evaluate"], xcoms={"model": found.value}).value == 2
+
+
+def test_the_rules_of_the_document_start_its_tasks(tmp_path: Path) -> None:
+    tasks = dags_of(tmp_path)["follow"].tasks
+    assert run_task(tasks["train"], signals={"samples": [7, 20_000, 8]}).value == ([20_000], [])
+    sent = {"model": [{"drift": 0.1}, {"drift": 0.3}], "labels": ["a"]}
+    assert run_task(tasks["check"], signals=sent).value == {"model": 2, "labels": 1}

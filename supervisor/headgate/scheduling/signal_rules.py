@@ -26,7 +26,8 @@ from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.rules import STARTING, Action, Overlap, Rules, rule_name
+from headgate.protocol.messages.rules import STARTING, Action, Overlap, Rule, Rules, TaskRule, rule_name
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.states import TERMINAL
 
 Moment: TypeAlias = tuple[datetime, int]  # when a signal was sent, and its version
@@ -102,3 +103,22 @@ def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, ov
     if want.ends:
         return "end_and_begin"
     return "drop" if overlap == "ignore" else "wait"
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+_OPERAND_CHARS_SHOWN = 60
+
+
+def rule_text(rule: Rule) -> str:
+    """Return a rule as text: ``'epoch', at_least 2``, or ``the end of ingest as failed``."""
+    if isinstance(rule, TaskRule):
+        return f"the end of {rule.task_id}" + ("" if rule.state is None else f" as {rule.state}")
+    where = "" if rule.namespace == DEFAULT_NAMESPACE else f" of {rule.namespace!r}"
+    predicate = rule.predicate
+    if predicate is None:
+        return f"{rule.key!r}{where}"
+    of = f"{'.'.join(predicate.path)} " if predicate.path else ""
+    operand = predicate.operand.decode(errors="replace")
+    shown = operand if len(operand) <= _OPERAND_CHARS_SHOWN else f"{operand[:_OPERAND_CHARS_SHOWN]}..."
+    return f"{rule.key!r}{where}, {of}{predicate.test} {shown}"

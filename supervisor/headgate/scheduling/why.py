@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from headgate.protocol.messages.dags import TaskState, TriggerRule
+from headgate.protocol.messages.rules import STARTING, Action
 from headgate.scheduling.error_text import error_line
 
 HEADGATE_UP = "start `headgate up`"
@@ -202,6 +203,26 @@ class MapFacts(msgspec.Struct, frozen=True):
     worklist: WorklistFacts | None = None
 
 
+class RuleFacts(msgspec.Struct, frozen=True):
+    """A rule of a task about signals, as ``text``. ``met_version`` has met it, and waits for the task to start.
+
+    ``last_version`` is the newest of its key, of which all up to ``seen_version`` were held against it; None for a rule
+    about the end of a task, and for what a user asked for.
+    """
+
+    text: str
+    action: Action
+    is_necessary: bool = False
+    met_version: int | None = None
+    seen_version: int = 0
+    last_version: int | None = None
+
+    @property
+    def starts(self) -> bool:
+        """Whether it starts the task."""
+        return self.action in STARTING
+
+
 class TaskFacts(msgspec.Struct, frozen=True):
     """One task of one run. ``*_in_s`` are seconds until a moment, negative if it is past, None if there is none.
 
@@ -246,6 +267,8 @@ class TaskFacts(msgspec.Struct, frozen=True):
     map: MapFacts | None = None
     map_state: TaskState | None = None
     seen: dict[str, frozenset[TaskState]] = {}
+    rules: tuple[RuleFacts, ...] = ()
+    is_ending: bool = False  # signals start nothing of its run any more
 
     @property
     def is_map(self) -> bool:

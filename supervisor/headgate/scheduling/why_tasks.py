@@ -14,6 +14,7 @@ from headgate.scheduling.trigger_rules import ready
 from headgate.scheduling.why import (
     Answer,
     Finding,
+    RuleFacts,
     Supervisor,
     TaskFacts,
     TaskStreamFacts,
@@ -71,6 +72,44 @@ def _paused(facts: TaskFacts) -> list[Finding]:
     return [Finding("dag_paused", text, f"`headgate dags unpause {facts.dag}`")]
 
 
+def _about_to(decision: str) -> Finding:
+    becomes = {"run": "scheduled", "skipped": "skipped", "upstream_failed": "upstream_failed"}[decision]
+    text = f"nothing holds it up: it is about to be {becomes}"
+    return Finding("about_to", text, "the scheduler comes to it within a second")
+
+
+def _may_start_anyway(facts: TaskFacts) -> bool:
+    return any(rule.starts and not rule.is_necessary for rule in facts.rules)
+
+
+def _signals(facts: TaskFacts) -> list[Finding]:
+    """Return for which signals a task waits that they start."""
+    if facts.is_ending:
+        text = "its run is to end, and signals start nothing of it any more"
+        return [Finding("run_ending", text, "it is skipped when what is under way has ended")]
+    enough = [rule for rule in facts.rules if rule.starts and not rule.is_necessary]
+    needed = [rule for rule in facts.rules if rule.is_necessary]
+    missing = [rule for rule in needed if rule.met_version is None]
+    if any(rule.met_version is not None for rule in enough):
+        return [_about_to("run")]
+    waits = [rule.text for rule in enough]
+    if missing:
+        waits.append(" and ".join(rule.text for rule in missing))
+    elif needed:
+        return [_upstream(facts)] if ready(facts.trigger_rule, _above(facts)) == "wait" else [_about_to("run")]
+    text = f"it is started by a signal, and none has met its rules: {'; or '.join(waits)}"
+    next_ = f"`headgate signals send KEY VALUE`; `headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
+    return [Finding("waits_for_signal", text, next_)]
+
+
+def _rule(rule: RuleFacts) -> str:
+    met = "" if rule.met_version is None else f"; met by version {rule.met_version}, which has not acted"
+    held = (
+        "" if rule.last_version is None else f"; held against {rule.seen_version:,} of {rule.last_version:,} versions"
+    )
+    return f"{rule.action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}"
+
+
 def _file(facts: TaskFacts) -> list[Finding]:
     """Return a finding if the DAG's file is gone or broken. Its runs continue with the stored version."""
     if facts.is_dag_removed:
@@ -114,6 +153,10 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
     decision = ready(facts.trigger_rule, _above(facts))
+    if any(rule.starts for rule in facts.rules):
+        return [*found, *(_signals(facts) if decision in ("wait", "run") or _may_start_anyway(facts) else [])] or [
+            _about_to(decision)
+        ]
     is_of_group = facts.is_map and facts.map is not None and facts.map.group is not None
     if is_of_group:
         # Its instances have rules of their own, at each index.
@@ -133,9 +176,7 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
         elif facts.map_state is _S.NONE:
             found.append(why_maps.expanding(facts))
     if not found:
-        becomes = {"run": "scheduled", "skipped": "skipped", "upstream_failed": "upstream_failed"}[decision]
-        text = f"nothing holds it up: it is about to be {becomes}"
-        found.append(Finding("about_to", text, "the scheduler comes to it within a second"))
+        found.append(_about_to(decision))
     return found + ([] if facts.is_dag_removed else _file(facts))
 
 
@@ -317,6 +358,7 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
             how = "to fail, with its error" if facts.next_method == FAIL_METHOD else f"in {facts.next_method}()"
             told.append(("resumes", how))
     told += why_maps.known(facts)
+    told += [("rule", _rule(rule)) for rule in facts.rules]
     if facts.stream is not None:
         told.append(("stream", _stream(facts.stream)))
     if facts.owner is not None:

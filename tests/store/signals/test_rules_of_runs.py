@@ -10,7 +10,8 @@ from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import S, Tasks, clear, task_states
 
 from headgate.protocol.messages.dags import DagSpec
-from headgate.protocol.messages.rules import SignalRule
+from headgate.protocol.messages.rules import Predicate, SignalRule, TaskRule
+from headgate.scheduling.why import Answer
 from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.signals import sending
@@ -213,3 +214,52 @@ def test_of_two_supervisors_one_starts_the_task(jobs: Jobs, open_store: OpenStor
     jobs.settle()
     assert jobs.row()["try_number"] == 1
     assert [task.task_id for task in other.tasks.dispatch(epoch, limit=10, queues=QUEUES).tasks] == ["job", "plain"]
+
+
+# --- why ----------------------------------------------------------------------------------------
+
+
+def why(jobs: Jobs, name: str = "job") -> Answer:
+    (ref,) = jobs.store.inspect.find_tasks("etl", "r1", name)
+    return jobs.store.inspect.why_task(ref)
+
+
+def test_why_says_for_which_signals_a_task_waits(store: Store, query: Query) -> None:
+    ready = SignalRule("ready", predicate=Predicate("at_least", b"3", ("n",)))
+    model, labels = (SignalRule(key, "ns", condition="necessary") for key in ("model", "labels"))
+    jobs = Jobs(store, query, ruled(ready, model, labels, TaskRule("plain", "failed", "STOP"), upstream=()), PLAIN)
+    jobs.send("ready", {"n": 1})
+    jobs.send("model", 1, namespace="ns")
+    answer = why(jobs)
+    assert answer.reason == "waits_for_signal"
+    assert answer.headline == (
+        "it is started by a signal, and none has met its rules: 'ready', n at_least 3; or 'labels' of 'ns'"
+    )
+    assert [text for name, text in answer.facts if name == "rule"] == [
+        "START: 'ready', n at_least 3; held against 1 of 1 versions",
+        "START, necessary: 'model' of 'ns'; held against 1 of 1 versions; met by version 1, which has not acted",
+        "START, necessary: 'labels' of 'ns'; held against 0 of 0 versions",
+        "STOP: the end of plain as failed",
+    ]
+    assert store.signals.end_run(DagRunId(jobs.tasks.run))
+    assert why(jobs).reason == "run_ending"
+
+
+def test_why_tells_of_a_start_that_is_remembered_and_of_one_by_hand(jobs: Jobs) -> None:
+    jobs.send("go")
+    jobs.dispatch()
+    jobs.send("go")
+    jobs.store.signals.ask(jobs.id(), "RESTART")
+    facts = [text for name, text in why(jobs).facts if name == "rule"]
+    assert facts[:2] == [
+        "RESTART: a user asks for it; met by version 1, which has not acted",
+        "START: 'go'; held against 2 of 2 versions; met by version 2, which has not acted",
+    ]
+
+
+def test_why_of_a_task_that_waits_for_what_is_upstream_as_well(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, PLAIN, ruled(SignalRule("model", condition="necessary"), upstream=("plain",)))
+    jobs.send("model")
+    assert why(jobs).reason == "upstream"
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    assert why(jobs).reason == "dag_paused"

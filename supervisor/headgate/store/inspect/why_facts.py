@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
-from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.rules import TaskRule, rule_name
+from headgate.scheduling import signal_rules
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
     Pool,
+    RuleFacts,
     RunState,
     SignalFacts,
     StoredEvent,
@@ -36,7 +39,7 @@ from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
 from headgate.store.inspect.runs import TaskRef
 from headgate.store.inspect.strikes import count_passed_over, strikes_of
-from headgate.store.signals import waits
+from headgate.store.signals import subscriptions, waits
 from headgate.store.tables import (
     asset_watcher,
     dag,
@@ -276,7 +279,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         select(
             task_instance,
             *(dag.c.id.label("dag_id"), dag.c.spec, dag.c.is_paused, dag.c.max_active_runs, dag.c.removed_at),
-            *(import_error.c.error.label("import_error"), RUN_STATE.label("run_state")),
+            *(import_error.c.error.label("import_error"), RUN_STATE.label("run_state"), dag_run.c.is_ending),
         )
         .select_from(task_instance.join(dag_run).join(dag).outerjoin(import_error, import_error.c.file == dag.c.file))
         .where(_C.id == task.id)
@@ -335,7 +338,40 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         map=of_map,
         map_state=of_run.own.get(task.task_id),
         seen={shown: seen[name] for name, shown in upstream.items() if name in seen},
+        rules=_rules(tx, task.id, spec),
+        is_ending=bool(row.is_ending),
     )
+
+
+def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None) -> tuple[RuleFacts, ...]:
+    """Return the rules of a task about signals, and what users have asked for that has not acted."""
+    named = {} if spec is None or spec.signals is None else {rule_name(rule): rule for rule in spec.signals.rules}
+    rows = tx.connection.execute(
+        select(signal_wait, signal_key.c.last_version)
+        .select_from(signal_wait.outerjoin(signal_key, waits.SAME_KEY))
+        .where(signal_wait.c.task_instance_id == instance)
+        .order_by(signal_wait.c.id)
+    ).all()
+    found = {row.rule: row for row in rows}
+    told = [
+        RuleFacts("a user asks for it", subscriptions.BY_HAND[name], met_version=row.met_version)
+        for name, row in found.items()
+        if name in subscriptions.BY_HAND and row.met_version is not None
+    ]
+    for name, rule in named.items():
+        row = found.get(name)
+        last = None if isinstance(rule, TaskRule) or row is None else row.last_version or 0
+        told.append(
+            RuleFacts(
+                signal_rules.rule_text(rule),
+                rule.action,
+                is_necessary=rule.condition == "necessary",
+                met_version=None if row is None else row.met_version,
+                seen_version=0 if row is None else row.seen_version,
+                last_version=last,
+            )
+        )
+    return tuple(told)
 
 
 def _task_stream(tx: Tx, instance: TaskInstanceId) -> TaskStreamFacts | None:

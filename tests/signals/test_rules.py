@@ -1,0 +1,130 @@
+"""`On` and its predicates as authors write them, what their task's spec says, and what `run_task` makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.protocol.errors import DagMalformed
+from headgate.protocol.messages.dags import check_dag
+from headgate.protocol.messages.rules import Predicate, Rules, SignalRule, TaskRule
+from headgate.signals import (
+    NECESSARY,
+    RESTART,
+    STOP,
+    On,
+    Signal,
+    SignalAction,
+    SignalOperator,
+    TaskEnded,
+    above,
+    at_least,
+    equal,
+    field,
+    one_of,
+    starts_with,
+)
+from headgate.tasks import DAG, BaseOperator, BashOperator, Context, task
+from headgate.testing import run_task
+
+
+class Job(BaseOperator):
+    def execute(self, context: Context) -> Any:
+        return [(one.key, one.value, one.version) for one in context["signals"]]
+
+
+def test_rules_are_data_in_the_spec_of_their_task() -> None:
+    job = Job(
+        task_id="job",
+        signals=[
+            On("samples", at_least(10_000)),
+            On("schema", action=RESTART, namespace="ns", since="latest"),
+            On("drift", field("model.mean", above(0.2)), STOP),
+            On("labels", one_of("a", "b"), condition=NECESSARY),
+            On(TaskEnded("ingest", "failed"), action=STOP),
+            On(TaskEnded("ingest")),
+        ],
+        overlap="each",
+        stopped_as="success",
+    )
+    job.set_signal(Signal("recheck", "yes"))
+    job.set_signal(On("name", starts_with("ord")))
+    spec = job.to_spec()
+    assert spec.signals == Rules(
+        (
+            SignalRule("samples", predicate=Predicate("at_least", b"10000")),
+            SignalRule("schema", "ns", action="RESTART", since="latest"),
+            SignalRule("drift", predicate=Predicate("above", b"0.2", ("model", "mean")), action="STOP"),
+            SignalRule("labels", predicate=Predicate("one_of", b'["a","b"]'), condition="necessary"),
+            TaskRule("ingest", "failed", "STOP"),
+            TaskRule("ingest"),
+            SignalRule("recheck", predicate=Predicate("equal", b'"yes"')),
+            SignalRule("name", predicate=Predicate("starts_with", b'"ord"')),
+        ),
+        "each",
+        "success",
+    )
+    assert [signal.key for signal in job.signals()][-2:] == ["recheck", "name"]
+    assert Job(task_id="plain").to_spec().signals is None
+
+
+def test_every_operator_is_a_signal_operator_and_functions_take_rules() -> None:
+    assert issubclass(BashOperator, SignalOperator)
+    with DAG("d", default_args={"overlap": "ignore"}) as dag:
+        BashOperator(task_id="shell", bash_command="true", signals=[On("go")])
+
+        @task(signals=[On("go"), On(TaskEnded("shell"), action=STOP)])
+        def work() -> None: ...
+
+        work()
+    check_dag(dag.to_spec())
+    specs = {spec.task_id: spec.signals for spec in dag.to_spec().tasks}
+    assert specs["shell"] == Rules((SignalRule("go"),), "ignore")
+    assert specs["work"] == Rules((SignalRule("go"), TaskRule("shell", action="STOP")), "ignore")
+
+
+def test_actions_are_those_of_the_proposal() -> None:
+    assert [action.value for action in SignalAction] == ["NONE", "START", "RESTART", "STOP"]
+    assert On("k", action=SignalAction("RESTART")).to_rule() == SignalRule("k", action="RESTART")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"signals": "go"}, "signals must be list or tuple, not 'go'"),
+        ({"signals": ["go"]}, r"signals: a rule about a signal is made by On\(key, ...\), not 'go'"),
+        ({"signals": [On(7)]}, "signals: the key of a signal must be a str, not 7"),  # type: ignore[arg-type]
+        ({"signals": [On("")]}, "the key of a signal '' must have 1..512 characters"),
+        ({"signals": [On("k", 3)]}, r"the predicate must be made by a function as equal\(\), not 3"),  # type: ignore[arg-type]
+        ({"signals": [On("k", action="BEGIN")]}, "'BEGIN' is not a valid SignalAction"),  # type: ignore[arg-type]
+        ({"signals": [On("k", condition="both")]}, "'both' is not a valid SignalCondition"),  # type: ignore[arg-type]
+        ({"signals": [On("k", since="ever")]}, "since must be 'run' or 'latest', not 'ever'"),  # type: ignore[arg-type]
+        ({"signals": [On("k", namespace="")]}, "the namespace"),
+        ({"signals": [On(TaskEnded("t", "running"))]}, "'running' is not a state in which a task ends"),  # type: ignore[arg-type]
+        ({"signals": [On(TaskEnded("t"), equal(1))]}, "a rule about the end of a task has no predicate"),
+        ({"signals": [On("k", action=STOP, condition=NECESSARY)]}, "its action is STOP"),
+        ({"signals": [On("k")], "overlap": "all"}, "overlap must be one of latest, each, ignore, not 'all'"),
+        ({"signals": [On("k")], "stopped_as": "done"}, "stopped_as must be one of skipped, success, failed"),
+    ],
+)
+def test_what_is_no_rule_is_refused_when_the_file_is_parsed(options: Any, problem: str) -> None:
+    with pytest.raises(DagMalformed, match=problem):
+        Job(task_id="job", **options)
+
+
+def test_a_value_that_cannot_be_encoded_is_refused_at_its_line() -> None:
+    with pytest.raises(Exception, match="equal"):
+        equal(object())
+
+
+def test_a_mapped_task_has_no_rules() -> None:
+    with pytest.raises(DagMalformed, match="is mapped, and cannot have rules about signals"), DAG("d"):
+        BashOperator.partial(task_id="each", signals=[On("go")]).expand(bash_command=["true", "false"])
+
+
+def test_a_test_says_with_which_signals_a_task_starts() -> None:
+    job = Job(task_id="job", signals=[On("rate", at_least(3)), On("other")])
+    result = run_task(job, signals={"rate": [1, 5, 2], "unrelated": [9]})
+    assert result.value == [("rate", 5, 2)]
+    assert run_task(Job(task_id="plain"), signals={"rate": [1]}).value == []
