@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from headgate.signals import SignalVersion
 from headgate.tasks import DAG
@@ -51,5 +52,5 @@ def test_the_sensor_of_the_document_waits_for_what_the_task_sends(tmp_path: Path
 def test_the_rules_of_the_document_start_its_tasks(tmp_path: Path) -> None:
     tasks = dags_of(tmp_path)["follow"].tasks
     assert run_task(tasks["train"], signals={"samples": [7, 20_000, 8]}).value == ([20_000], [])
-    sent = {"model": [{"drift": 0.1}, {"drift": 0.3}], "labels": ["a"]}
+    sent: dict[str, list[Any]] = {"model": [{"drift": 0.1}, {"drift": 0.3}], "labels": ["a"]}
     assert run_task(tasks["check"], signals=sent).value == {"model": 2, "labels": 1}

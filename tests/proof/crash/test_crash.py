@@ -71,8 +71,8 @@ OF_MAPS: dict[str, Cells] = {
     ],
 }
 OF_SIGNALS: dict[str, Cells] = {
-    "sqlite": [("signals.sent_committed", "kill workers"), ("signals.considered", "kill supervisor")],
-    "postgresql": [("signals.sent_written", "drop connection"), ("signals.sent_committed", "kill all")],
+    "sqlite": [("signals.sent_committed", "kill workers"), ("signals.action_written", "kill supervisor")],
+    "postgresql": [("signals.action_written", "drop connection"), ("signals.sent_committed", "kill all")],
 }
 OF_HARM: dict[str, Cells] = {
     "sqlite": [
@@ -246,6 +246,7 @@ def test_every_signal_has_one_version_and_every_wait_its_first_whatever_dies_at_
         (SignalWorkload, "signals.sent_committed", "sent_before_the_outcome", "sent without its outcome"),
         (SignalWorkload, "signals.sent_committed", "dedup_of_each_send", "version missing"),
         (SignalWorkload, "signals.considered", "signals_from_before_the_run", "considered before its time"),
+        (SignalWorkload, "signals.action_written", "start_forgotten_while_it_is_under_way", "start lost"),
     ],
 )
 def test_a_bug_in_streams_of_tasks_in_mapped_tasks_and_in_signals_is_found(

@@ -1,4 +1,4 @@
-"""The checker of signals: each that was sent has its one version, and each wait ended with the first that fits.
+"""The checker of signals: each that was sent has its one version, ends a wait that it fits, and starts what it should.
 
 Senders say what was acknowledged to them (`Acknowledged`), and steps what they are about to send with their outcome
 (`Sends`); the log of the keys is read (`Stored`), and the waits of sensors (`Waited`) are held against it. A history of
@@ -12,6 +12,9 @@ any look is at rest. The checker knows nothing of the code under test. The findi
 - ``not considered``: a wait is open, or has ended with a later version, though one fits that was sent since its run
 - ``considered before its time``: a wait has ended with a version from before its run, or with one that does not fit
 - ``considered twice``: a wait has ended more than once
+- ``start lost``: a task that each signal of its run should start was not started by one that was sent before its end
+- ``acted twice``: one signal has started it twice, and both steps have ended
+- ``started without cause``: it was started by a version that was not sent for its run
 
 ::
 
@@ -21,6 +24,7 @@ any look is at rest. The checker knows nothing of the code under test. The findi
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final, Literal, get_args
@@ -40,12 +44,16 @@ OwnKind = Literal[
     "not considered",
     "considered before its time",
     "considered twice",
+    "start lost",
+    "acted twice",
+    "started without cause",
 ]
 Kind = OwnKind | task_history.Kind
 KINDS: tuple[Kind, ...] = (*get_args(OwnKind), *task_history.KINDS)
 VERSION: Final = "version"  # the XCom of a sensor
 # What tasks of the crash tests send at once, for their own run alone, and with their outcomes.
 NOW, OWN, OUTCOME = "now", "own", "outcome"
+ORDERS, OBEYED = "orders", "obeyed"  # what starts a task, and what that tells with its outcome
 # The sensors there, each with its key and the value that it waits for; None is any.
 WAITS: Final[dict[str, tuple[str, int | str | None]]] = {
     "hears": (NOW, 3),
@@ -106,7 +114,19 @@ class Waited(_Record, frozen=True, tag="signal_wait"):
     run: str = ""
 
 
-Record = task_records.Record | Acknowledged | Sends | Stored | Waited
+class Obeys(_Record, frozen=True, tag="obeys"):
+    """A task that each signal under ``key``, for its ``run`` alone, is to start.
+
+    With the outcome of each start it sends a signal under ``told``: its run, a slash, and the version that started it.
+    """
+
+    task: str
+    key: str
+    told: str
+    run: str
+
+
+Record = task_records.Record | Acknowledged | Sends | Stored | Waited | Obeys
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
@@ -150,6 +170,7 @@ class Checker(findings.Checker[Record]):
         self._sends: list[Sends] = []
         self._stored: dict[str, list[Stored]] = {}
         self._waits: dict[str, Waited] = {}
+        self._obeying: dict[str, Obeys] = {}
         self._ended_with: dict[str, dict[int, None]] = {}  # by the task of a wait
         self._task_of: dict[str, str] = {}  # by execution
         self._rows: dict[str, Row] = {}
@@ -168,6 +189,10 @@ class Checker(findings.Checker[Record]):
             case Waited():
                 self._waits[record.task] = record
                 self._ended_with[record.task] = dict.fromkeys(record.ended_with)
+            case Obeys():
+                self._obeying[record.task] = record
+            case Row() if record.task in self._obeying:
+                pass  # it begins anew with each start, which no other task does
             case Row() if record.task in self._waits:
                 if (version := record.xcoms.get(VERSION)) is not None:
                     self._ended_with[record.task][version] = None
@@ -214,6 +239,9 @@ class Checker(findings.Checker[Record]):
         yield from self._of_outcomes()
         for wait in self._waits.values():
             yield from of_wait(wait, tuple(self._ended_with[wait.task]), self._stored.get(wait.key, []))
+        for obeys in self._obeying.values():
+            sent = {row.version for row in self._stored.get(obeys.key, []) if row.run == obeys.run}
+            yield from _of_starts(obeys, sent, self._stored.get(obeys.told, []))
 
     def _of_senders(self) -> Iterator[Finding[Kind]]:
         versions = {(row.key, row.dedup): row.version for rows in self._stored.values() for row in rows}
@@ -243,6 +271,18 @@ def _of_key(key: str, rows: list[Stored]) -> Iterator[Finding[Kind]]:
         yield Finding("version twice", key, "two signals have the same version")
     if len({row.dedup for row in rows}) < len(rows):
         yield Finding("version twice", key, "one signal has two versions")
+
+
+def _of_starts(obeys: Obeys, sent: set[int], rows: list[Stored]) -> Iterator[Finding[Kind]]:
+    told = [str(row.value).rpartition("/") for row in rows]
+    starts = Counter(int(version) for run, _, version in told if run == obeys.run)
+    for version in sorted(sent - starts.keys()):
+        yield Finding("start lost", obeys.task, f"version {version} was sent, and has not started it")
+    for version, count in sorted(starts.items()):
+        if version not in sent:
+            yield Finding("started without cause", obeys.task, f"version {version} was not sent for its run")
+        elif count > 1:
+            yield Finding("acted twice", obeys.task, f"version {version} has started it {count} times")
 
 
 def fitting(wait: Waited, rows: Iterable[Stored]) -> list[int]:

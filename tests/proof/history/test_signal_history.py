@@ -11,6 +11,7 @@ import pytest
 from tests.proof.history.signal_history import (
     VERSION,
     Acknowledged,
+    Obeys,
     OwnKind,
     Record,
     Sends,
@@ -38,6 +39,19 @@ def ended_by(*versions: int) -> list[Record]:
     return [Row("s", "success", 0, {VERSION: version}) for version in versions]
 
 
+OBEYS = Obeys("t", "k", "done", run="d/r1")
+ORDERED: list[Record] = [
+    *(Stored("k", 1, "a", 0, "d/r1"), Stored("k", 2, "b", 0, "d/r2"), Stored("k", 3, "c", 1, "d/r1")),
+    *(OBEYS, Row("t", "skipped", 0), Row("t", "success", 3)),
+]
+FIRST, SECOND, OTHERS = (
+    Stored("done", 1, "x", "d/r1/1"),
+    Stored("done", 2, "y", "d/r1/3"),
+    Stored("done", 3, "z", "d/r1/2"),
+)
+AGAIN = Stored("done", 3, "z", "d/r1/3")
+
+
 GOOD: dict[str, list[Record]] = {
     "nothing": [],
     "a log, and what was acknowledged": [*LOG, *TOLD, *TOLD],
@@ -52,9 +66,14 @@ GOOD: dict[str, list[Record]] = {
     "a sensor as its rows say": [*LOG, Waited("s", "k", 8, 0), Row("s", "deferred", 0), *ended_by(2, 2)],
     "what goes with the outcome of the try that ends well": [OF_OUTCOME, *SENDER, AT_REST],
     "on the way": [Made("t"), Waited("s", "k", 7, 0), LOG[0], *TOLD, Looked()],
+    "a task that each signal of its run has started": [*ORDERED, FIRST, SECOND],
+    "a task that signals are to start, on the way": [Made("u"), *ORDERED, FIRST, Looked()],
     "a wait for what was not sent": [*LOG, Waited("t", "k", 9, 0), Waited("u", "k", 7, 1), Waited("v", "j", 7, 0)],
 }
 BAD: dict[str, tuple[OwnKind, list[Record]]] = {
+    "a signal that has not started its task": ("start lost", [*ORDERED, FIRST]),
+    "a signal that has started its task twice": ("acted twice", [*ORDERED, FIRST, SECOND, AGAIN]),
+    "a signal of another run that has started it": ("started without cause", [*ORDERED, FIRST, SECOND, OTHERS]),
     "a gap": ("version missing", [LOG[0], LOG[2]]),
     "a gap that is closed later": ("version missing", [LOG[0], LOG[2], LOG[1]]),
     "an outcome without its signal": ("version missing", [*SENDER, AT_REST]),

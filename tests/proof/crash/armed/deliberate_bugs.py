@@ -17,7 +17,7 @@ from headgate.protocol.messages.steps import Appended
 from headgate.protocol.messages.task_streams import Handled
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.trigger_run import TriggerRun
-from headgate.scheduling import planning
+from headgate.scheduling import planning, signal_rules
 from headgate.signals import outgoing
 from headgate.store.scheduling import expansion
 from headgate.store.signals import waits
@@ -158,6 +158,17 @@ def signals_from_before_the_run() -> None:
     waits.begin = begin
 
 
+def start_forgotten_while_it_is_under_way() -> None:
+    """A signal does not start a task that is under way, and is not remembered."""
+    original = signal_rules.act
+
+    def act(*args: Any, **options: Any) -> Any:
+        found = original(*args, **options)
+        return "drop" if found == "wait" else found
+
+    signal_rules.act = act
+
+
 BUGS: dict[str, Callable[[], None]] = {
     bug.__name__: bug
     for bug in (
@@ -174,5 +185,6 @@ BUGS: dict[str, Callable[[], None]] = {
         sent_before_the_outcome,
         dedup_of_each_send,
         signals_from_before_the_run,
+        start_forgotten_while_it_is_under_way,
     )
 }

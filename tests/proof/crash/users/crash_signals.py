@@ -5,16 +5,19 @@ They keep the journal of `crash_tasks`, and add what they send: `tests.proof.his
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from tests.proof.crash.users.crash_tasks import RETRIES, begin, note, now
-from tests.proof.history.signal_history import NOW, OUTCOME, OWN, WAITS, Acknowledged, Sends
+from tests.proof.history.signal_history import NOW, OBEYED, ORDERS, OUTCOME, OWN, WAITS, Acknowledged, Sends
 from tests.proof.history.task_records import Ended
 
-from headgate.signals import Signal, SignalService
+from headgate.signals import On, Signal, SignalService, SignalVersion
 from headgate.tasks import DAG, SignalSensor, task
 from headgate.tasks.options import TaskOptions
+
+ORDERS_SENT = 3
 
 
 @task
@@ -45,13 +48,32 @@ def tells(journal: str, fails_first: bool, **context: Any) -> None:
 
 
 @task
+def orders(journal: str, **context: Any) -> None:
+    """Send what starts `obeys`, which has to start for each."""
+    execution = begin(journal, context)
+    run = f"{context['dag_id']}/{context['run_id']}"
+    for number in range(ORDERS_SENT):
+        sent = SignalService().send_signal(ORDERS, number, dedup=f"{run}/{number}", of_run=True)
+        assert sent is not None
+        note(journal, Acknowledged(sent.key, sent.dedup or "", sent.version))
+    note(journal, Ended(execution, "success", at=now()))
+
+
+@task(signals=[On(ORDERS)], overlap="each")
+def obeys(dag_id: str, run_id: str, signals: Sequence[SignalVersion]) -> None:
+    """Tell which signals have started it: that is stored with the outcome, so once for each start that ended."""
+    for signal in signals:
+        SignalService().send_signal(OBEYED, f"{dag_id}/{run_id}/{signal.version}", with_outcome=True)
+
+
+@task
 def after(journal: str, **context: Any) -> None:
     """Run when a sensor has ended."""
     note(journal, Ended(begin(journal, context), "success", at=now()))
 
 
 def signal_dag(name: str, journal: str) -> DAG:
-    """Return a DAG that sends at once and with outcomes, and waits for that, before it is sent and afterwards."""
+    """Return a DAG that sends at once and with outcomes, waits for that, and has a task that signals start."""
     options: TaskOptions = {"retries": RETRIES, "retry_delay": timedelta(0)}
     with DAG(name, default_args=options, max_active_runs=100) as dag:
         sensors = {}
@@ -67,4 +89,6 @@ def signal_dag(name: str, journal: str) -> DAG:
         tells.override(task_id="tells_again")(journal, fails_first=True)
         [first, second] >> sensors["hears_late"]
         sensors["hears_any"] >> after(journal)
+        orders(journal)
+        obeys()
     return dag

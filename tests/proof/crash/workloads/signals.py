@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.proof.crash.workloads.tasks import FAULTS_OF_WORKERS, KILLS_OF_WORKERS, DagTruth, TaskTruth, TaskWorkload
-from tests.proof.history.signal_history import WAITS, Checker, Report, Stored, Waited, decode_lines
+from tests.proof.history.signal_history import (
+    OBEYED,
+    ORDERS,
+    WAITS,
+    Checker,
+    Obeys,
+    Report,
+    Stored,
+    Waited,
+    decode_lines,
+)
 
 from headgate.protocol.marks import BELL_MARKS, SIGNAL_MARKS, TASK_MARKS, Mark
 from headgate.testing.crash.journal import JournalReader
@@ -19,7 +29,8 @@ OF_TASKS = (
     *("worker.step_done", "worker.outcome_sent", "outcomes.grouped", "tasks.outcome_stored"),
     *("plan.in_trigger", "resume.by_end"),
 )
-SENDING = ("sends", "sends_more", "tells", "tells_again", "after")
+SENDING = ("sends", "sends_more", "tells", "tells_again", "after", "orders")
+OBEYS = "obeys"
 DAG_FILE = """\
 from crash_signals import signal_dag
 
@@ -50,6 +61,7 @@ class SignalTruth(TaskTruth[Report]):
         """See `DagTruth`. What was sent by now may have been sent before the run, or after it."""
         names = {task.rpartition("/")[2]: task for task in tasks}
         super().made((names[task] for task in SENDING), at)
+        self._record([Obeys(names[OBEYS], ORDERS, OBEYED, run=names[OBEYS].rpartition("/")[0])])
         newest = dict(self._reader.ask(_NEWEST))
         for task, (key, value) in WAITS.items():
             since, until = self._before.get(key, 0), newest.get(key, 0)
@@ -81,7 +93,7 @@ class SignalWorkload(TaskWorkload):
     marks: ClassVar[Mapping[str, Mark]] = SIGNAL_MARKS | BELL_MARKS | {name: TASK_MARKS[name] for name in OF_TASKS}
     faults = FAULTS_OF_WORKERS
     kill_weights = KILLS_OF_WORKERS
-    tasks: ClassVar[tuple[str, ...]] = (*SENDING, *WAITS)
+    tasks: ClassVar[tuple[str, ...]] = (*SENDING, *WAITS, OBEYS)
     dag_file: ClassVar[str] = DAG_FILE
     held_back_max = 3
     truth: SignalTruth
