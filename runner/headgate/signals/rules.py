@@ -22,7 +22,7 @@ from headgate.protocol.messages.rules import (
 from headgate.protocol.messages.rules import Comparison as _Comparison
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, Since
 from headgate.protocol.values import encode_value
-from headgate.signals.service import Signal
+from headgate.signals.base import Signal
 
 
 class SignalAction(enum.StrEnum):

@@ -11,6 +11,7 @@ from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.signals.directed import DIRECTED
 
 from headgate.protocol import marks
+from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.messages.signals import SentSignal
 from headgate.store import signal_verbs
 from headgate.store.db.bulk import find, insert_new
@@ -216,7 +217,7 @@ class _Of:
 
 def _page_from(after: Any) -> Prepared:
     return Prepared(
-        select(signal.c.version, signal.c.value, signal.c.dag_run_id)
+        select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at)
         .select_from(signal.join(signal_key))
         .where(
             signal_key.c.namespace == bindparam("namespace"),
@@ -241,16 +242,20 @@ def _ended_in_another_transaction() -> Sequence[Patch]:
         with self.database.leased(epoch) as tx:
             found = waits.to_look_at(tx, limit)
             if not found:
-                return Considered(0, waits.unmark_keys(tx, limit))
+                return Considered(has_more=waits.unmark_keys(tx, limit))
             looks = considering._Looks(tx)
-            ended = {wait: met for wait in found if (met := looks.look(wait)) is not None}
+            events: list[FiredEvent] = []
+            ended = []
+            for wait in found:
+                if wait.trigger_id is not None and (met := looks.look(wait, wait.trigger_id)) is not None:
+                    ended.append(wait)
+                    events.append(considering._event(wait.trigger_id, met))
             for wait in ended:
                 waits.end(tx, wait)
         marks.reach("signals.considered")
-        events = [considering._event(wait, met) for wait, met in ended.items()]
         with self.database.leased(epoch) as tx:
             event_log.insert_events(tx, events)
-            deferral.take_events(tx, events, {wait.trigger_id for wait in ended})
+            deferral.take_events(tx, events, {event.trigger_id for event in events})
         return Considered(len(ended), has_more=True)
 
     return [(SignalDutyVerbs, "_consider", consider)]
@@ -266,7 +271,7 @@ def _considered_by_every_run() -> Sequence[Patch]:
 
 
 def _values_are_compared_as_text() -> Sequence[Patch]:
-    return [(considering, "_is_equal", lambda value, wanted_bytes, wanted: value == wanted_bytes)]
+    return [(considering, "is_met", lambda predicate, value: predicate is None or value == predicate.operand)]
 
 
 def _latest_is_the_newest_of_all() -> Sequence[Patch]:
@@ -281,8 +286,8 @@ def _latest_is_the_newest_of_all() -> Sequence[Patch]:
 def _a_page_is_all() -> Sequence[Patch]:
     original = waits.move
 
-    def move(tx: Tx, wait: Any, version: int) -> None:
-        original(tx, wait, wait.last_version if version < wait.last_version else version)
+    def move(tx: Tx, wait: Any, version: int, **options: Any) -> None:
+        original(tx, wait, wait.last_version if version < wait.last_version else version, **options)
 
     return [(waits, "move", move)]
 
