@@ -20,7 +20,14 @@ from headgate.store.store import Store
 DOCS = Path(__file__).parents[2] / "docs"
 FILES = {
     "consuming.md": {"read.py", "follow.py", "bill.py"},
-    "signals.md": {"notify.py", "notify_far.py", "dags/train.py", "dags/evaluate.py", "dags/labels.py", "dags/follow.py"},
+    "signals.md": {
+        "notify.py",
+        "notify_far.py",
+        "dags/train.py",
+        "dags/evaluate.py",
+        "dags/labels.py",
+        "dags/follow.py",
+    },
 }
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 WITHIN_S = 60.0
