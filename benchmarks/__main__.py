@@ -28,6 +28,7 @@ NAMES = (
     "push",
     "pair",
     "filelog",
+    "redis",
     "latency",
     "start",
     "memory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.__main__ import NAMES
+from benchmarks.bench_redis import redis_answers
 from benchmarks.databases import postgresql_answers
 from benchmarks.harness import Document, Options, measure, options_of, parser, rendered
 
@@ -30,6 +32,8 @@ def tiny(kind: str) -> Options:
 def test_a_benchmark_runs_and_every_figure_has_its_baseline(name: str, kind: str) -> None:
     if kind == "postgresql" and (name not in ON_BOTH or not postgresql_answers()):
         pytest.skip("shown on SQLite" if name not in ON_BOTH else "no PostgreSQL server answers")
+    if name == "redis" and not redis_answers() and "CI" not in os.environ:
+        pytest.skip("no Redis server answers")
     bench = importlib.import_module(f"benchmarks.bench_{name}").BENCH
     document = measure(bench, tiny(kind))
     assert document.bench == name
