@@ -15,6 +15,7 @@ from tests.supervisor.tasks_harness import clear
 from headgate.client import open_client
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER
 from headgate.protocol.values import decode_value
+from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 
 DAGS = """
@@ -174,3 +175,34 @@ def test_a_task_that_listens_is_ended_as_any_other(start_station: StartStation) 
     assert run.wait_logged("cleared", "on_kill of cleared")["try_number"] == 1
     assert run.logged("late", "on_kill of late") == []
     assert run.wait_logged("late", "the worker was lost")["error"] == EXECUTION_TIMEOUT_OVER
+
+
+PERIODIC = """
+from datetime import timedelta
+
+from headgate.signals import STOP, On
+from headgate.tasks import DAG, task
+
+with DAG("periodic"):
+    @task(every=timedelta(seconds=1), signals=[On("enough", action=STOP)], stopped_as="success")
+    def look(signals, previous_signals):
+        since = (signals[0].value - previous_signals[0].value).total_seconds() if previous_signals else None
+        print("first" if since is None else f"at a whole second: {since > 0 and since % 1 == 0}")
+
+    look()
+"""
+
+
+def test_a_task_starts_again_and_again_until_its_run_is_ended(start_station: StartStation) -> None:
+    # Its starts are due by the clock: no poll and no bell comes before the next one.
+    station = start_station(poll_interval_s="3600", lease_silence_max_s="7200")
+    station.write("periodic.py", PERIODIC)
+    run = station.run("periodic")
+    tries = "SELECT try_number FROM task_instance WHERE task_id = 'look'"
+    wait_until(lambda: station.query(tries)[0]["try_number"] >= 3, "the third start")
+    station.store.signals.send([NewSignal("enough", b"null", "once", "a test")])
+    station.store.signals.end_run(run.id)
+    wait_until(lambda: station.store.inspect.run("periodic", run.run_id).line.state == "success", "the end of the run")
+    assert len(run.logged("look", "first")) == 1
+    assert len(run.logged("look", "at a whole second: True")) >= 1
+    assert run.logged("look", "at a whole second: False") == []

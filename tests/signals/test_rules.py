@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import check_dag
-from headgate.protocol.messages.rules import Predicate, Rules, SignalRule, TaskRule
+from headgate.protocol.messages.rules import ClockRule, Predicate, Rules, SignalRule, TaskRule
 from headgate.signals import (
     NECESSARY,
     RESTART,
     STOP,
+    Every,
     On,
     Signal,
     SignalAction,
@@ -84,6 +86,14 @@ def test_every_operator_is_a_signal_operator_and_functions_take_rules() -> None:
     assert specs["work"] == Rules((SignalRule("go"), TaskRule("shell", action="STOP")), "ignore")
 
 
+def test_a_periodic_task_has_a_rule_about_the_time() -> None:
+    five = timedelta(minutes=5)
+    job = Job(task_id="job", every=five, signals=[On(Every(2 * five), action=RESTART)])
+    spec = job.to_spec()
+    assert spec.signals == Rules((ClockRule(600.0, "RESTART"), ClockRule(300.0)))
+    assert spec.signals.starts
+
+
 def test_actions_are_those_of_the_proposal() -> None:
     assert [action.value for action in SignalAction] == ["NONE", "START", "RESTART", "STOP"]
     assert On("k", action=SignalAction("RESTART")).to_rule() == SignalRule("k", action="RESTART")
@@ -102,7 +112,11 @@ def test_actions_are_those_of_the_proposal() -> None:
         ({"signals": [On("k", since="ever")]}, "since must be 'run' or 'latest', not 'ever'"),  # type: ignore[arg-type]
         ({"signals": [On("k", namespace="")]}, "the namespace"),
         ({"signals": [On(TaskEnded("t", "running"))]}, "'running' is not a state in which a task ends"),  # type: ignore[arg-type]
-        ({"signals": [On(TaskEnded("t"), equal(1))]}, "a rule about the end of a task has no predicate"),
+        ({"signals": [On(TaskEnded("t"), equal(1))]}, r"TaskEnded\(...\) has no predicate"),
+        ({"signals": [On(Every(timedelta(minutes=1)), namespace="n")]}, r"Every\(...\) has no predicate, no namespace"),
+        ({"signals": [On(Every(5))]}, "the interval of Every must be a timedelta, not 5"),  # type: ignore[arg-type]
+        ({"every": 5}, "every must be timedelta or None, not 5"),
+        ({"every": timedelta(0)}, "every must be 1 s to"),
         ({"signals": [On("k", action=STOP, condition=NECESSARY)]}, "its action is STOP"),
         ({"signals": [On("k")], "overlap": "all"}, "overlap must be one of latest, each, ignore, not 'all'"),
         ({"signals": [On("k")], "stopped_as": "done"}, "stopped_as must be one of skipped, success, failed"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from headgate.protocol.messages.rules import (
     Action,
+    ClockRule,
     Condition,
     EndState,
     Overlap,
@@ -62,14 +64,22 @@ class TaskEnded:
 
 
 @dataclass(frozen=True)
+class Every:
+    """The time, in place of a key: when the run begins, and then whenever ``interval`` has passed again."""
+
+    interval: timedelta
+
+
+@dataclass(frozen=True)
 class On:
     """A rule: what a signal under ``key`` does to the task that has the rule, if its value meets the ``predicate``.
 
     Signals count that were sent since the run was created; with ``since="latest"`` the newest one before that counts as
-    well. In place of a key there may be the end of another task, `TaskEnded`; that has no predicate.
+    well. In place of a key there may be the end of another task, `TaskEnded`, or the time, `Every`; these have no
+    predicate.
     """
 
-    key: str | TaskEnded
+    key: str | TaskEnded | Every
     predicate: Predicate | None = None
     action: SignalAction = START
     condition: SignalCondition = SUFFICIENT
@@ -80,9 +90,14 @@ class On:
         """Return the rule as the supervisor gets it. Raises TypeError and ValueError, which say what is wrong."""
         action: Action = SignalAction(self.action).value
         condition: Condition = SignalCondition(self.condition).value
-        if isinstance(self.key, TaskEnded):
+        if isinstance(self.key, TaskEnded | Every):
             if (self.predicate, self.namespace, self.since) != (None, DEFAULT_NAMESPACE, "run"):
-                raise ValueError("a rule about the end of a task has no predicate, no namespace, and no since")
+                raise ValueError(f"{type(self.key).__name__}(...) has no predicate, no namespace, and no since")
+        if isinstance(self.key, Every):
+            if not isinstance(self.key.interval, timedelta):
+                raise TypeError(f"the interval of Every must be a timedelta, not {self.key.interval!r:.100}")
+            return ClockRule(self.key.interval.total_seconds(), action, condition)
+        if isinstance(self.key, TaskEnded):
             if self.key.state not in (None, "success", "failed", "skipped", "upstream_failed"):
                 raise ValueError(f"{self.key.state!r:.100} is not a state in which a task ends")
             return TaskRule(_text(self.key.task_id, "task_id"), self.key.state, action, condition)

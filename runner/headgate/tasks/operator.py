@@ -16,7 +16,7 @@ from headgate.protocol.messages.rules import Overlap, StoppedAs
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import encode_value
-from headgate.signals.rules import SignalOperator, rules_of
+from headgate.signals.rules import Every, On, SignalOperator, rules_of
 from headgate.tasks.context import RETURN_VALUE, Context
 from headgate.tasks.errors import (
     END_METHOD,
@@ -124,6 +124,8 @@ class BaseOperator(SignalOperator, Arrows):
         try:
             for signal in given["signals"]:
                 self.set_signal(signal)
+            if given["every"] is not None:
+                self.set_signal(On(Every(given["every"])))
         except (TypeError, ValueError) as error:
             raise self._malformed(f"signals: {error}") from None
         self.start_trigger_args = given.get("start_trigger_args", self.start_trigger_args)

@@ -20,7 +20,7 @@ class TaskOptions(TypedDict, total=False):
     trigger runner, without a worker, with the trigger that ``start_trigger_args`` names. Of a mapped task at most
     ``max_active_tis_per_dagrun`` instances are with workers at once, in one run. ``signals`` are rules by which signals
     start, restart and stop the task; ``overlap`` says what becomes of a start while it is under way, and ``stopped_as``
-    in which state a stop leaves it (docs/signals.md).
+    in which state a stop leaves it (docs/signals.md). With ``every`` it starts with its run, and then again and again.
     """
 
     retries: int
@@ -37,6 +37,7 @@ class TaskOptions(TypedDict, total=False):
     start_trigger_args: StartTriggerArgs | None
     start_from_trigger: bool
     signals: Sequence[On]
+    every: timedelta | None
     overlap: Overlap
     stopped_as: StoppedAs
 
@@ -54,6 +55,7 @@ DEFAULTS: Final = TaskOptions(
     trigger_rule="all_success",
     max_active_tis_per_dagrun=None,
     signals=(),
+    every=None,
     overlap="latest",
     stopped_as="skipped",
 )
@@ -76,6 +78,7 @@ _TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "start_trigger_args": (StartTriggerArgs, _NONE),
     "start_from_trigger": (bool,),
     "signals": (list, tuple),
+    "every": (timedelta, _NONE),
     "overlap": (str,),
     "stopped_as": (str,),
 }

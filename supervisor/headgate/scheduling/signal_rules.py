@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.rules import STARTING, Action, Overlap, Rule, Rules, TaskRule, rule_name
+from headgate.protocol.messages.rules import STARTING, Action, ClockRule, Overlap, Rule, Rules, TaskRule, rule_name
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.states import TERMINAL
 
@@ -112,6 +112,8 @@ _OPERAND_CHARS_SHOWN = 60
 
 def rule_text(rule: Rule) -> str:
     """Return a rule as text: ``'epoch', at_least 2``, or ``the end of ingest as failed``."""
+    if isinstance(rule, ClockRule):
+        return f"every {rule.every_s:g} s"
     if isinstance(rule, TaskRule):
         return f"the end of {rule.task_id}" + ("" if rule.state is None else f" as {rule.state}")
     where = "" if rule.namespace == DEFAULT_NAMESPACE else f" of {rule.namespace!r}"

@@ -7,6 +7,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Double,
     ForeignKey,
     Index,
     LargeBinary,
@@ -89,6 +90,8 @@ signal_wait = Table(
     # It is held against no more versions: until its task has started with the one that it has, or as its run has ended.
     Column("is_held", Boolean, nullable=False, server_default=false()),
     Column("takes_each", Boolean, nullable=False, server_default=false()),  # one version for each start
+    Column("every_s", Double),  # of a rule about the time: seconds between two starts, and when the next one is due
+    Column("due_at", UtcDateTime),
     # The newest version that has met a rule and has done nothing yet; that with which the task was started; and before.
     Column("met_version", BigInteger),
     Column("met_value", LargeBinary),
@@ -107,3 +110,5 @@ _fresh = text("is_fresh")
 Index("ix_signal_wait_fresh", signal_wait.c.id, postgresql_where=_fresh, sqlite_where=_fresh)
 _of_rule = text("rule IS NOT NULL")
 Index("ix_signal_wait_rule", signal_wait.c.dag_run_id, postgresql_where=_of_rule, sqlite_where=_of_rule)
+_due = text("due_at IS NOT NULL")
+Index("ix_signal_wait_due", signal_wait.c.due_at, postgresql_where=_due, sqlite_where=_due)

@@ -11,6 +11,7 @@ from headgate.protocol.messages.dags import DagSpec, TaskSpec, check_dag
 from headgate.protocol.messages.maps import MapSpec, Values
 from headgate.protocol.messages.rules import (
     RULES_MAX,
+    ClockRule,
     Comparison,
     Predicate,
     Rule,
@@ -104,6 +105,9 @@ def test_only_equal_rules_have_the_same_name() -> None:
         ((SignalRule("k", predicate=predicate("one_of", [])),), "one_of needs one value at least"),
         ((SignalRule("k", predicate=Predicate("equal", b"{")),), "the value of equal is not encoded"),
         ((SignalRule("k", predicate=predicate("equal", "x" * SIGNAL_BYTES_MAX)),), "the limit is 49,152"),
+        ((ClockRule(0.5),), "every must be 1 s to"),
+        ((ClockRule(5.0, action="STOP"),), "starts or restarts the task by itself"),
+        ((ClockRule(5.0, condition="necessary"),), "starts or restarts the task by itself"),
         ((SignalRule("k", predicate=predicate("equal", 1, "")),), "a part of its field must have 1..250 characters"),
         ((SignalRule("k", predicate=predicate("equal", 1, *"a" * 21)),), "its field has 21 parts; the limit is 20"),
     ],

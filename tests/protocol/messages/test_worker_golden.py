@@ -40,7 +40,7 @@ from headgate.protocol.messages.queries import (
     TaskStates,
     XComPage,
 )
-from headgate.protocol.messages.rules import Predicate, Rules, SignalRule, TaskRule
+from headgate.protocol.messages.rules import ClockRule, Predicate, Rules, SignalRule, TaskRule
 from headgate.protocol.messages.signals import SentSignal, SignalSend, SignalWait, StoredSignal
 from headgate.protocol.messages.steps import (
     Appended,
@@ -131,6 +131,7 @@ _DAG = DagSpec(
                         since="latest",
                     ),
                     TaskRule(task_id="s", state="failed", action="RESTART", condition="necessary"),
+                    ClockRule(every_s=2.5, action="RESTART", condition="necessary"),
                 ),
                 overlap="each",
                 stopped_as="failed",

@@ -19,7 +19,7 @@ from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolErr
 from headgate.protocol.messages import WireStruct, maps
 from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
-from headgate.protocol.messages.rules import STARTING, Rules, SignalRule, rules_problem
+from headgate.protocol.messages.rules import STARTING, Rules, TaskRule, rules_problem
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import SignalWait, wait_problem
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
@@ -299,7 +299,7 @@ def _check_rules(spec: DagSpec) -> None:
     starting: dict[str, list[str]] = {}
     for task in spec.tasks:
         for rule in () if task.signals is None else task.signals.rules:
-            if isinstance(rule, SignalRule):
+            if not isinstance(rule, TaskRule):
                 continue
             if rule.task_id not in known:
                 problem = f"has a rule about the end of {rule.task_id!r:.100}, which is not a task of this DAG"

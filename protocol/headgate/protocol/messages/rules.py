@@ -22,6 +22,8 @@ from headgate.protocol.messages.signals import (
 RULES_MAX: Final = 64  # of one task: each is a row in each of its runs
 PATH_PARTS_MAX: Final = 20  # of the place of a value within a signal's
 PATH_PART_CHARS_MAX: Final = 250
+EVERY_S_MIN: Final = 1.0  # between two starts of a periodic task: each costs two transactions
+EVERY_S_MAX: Final = 10 * 365 * 86_400.0
 
 Action: TypeAlias = Literal["NONE", "START", "RESTART", "STOP"]
 Condition: TypeAlias = Literal["sufficient", "necessary"]
@@ -60,7 +62,15 @@ class TaskRule(WireStruct, frozen=True, tag="task"):
     condition: Condition = "sufficient"
 
 
-Rule: TypeAlias = SignalRule | TaskRule
+class ClockRule(WireStruct, frozen=True, tag="clock"):
+    """The task starts with its run, and again every ``every_s`` seconds; part of `Rules`."""
+
+    every_s: float
+    action: Action = "START"
+    condition: Condition = "sufficient"
+
+
+Rule: TypeAlias = SignalRule | TaskRule | ClockRule
 
 
 class Rules(WireStruct, frozen=True):
@@ -194,7 +204,12 @@ def rules_problem(rules: Rules) -> str | None:
     for rule in rules.rules:
         if rule.condition == "necessary" and rule.action not in STARTING:
             return f"a necessary signal starts or restarts its task, together with others; its action is {rule.action}"
-        if isinstance(rule, TaskRule):
+        if isinstance(rule, ClockRule):
+            if not EVERY_S_MIN <= rule.every_s <= EVERY_S_MAX:
+                return f"every must be {EVERY_S_MIN:.0f} s to {EVERY_S_MAX:.0f} s, not {rule.every_s} s"
+            if rule.condition == "necessary" or rule.action not in STARTING:
+                return "what happens every so often starts or restarts the task by itself"
+        if not isinstance(rule, SignalRule):
             continue
         if (problem := address_problem(rule.key, rule.namespace)) is not None:
             return problem

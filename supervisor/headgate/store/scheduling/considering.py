@@ -20,7 +20,7 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx
 from headgate.store.db.verbs import Verbs, leased
 from headgate.store.ids import Epoch, TriggerId
-from headgate.store.signals import waits
+from headgate.store.signals import subscriptions, waits
 from headgate.store.signals.waits import OpenWait
 from headgate.store.tables import signal, signal_key
 from headgate.store.tasks import deferral, task_rows
@@ -69,6 +69,11 @@ class SignalDutyVerbs(Verbs):
             if not waits.has_work(tx):
                 return Considered()
         return self._consider(epoch, limit)
+
+    @leased
+    def tick(self, tx: LeasedTx, *, limit: int = CONSIDERED_MAX) -> int:
+        """Have rules about the time be met that are due, by the database's clock; return how many."""
+        return subscriptions.tick(tx, limit)
 
     @leased
     def _consider(self, tx: LeasedTx, limit: int) -> Considered:

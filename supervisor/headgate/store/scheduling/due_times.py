@@ -28,7 +28,16 @@ from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import single_statement
 from headgate.store.ids import Epoch
 from headgate.store.signals import waits
-from headgate.store.tables import asset_subscription, dag, dag_run, task_instance, task_stream, triggerer, waiting_event
+from headgate.store.tables import (
+    asset_subscription,
+    dag,
+    dag_run,
+    signal_wait,
+    task_instance,
+    task_stream,
+    triggerer,
+    waiting_event,
+)
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
 from headgate.store.tasks.task_rows import is_in
 from headgate.store.triggers import reopening
@@ -42,8 +51,8 @@ Column: TypeAlias = ColumnElement[Any]
 class Due(msgspec.Struct, frozen=True):
     """Seconds from now until there is something to do: 0 or less if it is due already, None if there is nothing.
 
-    ``in_s`` is for the scheduler: the next retry, timeout of a deferral, scheduled run, or batch of events, of a run
-    or of a stream.
+    ``in_s`` is for the scheduler: the next retry, timeout of a deferral, start of a periodic task, scheduled run, or
+    batch of events, of a run or of a stream.
     ``deadline_in_s`` is for the executor: the first end of an execution_timeout among the epoch's own tasks.
     ``has_dirty``: there are runs to evaluate. ``has_waiting``: there are events that wait for runs. ``has_orphans``:
     there are tasks whose supervisor is gone. ``has_reopening``: there are triggers of streams to be opened again.
@@ -99,6 +108,7 @@ def _due(readable: ColumnElement[bool]) -> CompoundSelect[Any]:
         _row("retry", func.min(_C.retry_at)).where(_C.retry_at.is_not(None), *of_tasks),
         _row("timeout", func.min(_C.trigger_timeout)).where(is_in(TaskState.DEFERRED)),
         _row("stream", func.min(task_stream.c.due_at)).where(task_stream.c.due_at.is_not(None)),
+        _row("tick", func.min(signal_wait.c.due_at)).where(signal_wait.c.due_at.is_not(None)),
         _row("run", next_run_at),
         _row("batch", func.min(waiting_event.c.stored_at), asset_subscription.c.batch_seconds)
         .select_from(_WAITING)

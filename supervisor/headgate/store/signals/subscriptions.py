@@ -12,19 +12,35 @@ Rows by hand stand for what a user asks for: a start, a restart, or a stop of on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, false, func, null, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    false,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.queries import StartSignal, StartSignals
-from headgate.protocol.messages.rules import Action, Rule, SignalRule, encode_predicate, rule_name
+from headgate.protocol.messages.rules import Action, ClockRule, Rule, SignalRule, encode_predicate, rule_name
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.values import encode_value
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import bound
+from headgate.store.db.times import UtcDateTime, bound
 from headgate.store.db.times import read as read_moment
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId
@@ -33,6 +49,7 @@ from headgate.store.tables import signal_key, signal_wait
 
 BY_HAND: Final[dict[str, Action]] = {f"by hand {action}": action for action in ("START", "RESTART", "STOP")}
 NO_KEY: Final = ""  # of rows that are about no signal; those about a task have its id in place of a namespace
+CLOCK: Final = "every"  # the same of those about the time
 
 _W = signal_wait.c
 
@@ -91,6 +108,23 @@ _NEW = Kind(
 _NEW_QUIET = Kind(
     signal_wait, ("dag_run_id", "task_instance_id", "rule", "namespace", "key", "seen_version", "is_fresh")
 )
+_NEW_CLOCK = Kind(
+    signal_wait,
+    (
+        *(
+            "dag_run_id",
+            "task_instance_id",
+            "rule",
+            "namespace",
+            "key",
+            "seen_version",
+            "is_fresh",
+            "every_s",
+            "due_at",
+        ),
+        *("met_version", "met_value", "met_at"),
+    ),
+)
 _LAST = func.coalesce(select(signal_key.c.last_version).where(waits.SAME_KEY).scalar_subquery(), _W.seen_version)
 
 
@@ -111,7 +145,8 @@ def follow(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], tasks: Mapping[TaskIn
     for some in chunks(gone):
         tx.connection.execute(delete(signal_wait).where(_W.id.in_(some)))
     for some in chunks(closed):
-        again = {"seen_version": _LAST, "is_held": false(), "is_fresh": _W.key != NO_KEY}
+        next_at = case((_W.every_s.is_not(None), literal(tx.now, UtcDateTime())))
+        again = {"seen_version": _LAST, "is_held": false(), "is_fresh": _W.key != NO_KEY, "due_at": next_at}
         tx.connection.execute(update(signal_wait).where(_W.id.in_(some)).values(again))
     new = {place: of for place, of in wanted.items() if place not in known}
     for (instance, name), (task, rule) in new.items():
@@ -124,10 +159,14 @@ def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId, name: str, rule: Rule
         seen = waits.seen_before(tx, run, rule.namespace, rule.key, rule.since)
         of_signal = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, takes_each)
         insert_new(tx.connection, _NEW, [(run, instance, name, *of_signal)], returning=("id",))
+    elif isinstance(rule, ClockRule):
+        # It starts the task now, with the run.
+        now, next_at = bound(tx.connection, tx.now), bound(tx.connection, tx.now + timedelta(seconds=rule.every_s))
+        of_clock = (CLOCK, NO_KEY, 1, False, rule.every_s, next_at, 1, _moment(tx.now), now)
+        insert_new(tx.connection, _NEW_CLOCK, [(run, instance, name, *of_clock)], returning=("id",))
     else:
-        insert_new(
-            tx.connection, _NEW_QUIET, [(run, instance, name, rule.task_id, NO_KEY, 0, False)], returning=("id",)
-        )
+        of_task = (rule.task_id, NO_KEY, 0, False)
+        insert_new(tx.connection, _NEW_QUIET, [(run, instance, name, *of_task)], returning=("id",))
 
 
 _IS_PENDING = or_(_W.is_fresh, exists().where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
@@ -152,7 +191,7 @@ def close(tx: Tx, run: DagRunId) -> bool:
     if len(locked) < len(every):
         return False
     nothing = dict.fromkeys(("met_version", "met_value", "met_at"), null())
-    held = update(signal_wait).where(_W.id.in_(ids)).values(is_held=true(), is_fresh=false(), **nothing)
+    held = update(signal_wait).where(_W.id.in_(ids)).values(is_held=true(), is_fresh=false(), due_at=null(), **nothing)
     tx.connection.execute(held)
     return True
 
@@ -175,6 +214,38 @@ def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState | None) -> N
     value = encode_value(state.value, where="the state of a task")
     at = bound(tx.connection, tx.now)
     _MEET.run(tx.connection, of_id=row.id, seen_version=number, met_version=number, met_value=value, met_at=at)
+
+
+_DUE = Prepared(
+    select(_W.id, _W.dag_run_id, _W.seen_version, _W.every_s, _W.due_at)
+    .where(_W.due_at.is_not(None), _W.due_at <= bindparam("now", type_=UtcDateTime()))
+    .order_by(_W.due_at, _W.id)
+    .limit(bindparam("limit", type_=Integer()))
+    .with_for_update(skip_locked=True)
+)
+_TICK = Prepared(
+    update(signal_wait)
+    .where(_W.id == bindparam("of_id"))
+    .values({name: bindparam(name) for name in ("seen_version", "due_at", "met_version", "met_value", "met_at")})
+)
+
+
+def tick(tx: Tx, limit: int) -> int:
+    """Record that the time has met up to ``limit`` rules that are due; return how many. Several missed ones are one."""
+    now = bound(tx.connection, tx.now)
+    rows = _DUE.run(tx.connection, now=now, limit=limit).fetchall()
+    for id_, run, seen, every_s, due in rows:
+        due_at = read_moment(tx.connection, due)
+        missed = (tx.now - due_at).total_seconds() // every_s
+        next_at = bound(tx.connection, due_at + timedelta(seconds=every_s * (missed + 1)))
+        met = {"seen_version": seen + 1, "met_version": seen + 1, "met_value": _moment(due_at), "met_at": now}
+        _TICK.run(tx.connection, of_id=id_, due_at=next_at, **met)
+        tx.mark_run_dirty(run)
+    return len(rows)
+
+
+def _moment(moment: datetime) -> bytes:
+    return encode_value(moment, where="the time of a start")
 
 
 def ask(tx: Tx, run: DagRunId, instance: TaskInstanceId, action: Action) -> None:

@@ -76,6 +76,7 @@ class Scheduler:
         self._batches = Duty(self._begin_due_batches)
         self._reopening = Duty(self._reopen_streams)
         self._signals = Duty(self._consider_signals)
+        self._ticks = Duty(self._tick)
         self._dates = Duty(self._create_runs_by_date)
         self._assets = Duty(self._create_runs_by_asset)
         self._adoption = Duty(self._adopt)
@@ -87,6 +88,7 @@ class Scheduler:
             self._timeouts,
             self._batches,
             self._reopening,
+            self._ticks,
             self._dates,
             self._assets,
             self._adoption,
@@ -194,6 +196,12 @@ class Scheduler:
             self._evaluation.due_at = now
         return NOTHING_DONE
 
+    def _tick(self, epoch: Epoch, now: float) -> SchedulerStep:
+        if self._store.scheduling.tick(epoch):
+            self._ticks.due_at = self._evaluation.due_at = now
+            self._was_in_vain = False
+        return NOTHING_DONE
+
     def _create_runs_by_date(self, epoch: Epoch, now: float) -> SchedulerStep:
         return self._made(self._store.scheduling.create_due_runs(epoch), self._dates, now)
 
@@ -240,7 +248,7 @@ class Scheduler:
             self._was_in_vain = False
             self._query.require(now + due.in_s)
         else:
-            for duty in (self._retries, self._timeouts, self._batches, self._dates, self._assets):
+            for duty in (self._retries, self._timeouts, self._batches, self._ticks, self._dates, self._assets):
                 duty.due_at = now
             if not self._was_in_vain:
                 # Query again right after these duties, but not twice in a row: it may be that only another process can

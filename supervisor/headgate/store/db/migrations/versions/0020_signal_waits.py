@@ -43,6 +43,8 @@ def upgrade() -> None:
         sa.Column("is_fresh", sa.Boolean(), server_default=sa.true(), nullable=False),
         sa.Column("is_held", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("takes_each", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.Column("every_s", sa.Double(), nullable=True),
+        sa.Column("due_at", MOMENT, nullable=True),
         sa.Column("met_version", sa.BigInteger(), nullable=True),
         sa.Column("met_value", sa.LargeBinary(), nullable=True),
         sa.Column("met_at", MOMENT, nullable=True),
@@ -63,6 +65,7 @@ def upgrade() -> None:
     for name, table, column, where in (
         ("ix_signal_key_unseen", "signal_key", "id", "is_unseen"),
         ("ix_signal_wait_fresh", "signal_wait", "id", "is_fresh"),
+        ("ix_signal_wait_due", "signal_wait", "due_at", "due_at IS NOT NULL"),
         ("ix_signal_wait_rule", "signal_wait", "dag_run_id", "rule IS NOT NULL"),
     ):
         condition = sa.text(where)

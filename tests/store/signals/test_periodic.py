@@ -1,0 +1,99 @@
+"""Tasks that start every so often while their run is open (I29)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from tests.store.harness import Clock, OpenStore, Query
+from tests.store.signals.rules_harness import GO, PLAIN, Jobs, ruled
+from tests.supervisor.tasks_harness import S, clear
+
+from headgate.protocol.messages.rules import ClockRule
+from headgate.store.ids import DagRunId
+from headgate.store.store import Store
+
+MINUTE = ClockRule(60.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(open_store: OpenStore, clock: Clock) -> Store:
+    return open_store(clock=clock)
+
+
+def due_in_s(jobs: Jobs) -> float | None:
+    return jobs.store.scheduling.next_due(jobs.tasks.epoch).in_s
+
+
+def test_it_starts_with_its_run_and_then_again_and_again(store: Store, query: Query, clock: Clock) -> None:
+    jobs = Jobs(store, query, ruled(MINUTE), ruled(GO, name="other"))
+    assert jobs.state() is S.SCHEDULED
+    assert jobs.signals()[0] == [("every", clock.now)]
+    begun_at = clock.now
+    for number in (1, 2, 3):
+        task = jobs.dispatch()
+        assert task.try_number == number
+        jobs.end(task)
+        assert (jobs.state(), due_in_s(jobs)) == (S.SUCCESS, 60.0)
+        clock.advance(59.0)
+        assert store.scheduling.tick(jobs.tasks.epoch) == 0
+        clock.advance(1.0)
+        assert store.scheduling.tick(jobs.tasks.epoch) == 1
+        jobs.settle()
+        assert jobs.state() is S.SCHEDULED
+        assert jobs.signals()[0] == [("every", begun_at + timedelta(minutes=number))]
+
+
+def test_starts_that_were_missed_are_one_and_the_next_keeps_its_time(store: Store, query: Query, clock: Clock) -> None:
+    jobs = Jobs(store, query, ruled(MINUTE), ruled(GO, name="other"))
+    jobs.end(jobs.dispatch())
+    clock.advance(60.0 * 5 + 20)
+    assert store.scheduling.tick(jobs.tasks.epoch) == 1
+    assert store.scheduling.tick(jobs.tasks.epoch) == 0
+    jobs.settle()
+    jobs.end(jobs.dispatch())
+    assert (jobs.state(), due_in_s(jobs)) == (S.SUCCESS, 40.0)
+
+
+def test_a_start_while_it_runs_is_remembered_once(store: Store, query: Query, clock: Clock) -> None:
+    jobs = Jobs(store, query, ruled(MINUTE), ruled(GO, name="other"))
+    task = jobs.dispatch()
+    for _ in range(3):
+        clock.advance(60.0)
+        store.scheduling.tick(jobs.tasks.epoch)
+        jobs.settle()
+    jobs.end(task)
+    assert jobs.state() is S.SCHEDULED
+    jobs.end(jobs.dispatch())
+    assert jobs.state() is S.SUCCESS
+
+
+def test_it_does_not_keep_its_run_open(store: Store, query: Query, clock: Clock) -> None:
+    jobs = Jobs(store, query, ruled(MINUTE), PLAIN)
+    tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
+    jobs.end(tasks["plain"])
+    assert jobs.run_state() == "running", "its first start is under way"
+    jobs.end(tasks["job"])
+    assert jobs.run_state() == "success"
+    assert due_in_s(jobs) is None
+    clock.advance(600.0)
+    assert store.scheduling.tick(jobs.tasks.epoch) == 0
+    clear(store, jobs.tasks.run, "plain")
+    jobs.settle()
+    assert due_in_s(jobs) == 0.0, "it goes on with its run"
+
+
+def test_a_run_that_is_to_end_starts_it_no_more(store: Store, query: Query, clock: Clock) -> None:
+    jobs = Jobs(store, query, ruled(MINUTE))
+    task = jobs.dispatch()
+    store.signals.end_run(DagRunId(jobs.tasks.run))
+    clock.advance(60.0)
+    store.scheduling.tick(jobs.tasks.epoch)
+    jobs.settle()
+    jobs.end(task)
+    assert (jobs.state(), jobs.run_state()) == (S.SUCCESS, "success")
