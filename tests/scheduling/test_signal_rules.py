@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
-from headgate.protocol.messages.rules import Action, Rules, SignalRule, rule_name
+from headgate.protocol.messages.rules import Action, Condition, Rules, SignalRule, rule_name
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Decisions, Graph
 from headgate.scheduling.signal_rules import Met, Wanted
@@ -152,3 +152,12 @@ def test_a_task_of_necessary_signals_alone_follows_what_is_upstream_of_it_if_tha
     ):
         of = graph(PLAIN, TaskSpec("job", "Op", upstream=("plain",), signals=Rules(rules)))
         assert decide(of, plain=S.FAILED, job=S.NONE, may_end=False).upstream_failed == expected
+
+
+@pytest.mark.parametrize(("condition", "end"), [("sufficient", "failed"), ("necessary", "success")])
+def test_a_failure_above_what_a_signal_starts_is_the_runs_unless_that_has_to_do_with_it(
+    condition: Condition, end: str
+) -> None:
+    publish = TaskSpec("publish", "Op", upstream=("job",), signals=Rules((SignalRule("go", condition=condition),)))
+    of = graph(PLAIN, TaskSpec("job", "Op"), publish)
+    assert decide(of, plain=S.SUCCESS, job=S.FAILED, publish=S.SUCCESS).end == end

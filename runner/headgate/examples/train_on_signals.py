@@ -38,7 +38,8 @@ with DAG("train_on_signals", description="Train on new data until a signal ends 
         run_id: str, signals: Sequence[SignalVersion], previous_signals: Sequence[SignalVersion]
     ) -> dict[str, Any]:
         """Train on the newest epoch. Those that come meanwhile start it once more, with the newest of them."""
-        epoch = signals[0].value
+        # A start by hand, `headgate tasks start train_on_signals latest train`, has no signals.
+        epoch = signals[0].value if signals else max(int(path.stem) for path in (FOLDER / run_id).glob("*.json"))
         samples = json.loads((FOLDER / run_id / f"{epoch}.json").read_text())
         before = previous_signals[0].value if previous_signals else None
         return {"epoch": epoch, "before": before, "mean": sum(samples) / len(samples)}

@@ -60,7 +60,11 @@ class Graph:
         for task in self.in_order:
             if task.group:
                 self.groups.setdefault(task.group, []).append(task)
-        above = {upstream for task in spec.tasks for upstream in task.upstream}
+        # What a signal starts, whatever is upstream of it, says nothing about that: a failure there is the run's.
+        judging = [
+            task for task in spec.tasks if task.task_id not in self.started_by_signals or _has_necessary_only(task)
+        ]
+        above = {upstream for task in judging for upstream in task.upstream}
         self.leaves = tuple(task.task_id for task in spec.tasks if task.task_id not in above)
 
 
