@@ -20,7 +20,7 @@ SEEDS: dict[FamilyName, int] = {
     "pair": 2000,
     "tasks": 300,
     "groups": 60,
-    "signals": 120,
+    "signals": 60,
 }  # in `make proof`; `make simulate SEEDS=N` judges more
 SEEDS_REPEATED: list[tuple[FamilyName, int]] = [
     *(("pair", seed) for seed in (1, 79, 456, 919)),
