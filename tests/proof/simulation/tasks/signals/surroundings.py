@@ -27,6 +27,7 @@ from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 if TYPE_CHECKING:
     from tests.proof.simulation.tasks.signals.world import SignalWorld
+    from tests.proof.simulation.tasks.world import TaskSupervisor
 
 Result = TypeVar("Result")
 CLASSPATH: Final = "tests.proof.simulation.tasks.signals.surroundings.SimulatedWatcher"
@@ -166,6 +167,10 @@ class _Code:
 class SignalExecutor(SimulatedExecutor):
     """The workers of one supervisor, whose steps send signals and listen for them."""
 
+    def __init__(self, supervisor: TaskSupervisor, workers: int) -> None:
+        super().__init__(supervisor, workers)
+        self._queries: dict[tuple[str, int], Query] = {}
+
     async def _converse(self, worker: Worker, operator: Operator) -> None:
         plan = operator.plan.signals
         if plan is None or operator.leg == RESUMED_TO_FAIL or operator.leg > 0:
@@ -198,10 +203,6 @@ class SignalExecutor(SimulatedExecutor):
         if isinstance(event, StepQuery):
             self._queries[worker.step.token, event.id] = event.query
         super()._tell(worker, event, how)
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._queries: dict[tuple[str, int], Query] = {}
 
     def _asked_by(self, worker: Worker, number: int) -> ListenSignals:
         query = self._queries[worker.step.token, number]

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -72,7 +73,7 @@ class SignalWorld(TaskWorld):
         yield from super()._works()
         self._users = len(self.scenario.users)
         for act in self.scenario.users:
-            yield lambda act=act: self._employ_user(act)  # type: ignore[misc]
+            yield partial(self._employ_user, act)
 
     def _add_watchers(self) -> None:
         for watcher in self.scenario.watchers:
