@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -56,6 +58,9 @@ RATES = (
     Figure("one a call", "/s", Target(value_min=500.0)),
     Figure(f"{AT_ONCE} a call", "/s", Target(value_min=5000.0)),
 )
+SENDERS = 8
+BY_MANY = Figure(f"one a call, {SENDERS} at once", "/s")
+MakeSignal = Callable[[str, object, str], object]
 
 
 def send_many(kind: str, sends: int) -> Figures:
@@ -93,18 +98,36 @@ def send_over_grpc(kind: str, sends: int) -> Figures:
             try:
                 address = server.stdout.readline().split()[-1]
                 with GrpcSignalService(address) as service:
-                    return _rates(sends, service.send_signals, RemoteSignal)
+                    at_once = _rate_at_once(sends, lambda: nullcontext(service), RemoteSignal)
+                    return {**_rates(sends, service.send_signals, RemoteSignal), **at_once}
             finally:
                 server.terminate()
 
 
 def send_by_client(kind: str, sends: int) -> Figures:
     """Send as many by the client of the database in this process."""
-    with fresh(kind) as database, open_client(database.url) as client:
-        return _rates(sends, client.send_signals, Send)
+    with fresh(kind) as database:
+        at_once = _rate_at_once(sends, lambda: open_client(database.url), Send)
+        with open_client(database.url) as client:
+            return {**_rates(sends, client.send_signals, Send), **at_once}
 
 
-def _rates(sends: int, send: Callable[[list[Any]], object], of: Callable[[str, object, str], object]) -> Figures:
+def _rate_at_once(sends: int, opened: Callable[[], AbstractContextManager[Any]], of: MakeSignal) -> Figures:
+    """Send from several threads, each with what it opens; return how many signals they send in a second."""
+    each = max(1, sends // SENDERS)
+
+    def send(sender: int) -> None:
+        with opened() as service:
+            for number in range(each):
+                service.send_signals([of("at once", number, f"{sender} {number}")])
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(SENDERS) as threads:
+        list(threads.map(send, range(SENDERS)))
+    return {BY_MANY.name: each * SENDERS / (time.monotonic() - begun)}
+
+
+def _rates(sends: int, send: Callable[[list[Any]], object], of: MakeSignal) -> Figures:
     rates = {}
     for rate, at_once in zip(RATES, (1, AT_ONCE), strict=True):
         calls = [
@@ -178,16 +201,14 @@ def cases(options: Options) -> list[Case]:
     ]
     hears = [Figure(f"sent to heard, p{percentile}", "ms") for percentile in PERCENTILES]
     sends, runs = options.of(5000, 2000, 200), options.of(60, 20, 2)
+    sent_afar = options.of(2000, 500, 100)
     made = []
     for kind in options.databases:
         made.append(
             Case(f"{kind}, one sender", RATES, partial(send_many, kind, sends), partial(commit_many, kind, sends))
         )
-        made.append(
-            Case(
-                f"{kind}, over gRPC", RATES, partial(send_over_grpc, kind, sends), partial(send_by_client, kind, sends)
-            )
-        )
+        over_grpc, by_client = partial(send_over_grpc, kind, sent_afar), partial(send_by_client, kind, sent_afar)
+        made.append(Case(f"{kind}, over gRPC", (*RATES, BY_MANY), over_grpc, by_client))
         made.append(Case(f"{kind}, a sensor", waits, partial(run_station, kind, runs), None))
         made.append(Case(f"{kind}, a task that listens", hears, partial(run_listener, kind, runs), None))
     return made

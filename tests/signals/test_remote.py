@@ -17,12 +17,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.signal_server.rig import TOKEN, client_of, serving
+from tests.signal_server.rig import TOKEN, client_of, database_of, serving
 from tests.store.harness import WAITED_MAX_S
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol import signal_rpc
 from headgate.protocol.signal_rpc import signals_pb2 as pb
+from headgate.signal_server.server import ServerRefused, SignalServer, read_identity
 from headgate.signals import Signal
 from headgate.signals.remote import GrpcSignalService, SignalsRefused, SignalsUnavailable
 from headgate.store.store import Store
@@ -153,16 +154,12 @@ def test_a_listener_that_has_heard_waits_for_a_server_as_long_as_it_waits_for_a_
         port = server.address
         with client_of(server, retry_s=0.0) as service:
             service.send_signal("a", 1)
-            signals = service.listen_signal("me", "a", after=0)
+            signals = service.listen_signal("me", "a", after=0, timeout=WAITED_MAX_S)
             assert next(signals).version == 1
             server.stop()
             with ThreadPoolExecutor(1) as threads:
                 heard = threads.submit(next, signals)
                 assert not heard.done()
-                from tests.signal_server.rig import database_of
-
-                from headgate.signal_server.server import SignalServer
-
                 with SignalServer(database_of(database_url), port, token=TOKEN) as again:
                     with client_of(again) as other:
                         other.send_signal("a", 2)
@@ -253,6 +250,11 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, byt
 
 def test_over_tls_the_certificate_is_checked(database_url: str, identity: tuple[Path, bytes, bytes]) -> None:
     path, key, pem = identity
+    key_path = path.with_name("key.pem")
+    key_path.write_bytes(key)
+    assert read_identity(path, key_path) == (key, pem)
+    with pytest.raises(ServerRefused, match="are not PEM of a certificate and its key"):
+        read_identity(path, path)
     with serving(database_url, identity=(key, pem)) as server:
         with client_of(server, certificate=path) as service:
             assert service.send_signal("a").version == 1

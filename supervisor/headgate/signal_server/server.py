@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
+import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from headgate.signal_server.store_thread import StoreThread
 from headgate.store.db.transaction import Database
 
 CALLS_MAX = 32  # for which there is room however many listen; they wait for the one thread that has the database
-LISTENERS_MAX = 200  # each has a thread, and a page of 1 MiB at the most
+LISTENERS_MAX = 200  # each has a thread, and one answer (`headgate.signal_server.service.LISTEN_BYTES`)
 CONNECTIONS_MAX = 500
 CALLS_A_CONNECTION_MAX = CALLS_MAX + LISTENERS_MAX
 METADATA_BYTES_MAX = 8 * 1024
@@ -178,6 +179,10 @@ def read_identity(certificate: Path | None, key: Path | None) -> tuple[bytes, by
             return None
         raise ServerRefused("--certificate and --key go together")
     try:
+        # gRPC would only say that it could not bind.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
         return key.read_bytes(), certificate.read_bytes()
+    except ssl.SSLError as error:
+        raise ServerRefused(f"{certificate} and {key} are not PEM of a certificate and its key: {error}") from None
     except OSError as error:
-        raise ServerRefused(f"{error.filename}: {error.strerror}") from None
+        raise ServerRefused(f"{error.filename or certificate}: {error.strerror}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -29,10 +30,13 @@ from headgate.store.errors import DATABASE_UNUSABLE, NoSuchRow, RowsRefused, Sto
 from headgate.store.ids import DagRunId
 from headgate.store.signal_verbs import SignalVerbs
 from headgate.store.signals import reading
-from headgate.store.signals.reading import Signal
+from headgate.store.signals.reading import Signal, SignalPage
 from headgate.store.signals.sending import NewSignal, check_count
 
 SENDER_CHARS_MAX = 200  # of what a caller says of itself
+# A listener who reads nothing has one answer here, so those with large values have few of them.
+LISTEN_BYTES = 128 * 1024  # of values, about
+LISTEN_SIGNALS_MIN = 4  # of unknown size: 192 KiB at the most
 DETAILS_CHARS_MAX = min(1000, ERROR_CHARS_MAX)  # of an error: it travels in a header
 
 # The first that fits. Those that are refused would be refused again.
@@ -113,20 +117,35 @@ class Service:
         reading.check_address(key, namespace)
         waiter.seen = request.after if request.HasField("after") else self._newest(key, namespace)
         is_first = True
+        limit = LISTEN_SIGNALS_MIN
         while True:
-            page = self._store.call(lambda verbs: verbs.page(key, namespace, after=waiter.seen))
+            page = self._store.call(partial(self._page, key, namespace, waiter.seen, limit))
             waiter.key_id = page.key_id
             if page.signals:
                 waiter.seen = page.signals[-1].version
+            limit = _next_limit(limit, page)
             if page.signals or is_first:
                 yield pb.ListenResponse(signals=map(_told, page.signals), seen=waiter.seen)
             is_first = False
             if page.is_empty:
                 waiter.wait()
 
+    @staticmethod
+    def _page(key: str, namespace: str, after: int, limit: int, verbs: SignalVerbs) -> SignalPage:
+        return verbs.page(key, namespace, after=after, limit=limit)
+
     def _newest(self, key: str, namespace: str) -> int:
         newest = self._store.call(lambda verbs: verbs.newest(key, namespace))
         return newest[-1].version if newest else 0
+
+
+def _next_limit(limit: int, page: SignalPage) -> int:
+    """Return how many signals the next answer to one who listens has, by the size of those in this one."""
+    if page.is_empty:
+        return limit
+    bytes_each = sum(len(one.data) for one in page.signals) // len(page.signals)
+    fitting = LISTEN_BYTES // max(1, bytes_each)
+    return max(LISTEN_SIGNALS_MIN, min(fitting, 4 * limit, SIGNALS_PER_PAGE_MAX))
 
 
 class _CallerGone(Exception):
