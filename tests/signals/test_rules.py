@@ -9,7 +9,8 @@ import pytest
 
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import check_dag
-from headgate.protocol.messages.rules import ClockRule, Predicate, Rules, SignalRule, TaskRule
+from headgate.protocol.messages.rules import ClockRule, Rules, SignalRule, TaskRule
+from headgate.protocol.messages.signals import Predicate
 from headgate.signals import (
     NECESSARY,
     RESTART,

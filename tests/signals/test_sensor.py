@@ -9,7 +9,8 @@ import pytest
 
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import StartTrigger, check_dag
-from headgate.protocol.messages.signals import SIGNAL_TRIGGER, SignalWait
+from headgate.protocol.messages.signals import SIGNAL_TRIGGER, Predicate, SignalWait
+from headgate.signals import at_least, field
 from headgate.tasks import DAG, SignalSensor, task
 from headgate.testing import TaskNeverEnds, run_task
 
@@ -41,6 +42,8 @@ def test_a_sensor_waits_in_the_database_from_its_begin() -> None:
         ({"key": "a", "namespace": ""}, "the namespace '' must have 1..100"),
         ({"key": "a", "value": object()}, "value is a"),
         ({"key": "a", "value": "x" * 50_000}, "value"),
+        ({"key": "a", "predicate": 3}, r"the predicate must be made by a function as at_least\(\)"),
+        ({"key": "a", "predicate": at_least(3), "value": 3}, "without a value"),
         ({"key": "a", "since": "ever"}, "since must be 'run' or 'latest', not 'ever'"),
         ({"key": "a", "mode": "poke"}, "mode is not for a SignalSensor"),
         ({"key": "a", "start_from_trigger": False}, "start_from_trigger is not for a SignalSensor"),
@@ -78,3 +81,13 @@ def test_run_task_lets_a_sensor_time_out() -> None:
     assert skipped.state == "skipped"
     with pytest.raises(TaskNeverEnds):
         run_task(SignalSensor(task_id="wait", key="labels"))
+
+
+def test_a_sensor_waits_for_what_meets_a_predicate() -> None:
+    start = start_of(key="labels", predicate=field("n", at_least(3)))
+    assert start is not None
+    assert start.signal == SignalWait("labels", predicate=Predicate("at_least", b"3", ("n",)))
+    sensor = SignalSensor(task_id="wait", key="labels", predicate=field("n", at_least(3)))
+    assert run_task(sensor, signals={"labels": [{"n": 2}, 5, {"n": 3}, {"n": 4}]}).value == {"n": 3}
+    with pytest.raises(DagMalformed, match="at_least is for numbers and text, not None"), DAG("d"):
+        SignalSensor(task_id="wait", key="labels", predicate=at_least(None))  # type: ignore[arg-type]

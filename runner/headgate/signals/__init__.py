@@ -1,6 +1,6 @@
 """Signals for authors: values under keys, which tasks and triggers send, and tasks list, hear, and start by."""
 
-from headgate.protocol.messages.rules import Predicate
+from headgate.protocol.messages.signals import Predicate
 from headgate.signals.base import BaseSignalService, Signal, SignalVersion
 from headgate.signals.listening import Heard, SignalWatcher, StopListening
 from headgate.signals.outgoing import TooManySignals

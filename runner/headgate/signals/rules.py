@@ -14,15 +14,14 @@ from headgate.protocol.messages.rules import (
     Condition,
     EndState,
     Overlap,
-    Predicate,
     Rule,
     Rules,
     SignalRule,
     StoppedAs,
     TaskRule,
 )
-from headgate.protocol.messages.rules import Comparison as _Comparison
-from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, Since
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, Predicate, Since
+from headgate.protocol.messages.signals import Comparison as _Comparison
 from headgate.protocol.values import encode_value
 from headgate.signals.base import Signal
 

@@ -19,6 +19,7 @@ from headgate.protocol.messages.signals import (
     DEFAULT_NAMESPACE,
     SIGNAL_BYTES_MAX,
     SIGNAL_TRIGGER,
+    Predicate,
     SignalWait,
     Since,
     wait_problem,
@@ -292,12 +293,12 @@ ANY: Final = _Any()  # means that no value was given, because None may be one
 
 
 class SignalSensor(BaseSensorOperator):
-    """Waits for a signal under ``key`` with this ``value``, or with any. Returns its value.
+    """Waits for a signal under ``key`` with this ``value``, or one that meets a ``predicate``. Returns its value.
 
     It waits in the database: it has no worker and no trigger, and neither when it ends. Its XCom ``version`` is the
     version of the signal. Signals count that were sent since the run was created; with ``since="latest"`` the newest
     one before that counts as well. A signal for another run alone never does. Values are equal as `==` says of their
-    JSON form, so the order of the keys in a dict does not matter.
+    JSON form, so the order of the keys in a dict does not matter; predicates are those of `headgate.signals.On`.
 
     After ``timeout`` it fails as every sensor, on a worker; with ``soft_fail`` it is skipped.
     """
@@ -311,6 +312,7 @@ class SignalSensor(BaseSensorOperator):
         value: Any = ANY,
         namespace: str = DEFAULT_NAMESPACE,
         since: Since = "run",
+        predicate: Predicate | None = None,
         **options: Unpack[SensorOptions],
     ) -> None:
         super().__init__(**options)
@@ -322,13 +324,17 @@ class SignalSensor(BaseSensorOperator):
                 raise self._malformed(f"the {name} must be a str, not {text!r:.100}")
         if since not in ("run", "latest"):
             raise self._malformed(f"since must be 'run' or 'latest', not {since!r:.100}")
+        if predicate is not None and not (isinstance(predicate, Predicate) and isinstance(value, _Any)):
+            raise self._malformed(
+                f"the predicate must be made by a function as at_least(), without a value: {predicate!r:.100}"
+            )
         encoded = None
         try:
             if not isinstance(value, _Any):
                 encoded = encode_value(value, where="value", bytes_max=SIGNAL_BYTES_MAX)
         except ProtocolError as error:
             raise self._malformed(str(error)) from None
-        self.signal = SignalWait(key, namespace, encoded, since)
+        self.signal = SignalWait(key, namespace, encoded, since, predicate)
         if (problem := wait_problem(self.signal)) is not None:
             raise self._malformed(problem)
 

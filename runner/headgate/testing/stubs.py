@@ -45,12 +45,13 @@ from headgate.protocol.messages.queries import (
     TriggerQuery,
     XComPage,
 )
-from headgate.protocol.messages.rules import Predicate, SignalRule, is_met
+from headgate.protocol.messages.rules import SignalRule, is_met
 from headgate.protocol.messages.runner import CancelReason, FinishedTrigger, FiredEvent
 from headgate.protocol.messages.signals import (
     AUTOMATIC,
     DEFAULT_NAMESPACE,
     SIGNALS_PER_PAGE_MAX,
+    Predicate,
     SentSignal,
     SignalSend,
     SignalWait,
@@ -151,7 +152,7 @@ class StubSignals:
     def first(self, wait: SignalWait) -> StoredSignal | None:
         """Return the first version that ends a wait; all of them were sent since the run was created."""
         for row in self.listed(wait.key, wait.namespace, after=0, limit=SIGNALS_PER_PAGE_MAX, version=None):
-            if is_met(None if wait.value is None else Predicate("equal", wait.value), row.value):
+            if is_met(wait.predicate if wait.value is None else Predicate("equal", wait.value), row.value):
                 return row
         return None
 

@@ -12,8 +12,6 @@ from headgate.protocol.messages.maps import MapSpec, Values
 from headgate.protocol.messages.rules import (
     RULES_MAX,
     ClockRule,
-    Comparison,
-    Predicate,
     Rule,
     Rules,
     SignalRule,
@@ -24,7 +22,7 @@ from headgate.protocol.messages.rules import (
     rule_name,
     rules_problem,
 )
-from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX
+from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX, Comparison, Predicate
 from headgate.protocol.values import encode_value
 
 

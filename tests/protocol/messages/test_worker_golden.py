@@ -40,8 +40,8 @@ from headgate.protocol.messages.queries import (
     TaskStates,
     XComPage,
 )
-from headgate.protocol.messages.rules import ClockRule, Predicate, Rules, SignalRule, TaskRule
-from headgate.protocol.messages.signals import SentSignal, SignalSend, SignalWait, StoredSignal
+from headgate.protocol.messages.rules import ClockRule, Rules, SignalRule, TaskRule
+from headgate.protocol.messages.signals import Predicate, SentSignal, SignalSend, SignalWait, StoredSignal
 from headgate.protocol.messages.steps import (
     Appended,
     Emitted,
@@ -102,7 +102,13 @@ _DAG = DagSpec(
                 next_kwargs=b'{"a":1}',
                 timeout_s=9.5,
                 stream=_STREAM,
-                signal=SignalWait(key="k", namespace="n", value=b"1", since="latest"),
+                signal=SignalWait(
+                    key="k",
+                    namespace="n",
+                    value=b"1",
+                    since="latest",
+                    predicate=Predicate(test="one_of", operand=b"[1]", path=("a", "b")),
+                ),
             ),
             map=MapSpec(
                 source=Product(

@@ -10,7 +10,8 @@ from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import S, Tasks, instance_of, task_states
 
 from headgate.protocol.messages.dags import TaskSpec
-from headgate.protocol.messages.rules import Overlap, Predicate, Rule, Rules, SignalRule, StoppedAs
+from headgate.protocol.messages.rules import Overlap, Rule, Rules, SignalRule, StoppedAs
+from headgate.protocol.messages.signals import Predicate
 from headgate.protocol.values import decode_value, encode_value
 from headgate.store.ids import TaskInstanceId
 from headgate.store.store import Store

@@ -12,8 +12,8 @@ from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import WAIT, S
 
 from headgate.protocol.messages.dags import StartTrigger
-from headgate.protocol.messages.rules import Predicate, SignalRule, StoppedAs, TaskRule
-from headgate.protocol.messages.signals import SIGNAL_TRIGGER, SignalWait
+from headgate.protocol.messages.rules import SignalRule, StoppedAs, TaskRule
+from headgate.protocol.messages.signals import SIGNAL_TRIGGER, Predicate, SignalWait
 from headgate.store.ids import DagRunId
 from headgate.store.store import Store
 

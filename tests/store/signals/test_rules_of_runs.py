@@ -10,7 +10,8 @@ from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import S, Tasks, clear, task_states
 
 from headgate.protocol.messages.dags import DagSpec
-from headgate.protocol.messages.rules import Predicate, SignalRule, TaskRule
+from headgate.protocol.messages.rules import SignalRule, TaskRule
+from headgate.protocol.messages.signals import Predicate
 from headgate.scheduling.why import Answer
 from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId

@@ -12,7 +12,7 @@ from tests.store.signals.test_sending import new, versions
 from tests.supervisor.tasks_harness import S, Tasks, clear, instance_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec
-from headgate.protocol.messages.signals import SIGNAL_TRIGGER, SentSignal, SignalWait, Since
+from headgate.protocol.messages.signals import SIGNAL_TRIGGER, Predicate, SentSignal, SignalWait, Since
 from headgate.protocol.values import encode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import SignalKeyInUse
@@ -93,6 +93,15 @@ def test_only_a_fitting_value_ends_the_wait_and_the_order_of_keys_does_not_matte
     waits.send("a", {"a": 1}, {"b": [2], "a": 1}, {"a": 1, "b": [2]})
     assert waits.consider() == 1
     assert waits.value()[1] == b"3"
+
+
+def test_the_first_that_meets_a_predicate_ends_the_wait(store: Store, query: Query) -> None:
+    wait = SignalWait("labels", predicate=Predicate("above", b"2"))
+    start = StartTrigger(SIGNAL_TRIGGER, b"{}", "execute", b"{}", signal=wait)
+    waits = Waits(store, query, TaskSpec("wait", "SignalSensor", start_trigger=start))
+    waits.send(1, "3", 2, 4, 5)
+    assert waits.consider() == 1
+    assert waits.value() == (b"4", b"4")
 
 
 def test_a_value_none_is_waited_for_and_leaves_no_value(store: Store, query: Query) -> None:

@@ -19,7 +19,7 @@ from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolErr
 from headgate.protocol.messages import WireStruct, maps
 from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
-from headgate.protocol.messages.rules import STARTING, Rules, TaskRule, rules_problem
+from headgate.protocol.messages.rules import STARTING, Rules, TaskRule, predicate_problem, rules_problem
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import SignalWait, wait_problem
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
@@ -472,5 +472,7 @@ def _start_problem(start: StartTrigger) -> str | None:
     if start.signal is not None:
         if start.stream is not None:
             return "a wait for a signal has no stream"
+        if start.signal.predicate is not None and (problem := predicate_problem(start.signal.predicate)) is not None:
+            return f"the wait for the signal {start.signal.key!a:.60}: {problem}"
         return wait_problem(start.signal)
     return None

@@ -15,6 +15,8 @@ from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.signals import (
     DEFAULT_NAMESPACE,
     SIGNAL_BYTES_MAX,
+    Comparison,
+    Predicate,
     Since,
     address_problem,
 )
@@ -29,17 +31,8 @@ Action: TypeAlias = Literal["NONE", "START", "RESTART", "STOP"]
 Condition: TypeAlias = Literal["sufficient", "necessary"]
 Overlap: TypeAlias = Literal["latest", "each", "ignore"]
 StoppedAs: TypeAlias = Literal["skipped", "success", "failed"]
-Comparison: TypeAlias = Literal["equal", "one_of", "at_least", "at_most", "above", "below", "starts_with"]
 # The states that end a task, as far as a task that was not removed can end.
 EndState: TypeAlias = Literal["success", "failed", "skipped", "upstream_failed"]
-
-
-class Predicate(WireStruct, frozen=True):
-    """What the value of a signal has to be; ``operand`` is encoded. ``path``: keys of dicts, to a part of the value."""
-
-    test: Comparison
-    operand: bytes
-    path: tuple[str, ...] = ()
 
 
 class SignalRule(WireStruct, frozen=True, tag="signal"):

@@ -28,6 +28,7 @@ SIGNAL_TRIGGER: Final = "headgate.signals"  # the classpath of a wait for a sign
 AUTOMATIC: Final = "auto:"  # how a dedup begins that the sender has not given
 
 Since: TypeAlias = Literal["run", "latest"]
+Comparison: TypeAlias = Literal["equal", "one_of", "at_least", "at_most", "above", "below", "starts_with"]
 
 # Text that databases refuse, or that breaks the line or the terminal that it is shown on.
 _UNFIT_CATEGORIES: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -66,17 +67,26 @@ class StoredSignal(WireStruct, frozen=True):
     is_of_run: bool = False
 
 
+class Predicate(WireStruct, frozen=True):
+    """What the value of a signal has to be; ``operand`` is encoded. ``path``: keys of dicts, to a part of the value."""
+
+    test: Comparison
+    operand: bytes
+    path: tuple[str, ...] = ()
+
+
 class SignalWait(WireStruct, frozen=True):
     """The wait of a task for a signal, in the database alone; part of `StartTrigger`.
 
     It ends with the first version that was sent since the run was created (``since`` "run"), or the newest one before
-    that ("latest"), and that has the encoded ``value``; None: any value.
+    that ("latest"), and that has the encoded ``value``, or meets the ``predicate``; without both: any value.
     """
 
     key: str
     namespace: str = DEFAULT_NAMESPACE
     value: bytes | None = None
     since: Since = "run"
+    predicate: Predicate | None = None
 
 
 def text_problem(text: str, chars_max: int) -> str | None:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, or_, select, text, update
 
 from headgate.protocol.messages.dags import TaskSpec
-from headgate.protocol.messages.rules import Predicate, SignalRule, encode_predicate
-from headgate.protocol.messages.signals import SignalWait, Since
+from headgate.protocol.messages.rules import SignalRule, encode_predicate
+from headgate.protocol.messages.signals import Predicate, SignalWait, Since
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
@@ -92,7 +92,7 @@ def note_starts(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
 
 def begin(tx: Tx, run: DagRunId, trigger_id: TriggerId, wait: SignalWait) -> None:
     """Record that a task of a run waits for a signal, by this trigger."""
-    predicate = None if wait.value is None else Predicate("equal", wait.value)
+    predicate = wait.predicate if wait.value is None else Predicate("equal", wait.value)
     seen = seen_before(tx, run, wait.namespace, wait.key, wait.since)
     rows = [(run, trigger_id, wait.namespace, wait.key, encode_predicate(predicate), seen)]
     insert_new(tx.connection, _NEW, rows, returning=("id",))
