@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from headgate.brokers.redis_streams import RedisStreamTrigger
+from headgate.cli.sources import SOURCES
 
 
 @pytest.fixture
@@ -136,3 +141,52 @@ def test_a_change_that_could_not_be_started_changes_nothing(shop: Any) -> None:
         assert (called.code, "Nothing was changed" in called.err) == (1, True)
     assert row_of(shop)["classpath"] == "shop.Orders"
     assert shop("watchers", "set", "orders", "--kwargs", "{}", "--no-check").code == 0
+
+
+# --- add --from -----------------------------------------------------------------------------------
+
+
+def test_a_source_is_added_without_python_and_tried_as_any_other(call_database: Any) -> None:
+    source = "redis://the%20shop/orders/eu?group=accounting&create=true&claim_idle_s=60&in_flight_max=10&body=json%3Ax"
+    added = call_database("watchers", "add", "orders", "--from", source)
+    assert (added.code, added.err) == (0, "")
+    assert row_of(call_database)["classpath"] == "headgate.brokers.redis_streams.RedisStreamTrigger"
+    wrong = call_database("watchers", "add", "others", "--from", "redis://shop/orders?group=g&lane=none")
+    assert wrong.code == 1
+    assert 'lane must be "stream", "message" or "field:FIELD", not \'none\'' in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["redis://shop/orders?group=g", "my.Trigger"], "give either it or these"),
+        (["redis://shop/orders?group=g", "--kwargs", "{}"], "give either it or these"),
+        (["redis://shop/orders"], "it needs the argument 'group'"),
+        (["redis://shop/?group=g"], "it must be SCHEME://CONNECTION/NAME"),
+        (["redis:///orders?group=g"], "it must be SCHEME://CONNECTION/NAME"),
+        (["kafka://shop/orders?group=g"], "there is no source kafka://; there is redis://"),
+        (["redis://me:hunter22@host/orders?group=g"], "it names a stored connection, not an address"),
+        (["redis://shop/orders?gruop=g"], "the unknown argument 'gruop'; did you mean 'group'?"),
+        (["redis://shop/orders?group=g&group=h"], "it has 'group' twice"),
+        (["redis://shop/orders?group=g&stream=h"], "it has 'stream' twice"),
+        (["redis://shop/orders?group=g&create=yes"], "the value of 'create' cannot be used: it must be true or false"),
+        (["redis://shop/orders?group=g&in_flight_max=x"], "the value of 'in_flight_max' cannot be used"),
+    ],
+)
+def test_what_is_no_source_is_refused_by_what_is_wrong(call_database: Any, arguments: list[str], error: str) -> None:
+    called = call_database("watchers", "add", "orders", "--from", *arguments)
+    assert called.code == 2
+    assert error in called.err
+    assert "hunter22" not in called.err + called.out
+
+
+def test_without_class_and_source_there_is_nothing_to_add(call_database: Any) -> None:
+    called = call_database("watchers", "add", "orders")
+    assert (called.code, "give the class of the trigger, or --from" in called.err) == (2, True)
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
+def test_a_source_has_every_argument_of_its_trigger(source: Any) -> None:
+    cls = pkgutil.resolve_name(source.classpath)
+    assert issubclass(cls, RedisStreamTrigger)
+    assert {"connection", source.path, *source.arguments} == set(inspect.signature(cls).parameters)

@@ -10,6 +10,7 @@ import typer
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, WideOption, print_structs
 from headgate.cli.options import json_object
+from headgate.cli.sources import parse_source
 from headgate.cli.tables import Column
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ MAX_DELIVERIES_HELP = (
     "After N failures on one message of a shared stream, the message becomes a dead letter, and the trigger goes on "
     "without it: 5 by default, at most 1,000; 0: never."
 )
+FROM_HELP = (
+    "In place of class and kwargs, a source: redis://CONNECTION/STREAM?group=GROUP, with the name of a stored "
+    "connection, and in the query further arguments of the trigger, such as create=true."
+)
 SIGNAL_HELP = "Each of its events is sent as a signal under this key, in the transaction that stores the event."
 NoCheckOption = Annotated[
     bool, typer.Option("--no-check", help="Do not try the class and its kwargs: this machine need not have it.")
@@ -41,8 +46,9 @@ NoCheckOption = Annotated[
 def add(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="A name of your choice; events are listed by it.")],
-    classpath: Annotated[str, typer.Argument(help="The trigger class, as package.module.Class.")],
-    kwargs: Annotated[str, typer.Option(metavar="JSON", help=KWARGS_HELP)] = "{}",
+    classpath: Annotated[str | None, typer.Argument(help="The trigger class, as package.module.Class.")] = None,
+    kwargs: Annotated[str | None, typer.Option(metavar="JSON", help=KWARGS_HELP)] = None,
+    source: Annotated[str | None, typer.Option("--from", metavar="SOURCE", help=FROM_HELP)] = None,
     queue: Annotated[str, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = "default",
     asset: Annotated[str | None, typer.Option(metavar="A", help="The asset that its events are about.")] = None,
     signal: Annotated[str | None, typer.Option(metavar="KEY", help=SIGNAL_HELP)] = None,
@@ -52,10 +58,17 @@ def add(
 ) -> None:
     """Add a watcher, if its class can be imported and takes these kwargs: this is tried in a process of its own.
 
-    Like the runner, that looks for the class in import_paths, too.
+    Like the runner, that looks for the class in import_paths, too. With --from a trigger of a broker is named by a URI.
     """
+    if source is not None and (classpath, kwargs) != (None, None):
+        raise CommandError("--from names class and kwargs: give either it or these", exit_code=2)
+    if source is not None:
+        classpath, given = parse_source(source)
+    elif classpath is None:
+        raise CommandError("give the class of the trigger, or --from", exit_code=2)
+    else:
+        given = parse_kwargs(kwargs or "{}")
     check_classpath(classpath)
-    given = parse_kwargs(kwargs)
     if namespace is not None and signal is None:
         raise CommandError("--namespace is that of --signal, which is not given", exit_code=2)
     more: dict[str, Any] = {} if max_deliveries is None else {"max_deliveries": max_deliveries}
