@@ -73,20 +73,21 @@ def open_client(connection: Connection) -> redis.Redis:
     options = _client_options(connection)
     failure: Exception | None = None
     for host, port in connection.hosts or (("localhost", None),):
-        client = redis.Redis(host=host or "localhost", port=port or PORT, **options)
+        client: redis.Redis | None = None
         try:
             with translated(f"redis connection {connection.name!r}"):
+                client = redis.Redis(host=host or "localhost", port=port or PORT, **options)  # it connects
                 client.ping()
                 info = ask(client, "INFO", "replication")
             if info is None or info.get("role", "master") == "master":
-                return client
+                opened, client = client, None
+                return opened
             failure = RedisPasses(f"{host} is a replica")
         except TROUBLE as error:
             failure = error
-        except BaseException:
-            client.close()
-            raise
-        client.close()
+        finally:
+            if client is not None:
+                client.close()
     assert failure is not None
     raise failure
 
@@ -148,8 +149,9 @@ def _client_options(connection: Connection) -> dict[str, Any]:
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
-        "single_connection_client": False,
-        "max_connections": 1,
+        # A pool would replace a connection that is lost without saying so. Pipelines take another one than the rest.
+        "single_connection_client": True,
+        "max_connections": 2,
         "driver_info": None,
     }
     if connection.scheme == "rediss":

@@ -1,7 +1,7 @@
 """Sources of ``watchers add --from``: URIs that name a trigger of a broker and its kwargs, so that no Python is needed.
 
-``redis://CONNECTION/STREAM?group=GROUP``: the name of a stored connection is in the place of the host, and the query has
-further arguments of the trigger by their names. No secret belongs into a source: the kwargs of a watcher are shown.
+``redis://CONNECTION/STREAM?group=GROUP``: the name of a stored connection is in the place of the host, and the query
+has further arguments of the trigger by their names. No secret belongs into a source: the kwargs of a watcher are shown.
 """
 
 from __future__ import annotations

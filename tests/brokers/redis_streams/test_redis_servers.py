@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
@@ -19,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.redis_client import open_client, run
 from headgate.testing.brokers.reading import Reading, names
-from headgate.testing.brokers.redis_station import PASSWORD, RedisStation, find_server
+from headgate.testing.brokers.redis_station import PASSWORD, RedisStation
 from headgate.testing.brokers.station import ServerProcess, free_port, wait_until
 from headgate.triggers.named_values import Connection
 
@@ -27,19 +26,8 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture
-def server_path() -> str:
-    path = find_server()
-    if path is None:
-        message = "this machine has no redis-server and no valkey-server"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return path
-
-
-@pytest.fixture
-def station(tmp_path: Path, server_path: str) -> Iterator[RedisStation]:
-    station = RedisStation(tmp_path, server_path)
+def station(tmp_path: Path, redis_server: str) -> Iterator[RedisStation]:
+    station = RedisStation(tmp_path, redis_server)
     try:
         station.create()
         yield station
@@ -97,9 +85,9 @@ def test_a_user_who_may_not_ask_for_settings_reads_all_the_same(station: RedisSt
         wait_until(lambda: not station.pending(), "everything is acknowledged")
 
 
-def test_a_replica_is_not_read(tmp_path: Path, server_path: str, station: RedisStation) -> None:
+def test_a_replica_is_not_read(tmp_path: Path, redis_server: str, station: RedisStation) -> None:
     port = free_port()
-    command = [server_path, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--replicaof", "127.0.0.1", "1"]
+    command = [redis_server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--replicaof", "127.0.0.1", "1"]
     replica = ServerProcess(command, port=port, log_path=tmp_path / "replica.log")
     replica.start()
     try:
@@ -146,14 +134,14 @@ def certify(tmp_path: Path) -> Certify:
 
 
 @pytest.fixture
-def tls_server(tmp_path: Path, server_path: str) -> Iterator[Callable[[Path, Path, Path], int]]:
+def tls_server(tmp_path: Path, redis_server: str) -> Iterator[Callable[[Path, Path, Path], int]]:
     """Starts a server that speaks TLS only, and asks clients for certificates of a file; returns its port."""
     servers: list[ServerProcess] = []
 
     def start(certificate: Path, key: Path, clients: Path) -> int:
         port = free_port()
         command = [
-            *(server_path, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", ""),
+            *(redis_server, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", ""),
             *("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(clients)),
         ]
         server = ServerProcess(command, port=port, log_path=tmp_path / "tls.log")
