@@ -166,7 +166,7 @@ def test_a_source_is_added_without_python_and_tried_as_any_other(call_database: 
         (["redis:///orders?group=g"], "it must be SCHEME://CONNECTION/NAME"),
         (["kafka://shop/orders?group=g"], "there is no source kafka://; there is redis://"),
         (["redis://me:hunter22@host/orders?group=g"], "it names a stored connection, not an address"),
-        (["redis://shop/orders?gruop=g"], "the unknown argument 'gruop'; did you mean 'group'?"),
+        (["redis://shop/orders?group=g&lanes=x"], "the unknown argument 'lanes'; did you mean 'lane'?"),
         (["redis://shop/orders?group=g&group=h"], "it has 'group' twice"),
         (["redis://shop/orders?group=g&stream=h"], "it has 'stream' twice"),
         (["redis://shop/orders?group=g&create=yes"], "the value of 'create' cannot be used: it must be true or false"),
