@@ -97,7 +97,23 @@ def test_necessary_ones_ask_once_all_are_met_and_the_trigger_rule_holds(
     model, labels = SignalRule("model", condition="necessary"), SignalRule("labels", condition="necessary")
     met = {rule_name(model): at(1)} | ({rule_name(labels): at(2)} if has_both else {})
     found = signal_rules.asked(Rules((model, labels)), met, [], is_ready=is_ready)
-    assert found == [Met("START", at(2))] * asks
+    assert found == [Met("START", at(2), frozenset({rule_name(model), rule_name(labels)}))] * asks
+
+
+@pytest.mark.parametrize(
+    ("actions", "later"),
+    [
+        (("START",), ""),
+        (("START", "START", "START"), "12"),
+        (("START", "RESTART", "START"), "2"),
+        (("START", "STOP", "START", "START"), "3"),
+        (("RESTART", "STOP"), ""),
+    ],
+)
+def test_starts_are_put_off_if_each_signal_has_one(actions: tuple[Action, ...], later: str) -> None:
+    asked = [Met(action, at(number), frozenset({str(number)})) for number, action in enumerate(actions)]
+    assert signal_rules.put_off(asked, "each") == frozenset(later)
+    assert signal_rules.put_off(asked, "latest") == frozenset()
 
 
 # --- the end of a run ---------------------------------------------------------------------------

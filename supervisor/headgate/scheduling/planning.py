@@ -15,7 +15,7 @@ import msgspec
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import DURATION_S_MAX, DagSpec, StartTrigger, TaskSpec, TaskState
 from headgate.protocol.messages.maps import MapSpec
-from headgate.protocol.messages.rules import STARTING
+from headgate.protocol.messages.rules import STARTING, TaskRule
 from headgate.scheduling import states, trigger_rules
 
 _NO_STATES: frozenset[TaskState] = frozenset()
@@ -53,6 +53,9 @@ class Graph:
         # Tasks with rules about signals, and of these the ones that wait for a signal to start them.
         self.ruled = {task.task_id: task for task in spec.tasks if task.signals is not None}
         self.started_by_signals = {name for name, task in self.ruled.items() if task.signals and task.signals.starts}
+        # Tasks whose ends meet rules.
+        rules = [rule for task in spec.tasks if task.signals is not None for rule in task.signals.rules]
+        self.watched = frozenset(rule.task_id for rule in rules if isinstance(rule, TaskRule))
         self.expanded_as_emitted = _expanded_as_emitted(self.tasks, self.maps)
         self.in_order = _in_order(self.tasks)
         # The tasks of each mapped group, in order.
@@ -94,8 +97,8 @@ def decide(
     is False, because the DAG is paused, no task begins.
 
     Tasks that signals start do not begin here. The run ends, and skips those that never began, when only such are left.
-    If all of its tasks are such it ends when a user says so, and ``is_ending``. If ``may_end`` is False there are
-    signals that were not considered.
+    If all of its tasks are such it ends when a user says so. If it ``is_ending`` those that have not begun are skipped
+    at once, since tasks downstream of them may wait. If ``may_end`` is False something is left that may start one.
     """
     after = dict(now)
     decided: dict[trigger_rules.Readiness, list[str]] = {"run": [], "upstream_failed": [], "skipped": []}
@@ -106,7 +109,9 @@ def decide(
         above = _NO_STATES.union(*_ruling(graph, task, after))
         readiness = trigger_rules.ready(task.trigger_rule, above)
         if task.task_id in graph.started_by_signals and (readiness == "run" or not _has_necessary_only(task)):
-            continue
+            if not is_ending:
+                continue
+            readiness = "skipped"
         if readiness == "run" and task.map is not None:
             readiness = expandable(graph, task.map, after)
         if readiness == "wait" or (readiness == "run" and not may_start):

@@ -21,7 +21,7 @@ nothing begins, and what would begin is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -40,10 +40,11 @@ _ALIVE = frozenset({TaskState.SCHEDULED, TaskState.RUNNING, TaskState.DEFERRED})
 
 
 class Met(NamedTuple):
-    """What is asked for: an action, and when."""
+    """What is asked for: an action, when, and by which rules."""
 
     action: Action
     at: Moment
+    rules: frozenset[str] = frozenset()
 
 
 class Wanted(NamedTuple):
@@ -61,11 +62,13 @@ def asked(rules: Rules | None, met: Mapping[str, Moment], by_hand: Iterable[Met]
     found = list(by_hand)
     if rules is not None:
         named = {rule_name(rule): rule for rule in rules.rules}
-        found += [Met(rule.action, met[name]) for name, rule in named.items() if name in met and _is_sufficient(rule)]
+        enough = {name: rule for name, rule in named.items() if name in met and _is_sufficient(rule)}
+        found += [Met(rule.action, met[name], frozenset({name})) for name, rule in enough.items()]
         necessary = {name: rule for name, rule in named.items() if not _is_sufficient(rule)}
         if necessary and is_ready and necessary.keys() <= met.keys():
             is_restart = any(rule.action == "RESTART" for rule in necessary.values())
-            found.append(Met("RESTART" if is_restart else "START", max(met[name] for name in necessary)))
+            at = max(met[name] for name in necessary)
+            found.append(Met("RESTART" if is_restart else "START", at, frozenset(necessary)))
     return sorted((one for one in found if one.action != "NONE"), key=lambda one: one.at)
 
 
@@ -83,6 +86,18 @@ def wanted(asked_for: Iterable[Met]) -> Wanted | None:
         else:
             result = Wanted(starts=False, ends=True)
     return result
+
+
+def put_off(asked_for: Sequence[Met], overlap: Overlap) -> frozenset[str]:
+    """Return the rules that are for a later start than the next one of a task: with ``each`` all but the first.
+
+    A restart is one start with all that was asked for before it, and of what comes after a stop the first is the next.
+    """
+    if overlap != "each":
+        return frozenset()
+    ends = max((at for at, one in enumerate(asked_for) if one.action != "START"), default=-1)
+    first = ends if ends >= 0 and asked_for[ends].action == "RESTART" else ends + 1
+    return frozenset[str]().union(*(one.rules for one in asked_for[first + 1 :]))
 
 
 def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, overlap: Overlap) -> Act:

@@ -86,7 +86,9 @@ def _signals(facts: TaskFacts) -> list[Finding]:
     """Return for which signals a task waits that they start."""
     if facts.is_ending:
         text = "its run is to end, and signals start nothing of it any more"
-        return [Finding("run_ending", text, "it is skipped when what is under way has ended")]
+        return [
+            Finding("run_ending", text, "the scheduler skips it within a second, or once what is upstream has ended")
+        ]
     enough = [rule for rule in facts.rules if rule.starts and not rule.is_necessary]
     needed = [rule for rule in facts.rules if rule.is_necessary]
     missing = [rule for rule in needed if rule.met_version is None]

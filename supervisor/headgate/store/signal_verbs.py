@@ -141,8 +141,7 @@ class SignalVerbs(Verbs):
             dag.c.name,
             dag.c.spec,
         )
-        of_run = (dag_run.c.ended_at, dag_run.c.is_ending)
-        found = select(*of_task, *of_run).select_from(task_instance.join(dag_run).join(dag))
+        found = select(*of_task).select_from(task_instance.join(dag_run).join(dag))
         row = tx.connection.execute(found.where(task_instance.c.id == instance)).first()
         if row is None:
             raise NoSuchRow("task", str(instance))
@@ -151,13 +150,19 @@ class SignalVerbs(Verbs):
             raise ValueRefused(f"the task {row.task_id!r} is not in its DAG any more")
         if row.map_index >= 0 or specs[row.task_id].map is not None:
             raise ValueRefused(f"the task {row.task_id!r} is mapped: `headgate tasks clear` begins its instances again")
-        if row.ended_at is None and row.is_ending and action != "STOP":
-            raise ValueRefused("the run is to end: nothing of it starts any more")
-        if row.ended_at is not None:
-            if action == "STOP":
-                return
-            dags.reopen(tx, row.dag_run_id)
         subscriptions.ask(tx, row.dag_run_id, instance, action)
+        # Runs are locked last, and this one does not end any more: who ends it has not seen what is asked for.
+        of_run = select(dag_run.c.ended_at, dag_run.c.is_ending).where(dag_run.c.id == row.dag_run_id)
+        run = tx.connection.execute(of_run.with_for_update(key_share=True)).first()
+        if run is None:
+            raise NoSuchRow("run", str(row.dag_run_id))
+        if run.ended_at is not None:
+            if action == "STOP":
+                subscriptions.take_back(tx, instance, action)
+            else:
+                dags.reopen(tx, row.dag_run_id)
+        elif run.is_ending and action != "STOP":
+            raise ValueRefused("the run is to end: nothing of it starts any more")
 
     @writing
     def end_run(self, tx: Tx, run: DagRunId) -> bool:

@@ -23,7 +23,7 @@ from sqlalchemy import Integer, bindparam, func, select, text, true, update
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import planning, states
-from headgate.scheduling.planning import Graph, RunEnd
+from headgate.scheduling.planning import Decisions, Graph, RunEnd
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
@@ -31,6 +31,7 @@ from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
 from headgate.store.scheduling import expansion, groups, rules
+from headgate.store.scheduling.rules import Acted
 from headgate.store.signals import subscriptions
 from headgate.store.tables import dag, dag_run, task_instance
 from headgate.store.tasks import dags, deferral, run_states, task_rows
@@ -182,16 +183,14 @@ class _Evaluation:
             is_done = is_done and advanced.is_done
         has_rules, may_end = bool(graph.ruled or run.has_asked), True
         if has_rules:
-            has_changed, has_all_acted = self._apply_rules(run, seen, graph)
-            if has_changed:
+            acted = self._apply_rules(run, seen, graph)
+            if acted.has_changed:
                 return False  # the states are other ones now
-            is_done = is_done and has_all_acted
-        decide = partial(planning.decide, graph, seen.for_rules(), is_ending=bool(run.is_ending))
-        decisions = decide(may_start=run.may_begin)
-        if decisions.end is not None and has_rules and subscriptions.is_pending(self._tx, run.id):
-            # Signals were sent before its end, and may start something.
-            self.has_rules, may_end = True, False
-            decisions = decide(may_start=run.may_begin, may_end=False)
+            is_done = is_done and acted.is_done
+            # It is flagged again when the DAG is unpaused, or activated.
+            may_end = not acted.holds or bool(run.is_ending)
+        decisions, is_last_look = self._decide(run, seen, graph, has_rules=has_rules, may_end=may_end)
+        is_done = is_done and is_last_look
         for event, names in (
             ("upstream_failed", decisions.upstream_failed),
             ("upstream_skipped", decisions.upstream_skipped),
@@ -201,13 +200,34 @@ class _Evaluation:
         if graph.groups and (decisions.upstream_failed or decisions.upstream_skipped):
             return False  # instances of a group may wait for them
         if decisions.end is None or not is_done:
-            return is_done and may_end
+            return is_done
         return self._end(run, decisions.end)
 
-    def _apply_rules(self, run: _Run, seen: RunStates, graph: Graph) -> tuple[bool, bool]:
-        """Have what has met rules about signals act; return whether states have changed, and whether that was all."""
+    def _decide(
+        self, run: _Run, seen: RunStates, graph: Graph, *, has_rules: bool, may_end: bool
+    ) -> tuple[Decisions, bool]:
+        """Return what becomes of the tasks of a run; and whether that is all, so that it may end with it.
+
+        It is not if tasks end whose ends may meet rules, or if signals were sent that may start something.
+        """
+        now, is_ending = seen.for_rules(), bool(run.is_ending)
+        decide = partial(planning.decide, graph, now, may_start=run.may_begin, is_ending=is_ending)
+        decisions = decide(may_end=may_end)
+        if not has_rules:
+            return decisions, True
+        going_on = decisions if decisions.end is None else decide(may_end=False)
+        if not graph.watched.isdisjoint((*going_on.upstream_failed, *going_on.upstream_skipped)):
+            return going_on, False
+        if decisions.end is not None and subscriptions.is_pending(self._tx, run.id):
+            self.has_rules = True
+            return going_on, False
+        return decisions, True
+
+    def _apply_rules(self, run: _Run, seen: RunStates, graph: Graph) -> Acted:
+        """Have what has met rules about signals act."""
         rows = subscriptions.read(self._tx, run.id)
-        if rules.follow(self._tx, seen, graph, rows):
+        followed = rules.follow(self._tx, seen, graph, rows)
+        if followed.has_changed:
             self.has_rules = True
             rows = subscriptions.read(self._tx, run.id)
         if rules.note_ends(self._tx, seen, graph, rows):
@@ -217,7 +237,7 @@ class _Evaluation:
         self.scheduled += acted.started
         self.in_triggers += acted.in_triggers
         self.has_rules = self.has_rules or acted.has_freed
-        return acted.has_changed, acted.is_done
+        return acted._replace(is_done=acted.is_done and followed.is_done)
 
     def _apply_changes_of_dag(self, run: _Run, graph: Graph) -> tuple[RunStates, bool]:
         """Add and remove tasks as the DAG has; return the states of the run's tasks, and whether that was all."""

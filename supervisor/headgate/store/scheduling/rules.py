@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.rules import StoppedAs, TaskRule, rule_name
+from headgate.protocol.messages.rules import Overlap, StoppedAs, TaskRule, rule_name
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Graph
 from headgate.scheduling.signal_rules import Act, Met
@@ -21,7 +21,7 @@ from headgate.scheduling.states import TERMINAL
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import TaskInstanceId
 from headgate.store.signals import subscriptions
-from headgate.store.signals.subscriptions import BY_HAND, RuleRow
+from headgate.store.signals.subscriptions import BY_HAND, Followed, RuleRow
 from headgate.store.tables import task_instance
 from headgate.store.tasks import deferral, dispatch, task_rows, user_actions
 from headgate.store.tasks.run_states import RunStates
@@ -33,45 +33,58 @@ _C = task_instance.c
 class Acted(NamedTuple):
     """How many tasks have started, of these in their trigger; whether any has another state; and whether that is all.
 
-    It is not if another transaction has locked a row: then the run is to be evaluated again.
+    It is not if another transaction has locked a row: then the run is to be evaluated again. If it ``holds``, a task is
+    to start as soon as its DAG is not paused any more.
     """
 
     started: int = 0
     in_triggers: int = 0
     has_changed: bool = False
     has_freed: bool = False  # rules that may be held against more signals now
+    holds: bool = False
+    acts: int = 0  # tasks of which something was taken
     is_done: bool = True
 
 
-def follow(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> bool:
-    """Have a run the rules that its DAG has; return whether any are others now."""
+def follow(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> Followed:
+    """Have a run the rules that its DAG has."""
     return subscriptions.follow(
         tx, seen.run, rows, {seen.ids[name]: graph.tasks[name] for name in graph.ruled if name in seen.ids}
     )
 
 
 def note_ends(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> bool:
-    """Hold the ends of tasks against the rules about them, each once; return whether any was."""
+    """Hold the ends of tasks against the rules about them, each once; return whether any was.
+
+    The number of an end is that of its try and one, so that it has one before the first try, too. A task that was
+    cleared may end again without a try: once it was seen not to have ended, the same number is another end.
+    """
+    if not graph.watched:
+        return False
     now = seen.of_tasks()
     about = {
         (seen.ids[name], rule_name(rule)): rule
         for name, task in graph.ruled.items()
         for rule in (() if task.signals is None else task.signals.rules)
-        if isinstance(rule, TaskRule) and name in seen.ids and now.get(rule.task_id) in TERMINAL
+        if isinstance(rule, TaskRule) and name in seen.ids and rule.task_id in now
     }
-    if not about:
-        return False
     tries = _tries(tx, [seen.ids[rule.task_id] for rule in about.values()])
     has_noted = False
     for row in rows:
         rule = about.get((row.instance, row.rule))
-        number = 0 if rule is None else tries[seen.ids[rule.task_id]] + 1
-        if rule is None or number <= row.seen_version or row.is_closed:
+        if rule is None:
             continue
-        state = now[rule.task_id]
-        fits = state is not TaskState.REMOVED and rule.state in (None, state.value)
-        subscriptions.meet_by_end(tx, row, number, state if fits else None)
-        has_noted = True
+        state, number = now[rule.task_id], tries[seen.ids[rule.task_id]] + 1
+        if state not in TERMINAL:
+            if row.seen_version >= number:
+                subscriptions.see_end(tx, row, number - 1)
+        elif number > row.seen_version:
+            fits = state is not TaskState.REMOVED and rule.state in (None, state.value)
+            if fits:
+                subscriptions.meet_by_end(tx, row, number, state)
+            else:
+                subscriptions.see_end(tx, row, number)
+            has_noted = True
     return has_noted
 
 
@@ -79,8 +92,10 @@ def act(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow], *, may_s
     """Have what has met rules act on up to ``limit`` tasks of a run."""
     names = {instance: name for name, instance in seen.ids.items()}
     met = sorted({row.instance for row in rows if row.met_version is not None and row.instance in names})
-    acted = Acted(is_done=len(met) <= limit)
-    for instance in met[:limit]:
+    acted = Acted()
+    for instance in met:
+        if acted.acts == limit:
+            return acted._replace(is_done=False)
         acted = _add(acted, _act_on(tx, seen, graph, names[instance], instance, may_start=may_start))
     return acted
 
@@ -91,6 +106,8 @@ def _add(one: Acted, other: Acted) -> Acted:
         one.in_triggers + other.in_triggers,
         one.has_changed or other.has_changed,
         one.has_freed or other.has_freed,
+        one.holds or other.holds,
+        one.acts + other.acts,
         one.is_done and other.is_done,
     )
 
@@ -106,7 +123,7 @@ def _act_on(tx: Tx, seen: RunStates, graph: Graph, name: str, instance: TaskInst
     asked = signal_rules.asked(
         None if spec is None else spec.signals,
         moments,
-        [Met(BY_HAND[rule], at) for rule, at in moments.items() if rule in BY_HAND],
+        [Met(BY_HAND[rule], at, frozenset({rule})) for rule, at in moments.items() if rule in BY_HAND],
         is_ready=spec is not None and planning.is_ready(graph, spec, seen.for_rules()),
     )
     want = signal_rules.wanted(asked)
@@ -114,42 +131,52 @@ def _act_on(tx: Tx, seen: RunStates, graph: Graph, name: str, instance: TaskInst
         return Acted()
     if (task := task_rows.locked_unless_busy(tx, instance)) is None:
         return _BUSY
+    overlap: Overlap = "latest" if spec is None or spec.signals is None else spec.signals.overlap
     act = signal_rules.act(
         want,
         task.state,
         is_resumed=_is_resumed(tx, task),
         may_start=may_start and spec is not None,
-        overlap="latest" if spec is None or spec.signals is None else spec.signals.overlap,
+        overlap=overlap,
     )
-    acted = _do(tx, graph, name, task, act, rows, _stopped_as(spec))
-    if act != "wait":
-        marks.reach("signals.action_written")
-    return acted
+    if act == "wait":
+        return Acted(holds=want.starts and spec is not None)
+    acted = _do(tx, graph, name, task, act, rows, signal_rules.put_off(asked, overlap), _stopped_as(spec))
+    if not want.starts:
+        subscriptions.pass_over(tx, rows, asked[-1].at)
+    marks.reach("signals.action_written")
+    return acted._replace(has_freed=any(row.is_held for row in rows), acts=1)
 
 
 def _do(
-    tx: Tx, graph: Graph, name: str, task: LockedTask, act: Act, rows: Sequence[RuleRow], stopped_as: StoppedAs
+    tx: Tx,
+    graph: Graph,
+    name: str,
+    task: LockedTask,
+    act: Act,
+    rows: Sequence[RuleRow],
+    put_off: frozenset[str],
+    stopped_as: StoppedAs,
 ) -> Acted:
-    has_freed = any(row.is_held for row in rows)
     match act:
-        case "wait":
-            return Acted()
         case "drop":
             subscriptions.drop(tx, rows)
-            return Acted(has_freed=has_freed)
+            return Acted()
         case "join":
             subscriptions.join(tx, task.id)
-            return Acted(has_freed=has_freed)
+            return Acted()
         case "stop":
             user_actions.mark_one(tx, task, stopped_as, "a signal stopped it" if stopped_as == "failed" else None)
             subscriptions.drop(tx, rows)
             tx.notify()  # whoever has its worker, or its trigger, ends it
-            return Acted(has_changed=True, has_freed=has_freed)
-        case "end_and_begin" | "begin":
-            return _begin(tx, graph, name, task)._replace(has_freed=has_freed)
+            return Acted(has_changed=True)
+        case _:
+            return _begin(tx, graph, name, task, rows, put_off)
 
 
-def _begin(tx: Tx, graph: Graph, name: str, task: LockedTask) -> Acted:
+def _begin(
+    tx: Tx, graph: Graph, name: str, task: LockedTask, rows: Sequence[RuleRow], put_off: frozenset[str]
+) -> Acted:
     if task.state is TaskState.UP_FOR_RETRY:
         dispatch.begin_next_try(tx, task.id)
     else:
@@ -159,7 +186,7 @@ def _begin(tx: Tx, graph: Graph, name: str, task: LockedTask) -> Acted:
         cleared = task_rows.locked(tx, task.id)
         assert cleared is not None, "its row is locked"
         task_rows.apply(tx, cleared, "scheduled")
-    subscriptions.start(tx, task.id)
+    subscriptions.start(tx, rows, put_off)
     start = graph.start_triggers.get(name)
     state = None if start is None else deferral.start_in_trigger(tx, task.id, start)
     tx.notify()

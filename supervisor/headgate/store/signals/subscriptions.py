@@ -11,7 +11,7 @@ Rows by hand stand for what a user asks for: a start, a restart, or a stop of on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    literal_column,
     null,
     or_,
     select,
@@ -45,9 +46,10 @@ from headgate.store.db.times import read as read_moment
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.signals import waits
-from headgate.store.tables import signal_key, signal_wait
+from headgate.store.tables import signal, signal_key, signal_wait, task_instance
 
 BY_HAND: Final[dict[str, Action]] = {f"by hand {action}": action for action in ("START", "RESTART", "STOP")}
+_BY_HAND_OF: Final = {action: name for name, action in BY_HAND.items()}
 NO_KEY: Final = ""  # of rows that are about no signal; those about a task have its id in place of a namespace
 CLOCK: Final = "every"  # the same of those about the time
 
@@ -62,16 +64,19 @@ class RuleRow(NamedTuple):
     rule: str
     seen_version: int
     is_held: bool
+    takes_each: bool
     met_version: int | None
     met_at: datetime | None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether its run has ended since it was looked at."""
-        return self.is_held and self.met_version is None
+
+class Followed(NamedTuple):
+    """Whether any rules of a run are others now; and whether that is all: other transactions may have rows locked."""
+
+    has_changed: bool
+    is_done: bool = True
 
 
-_COLUMNS = (_W.id, _W.task_instance_id, _W.rule, _W.seen_version, _W.is_held, _W.met_version, _W.met_at)
+_COLUMNS = tuple(_W[{"instance": "task_instance_id"}.get(name, name)] for name in RuleRow._fields)
 _IS_RULE = and_(_W.dag_run_id == bindparam("of_run"), _W.rule.is_not(None))
 _OF_RUN = Prepared(select(*_COLUMNS).where(_IS_RULE).order_by(_W.id))
 _OF_TASK = Prepared(select(*_COLUMNS).where(_W.task_instance_id == bindparam("of_task")).order_by(_W.id))
@@ -125,14 +130,18 @@ _NEW_CLOCK = Kind(
         *("met_version", "met_value", "met_at"),
     ),
 )
+_T = task_instance.c
+_NUMBER_OF_END = func.coalesce(
+    select(_T.try_number + 1)
+    .where(_T.dag_run_id == _W.dag_run_id, _T.task_id == _W.namespace, _T.map_index == literal_column("-1"))
+    .scalar_subquery(),
+    _W.seen_version,
+)
 _LAST = func.coalesce(select(signal_key.c.last_version).where(waits.SAME_KEY).scalar_subquery(), _W.seen_version)
 
 
-def follow(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], tasks: Mapping[TaskInstanceId, TaskSpec]) -> bool:
-    """Make and delete rows of a run as its tasks have rules now, by their instances; return whether any were changed.
-
-    Those of a run that had ended and was opened again go on with what is sent from now on.
-    """
+def follow(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], tasks: Mapping[TaskInstanceId, TaskSpec]) -> Followed:
+    """Make, change and delete rows of a run as its tasks have rules now, by their instances."""
     wanted = {
         (instance, rule_name(rule)): (task, rule)
         for instance, task in tasks.items()
@@ -141,17 +150,35 @@ def follow(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], tasks: Mapping[TaskIn
     }
     known = {(row.instance, row.rule) for row in rows}
     gone = [row.id for row in rows if (row.instance, row.rule) not in wanted and row.rule not in BY_HAND]
-    closed = [row.id for row in rows if row.is_closed and row.rule not in BY_HAND and row.id not in gone]
-    for some in chunks(gone):
+    changed = [
+        row.id
+        for row in rows
+        if (of := wanted.get((row.instance, row.rule))) is not None
+        and isinstance(of[1], SignalRule)
+        and _takes_each(of[0]) is not bool(row.takes_each)
+    ]
+    free = _unless_busy(tx, [*gone, *changed])
+    for some in chunks(sorted(free.intersection(gone))):
         tx.connection.execute(delete(signal_wait).where(_W.id.in_(some)))
-    for some in chunks(closed):
-        next_at = case((_W.every_s.is_not(None), literal(tx.now, UtcDateTime())))
-        again = {"seen_version": _LAST, "is_held": false(), "is_fresh": _W.key != NO_KEY, "due_at": next_at}
-        tx.connection.execute(update(signal_wait).where(_W.id.in_(some)).values(again))
+    for some in chunks(sorted(free.intersection(changed))):
+        tx.connection.execute(update(signal_wait).where(_W.id.in_(some)).values(takes_each=~_W.takes_each))
     new = {place: of for place, of in wanted.items() if place not in known}
     for (instance, name), (task, rule) in new.items():
-        _make(tx, run, instance, name, rule, takes_each=task.signals is not None and task.signals.overlap == "each")
-    return bool(gone or closed or new)
+        _make(tx, run, instance, name, rule, takes_each=_takes_each(task))
+    return Followed(bool(free or new), is_done=len(free) == len(gone) + len(changed))
+
+
+def _takes_each(task: TaskSpec) -> bool:
+    return task.signals is not None and task.signals.overlap == "each"
+
+
+def _unless_busy(tx: Tx, ids: Sequence[int]) -> set[int]:
+    """Lock rows, and return those that no other transaction has locked: who considers signals waits for the run."""
+    found: set[int] = set()
+    for some in chunks(sorted(ids)):
+        free = select(_W.id).where(_W.id.in_(some)).order_by(_W.id).with_for_update(skip_locked=True)
+        found.update(tx.connection.execute(free).scalars())
+    return found
 
 
 def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId, name: str, rule: Rule, *, takes_each: bool) -> None:
@@ -181,7 +208,7 @@ def is_pending(tx: Tx, run: DagRunId) -> bool:
 def close(tx: Tx, run: DagRunId) -> bool:
     """Have the rules of a run act no more, which is ending; return False if they may still.
 
-    Another transaction has a row locked, or something was sent that was not held against it: then the run goes on.
+    Another transaction has a row locked, to hold signals against it: then the run goes on.
     """
     ids = select(_W.id).where(_W.dag_run_id == run, _W.rule.is_not(None)).order_by(_W.id)
     every = list(tx.connection.execute(ids).scalars())
@@ -193,7 +220,22 @@ def close(tx: Tx, run: DagRunId) -> bool:
     nothing = dict.fromkeys(("met_version", "met_value", "met_at"), null())
     held = update(signal_wait).where(_W.id.in_(ids)).values(is_held=true(), is_fresh=false(), due_at=null(), **nothing)
     tx.connection.execute(held)
+    # All tasks have ended: these are no ends to come, should the run go on.
+    of_run = (_W.dag_run_id == run, _W.rule.is_not(None))
+    about_tasks = (*of_run, _W.key == NO_KEY, _W.namespace != NO_KEY, _W.every_s.is_(None))
+    tx.connection.execute(update(signal_wait).where(*about_tasks).values(seen_version=_NUMBER_OF_END))
     return True
+
+
+def open_again(tx: Tx, run: DagRunId) -> None:
+    """Have the rules of a run act again, which had ended and goes on: by what is sent, and what ends, from now on.
+
+    Its row is locked by the caller. Nobody else locks rows that are closed, except for the rows by hand.
+    """
+    closed = (_W.is_held, _W.met_version.is_(None), _W.rule.not_in(list(BY_HAND)))
+    next_at = case((_W.every_s.is_not(None), literal(tx.now, UtcDateTime())))
+    again = {"seen_version": _LAST, "is_held": false(), "is_fresh": _W.key != NO_KEY, "due_at": next_at}
+    tx.connection.execute(update(signal_wait).where(_W.dag_run_id == run, _W.rule.is_not(None), *closed).values(again))
 
 
 # --- what has met them ---------------------------------------------------------------------------
@@ -206,11 +248,13 @@ _MEET = Prepared(
 _SEE = Prepared(update(signal_wait).where(_W.id == bindparam("of_id")).values(seen_version=bindparam("seen_version")))
 
 
-def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState | None) -> None:
-    """Record that the end ``number`` of a task was held against a rule about it; with ``state`` it has met the rule."""
-    if state is None:
-        _SEE.run(tx.connection, of_id=row.id, seen_version=number)
-        return
+def see_end(tx: Tx, row: RuleRow, number: int) -> None:
+    """Record that the ends of a task up to this one were held against a rule about it."""
+    _SEE.run(tx.connection, of_id=row.id, seen_version=number)
+
+
+def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState) -> None:
+    """Record that the end ``number`` of a task, in this state, has met a rule about it."""
     value = encode_value(state.value, where="the state of a task")
     at = bound(tx.connection, tx.now)
     _MEET.run(tx.connection, of_id=row.id, seen_version=number, met_version=number, met_value=value, met_at=at)
@@ -250,12 +294,18 @@ def _moment(moment: datetime) -> bytes:
 
 def ask(tx: Tx, run: DagRunId, instance: TaskInstanceId, action: Action) -> None:
     """Record that a user wants a task to start, to restart, or to stop."""
-    (name,) = (name for name, one in BY_HAND.items() if one == action)
+    name = _BY_HAND_OF[action]
     met = {"met_version": 1, "met_value": None, "met_at": tx.now, "is_held": False}
     values = {"dag_run_id": run, "task_instance_id": instance, "rule": name, "namespace": "", "key": NO_KEY}
     new = insert_into(tx.connection, signal_wait).values(**values, seen_version=0, is_fresh=False, **met)
     tx.connection.execute(new.on_conflict_do_update(index_elements=[_W.task_instance_id, _W.rule], set_=met))
     tx.mark_run_dirty(run)
+
+
+def take_back(tx: Tx, instance: TaskInstanceId, action: Action) -> None:
+    """Take back what a user has asked for."""
+    asked = (_W.task_instance_id == instance, _W.rule == _BY_HAND_OF[action])
+    tx.connection.execute(update(signal_wait).where(*asked).values(_FORGET))
 
 
 _FORGET = {name: null() for name in ("met_version", "met_value", "met_at")}
@@ -264,7 +314,7 @@ _FREE = {"is_fresh": _W.is_held, "is_held": false()}
 _DROP = Prepared(update(signal_wait).where(_W.id == bindparam("of_id")).values(**_FORGET, **_FREE))
 _START = Prepared(
     update(signal_wait)
-    .where(_W.task_instance_id == bindparam("of_task"))
+    .where(_W.id == bindparam("of_id"))
     .values(
         previous_version=_W.start_version,
         previous_value=_W.start_value,
@@ -274,10 +324,35 @@ _START = Prepared(
         **_FREE,
     )
 )
+_PUT_OFF = Prepared(
+    update(signal_wait)
+    .where(_W.id == bindparam("of_id"))
+    .values(previous_version=_W.start_version, previous_value=_W.start_value, start_version=null(), start_value=null())
+)
 _JOIN = Prepared(
     update(signal_wait)
     .where(_W.task_instance_id == bindparam("of_task"), _W.met_version.is_not(None))
     .values(start_version=_W.met_version, start_value=_W.met_value, **_FORGET, **_FREE)
+)
+
+
+_IS_BEFORE = or_(
+    signal.c.sent_at < bindparam("at", type_=UtcDateTime()),
+    and_(signal.c.sent_at == bindparam("at", type_=UtcDateTime()), signal.c.version <= bindparam("version")),
+)
+_LAST_BEFORE = (
+    select(signal.c.version)
+    .select_from(signal.join(signal_key).join(signal_wait, waits.SAME_KEY))
+    .where(_W.id == bindparam("of_wait"), signal.c.version > _W.seen_version, _IS_BEFORE)
+    .order_by(signal.c.version.desc())
+    .limit(literal_column("1"))
+    .correlate(None)
+    .scalar_subquery()
+)
+_PASS_OVER = Prepared(
+    update(signal_wait)
+    .where(_W.id == bindparam("of_id"))
+    .values(seen_version=func.coalesce(_LAST_BEFORE, _W.seen_version))
 )
 
 
@@ -288,9 +363,21 @@ def drop(tx: Tx, rows: Sequence[RuleRow]) -> None:
             _DROP.run(tx.connection, of_id=row.id)
 
 
-def start(tx: Tx, instance: TaskInstanceId) -> None:
-    """Record that a task starts with what has met its rules; the signals of its last start become the previous ones."""
-    _START.run(tx.connection, of_task=instance)
+def pass_over(tx: Tx, rows: Sequence[RuleRow], moment: tuple[datetime, int]) -> None:
+    """Record that what was sent up to a stop is not to act any more, also if it was not held against these rules."""
+    for row in rows:
+        _PASS_OVER.run(
+            tx.connection, of_id=row.id, of_wait=row.id, at=bound(tx.connection, moment[0]), version=moment[1]
+        )
+
+
+def start(tx: Tx, rows: Sequence[RuleRow], put_off: Collection[str]) -> None:
+    """Record that a task starts with what has met its rules, without those that are ``put_off``.
+
+    The signals of its last start become the previous ones.
+    """
+    for row in rows:
+        (_PUT_OFF if row.rule in put_off else _START).run(tx.connection, of_id=row.id)
 
 
 def join(tx: Tx, instance: TaskInstanceId) -> None:

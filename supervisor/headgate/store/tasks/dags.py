@@ -307,6 +307,7 @@ def reopen(tx: Tx, run: DagRunId) -> None:
     present = (dag_run.c.id == run, dag_run.c.removed_at.is_(None))
     if not tx.connection.execute(update(dag_run).where(*present).values(values)).rowcount:
         raise NoSuchRow("run", str(run))
+    subscriptions.open_again(tx, run)
 
 
 def task_states(tx: Tx, run: DagRunId) -> dict[str, TaskState]:

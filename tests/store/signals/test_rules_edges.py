@@ -1,0 +1,153 @@
+"""Rules of tasks where several things meet: pauses, ends that no worker has made, runs that go on (I29)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store.harness import Query
+from tests.store.signals.rules_harness import GO, HALT, PLAIN, Jobs, ruled
+from tests.store.signals.test_sending import new
+from tests.supervisor.tasks_harness import S, clear
+
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.rules import SignalRule, TaskRule
+from headgate.store.ids import DagRunId
+from headgate.store.scheduling import planning
+from headgate.store.store import Store
+
+BELOW = TaskSpec("below", "Op", upstream=("plain",))
+
+
+@pytest.fixture
+def jobs(store: Store, query: Query) -> Jobs:
+    return Jobs(store, query)
+
+
+# --- what waits, and the end of the run ---------------------------------------------------------
+
+
+def test_a_run_does_not_end_over_a_start_that_waits_for_its_paused_dag(jobs: Jobs) -> None:
+    tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    jobs.send("go", 1)
+    jobs.end(tasks["plain"])
+    assert (jobs.state(), jobs.run_state()) == (S.NONE, "running")
+    jobs.store.tasks.set_paused("etl", is_paused=False)
+    jobs.settle()
+    assert jobs.signals()[0] == [("go", 1)]
+
+
+def test_a_start_by_hand_in_a_run_that_has_ended_waits_for_its_paused_dag(jobs: Jobs) -> None:
+    jobs.end_plain()
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    jobs.store.signals.ask(jobs.id("plain"), "START")
+    jobs.settle()
+    assert jobs.run_state() == "running"
+    jobs.store.tasks.set_paused("etl", is_paused=False)
+    jobs.settle()
+    assert jobs.state("plain") is S.SCHEDULED
+
+
+def test_a_run_that_is_to_end_does_so_with_what_is_downstream_of_what_never_began(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO), TaskSpec("after", "Op", upstream=("job",)))
+    assert store.signals.end_run(DagRunId(jobs.tasks.run))
+    jobs.settle()
+    assert jobs.states() == {"job": S.SKIPPED, "after": S.SKIPPED}
+    assert jobs.run_state() == "success"
+
+
+def test_tasks_that_remember_a_start_do_not_keep_others_from_theirs(
+    store: Store, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "TASKS_PER_RUN_MAX", 1)
+    jobs = Jobs(store, query, ruled(GO), ruled(SignalRule("other"), name="second"))
+    jobs.send("go")
+    jobs.dispatch()
+    jobs.store.signals.send([new("go"), new("other")])
+    epoch = jobs.tasks.epoch
+    while jobs.store.scheduling.consider_signals(epoch).has_more:
+        pass
+    looks = [jobs.store.scheduling.plan(epoch).evaluated for _ in range(10)]
+    assert jobs.states() == {"job": S.RUNNING, "second": S.SCHEDULED}
+    assert looks[-1] == 0, "a run with what is remembered is looked at when something happens"
+
+
+# --- the ends of tasks --------------------------------------------------------------------------
+
+
+def test_an_end_that_the_scheduler_decides_meets_a_rule_before_the_run_ends(store: Store, query: Query) -> None:
+    rule = TaskRule("below", "upstream_failed")
+    jobs = Jobs(store, query, PLAIN, BELOW, ruled(rule, name="help"))
+    jobs.end(jobs.dispatch("plain"), S.FAILED)
+    assert jobs.states() == {"plain": S.FAILED, "below": S.UPSTREAM_FAILED, "help": S.SCHEDULED}
+
+
+def test_an_end_without_a_new_try_meets_a_rule_again(store: Store, query: Query) -> None:
+    rule = TaskRule("below", "upstream_failed")
+    jobs = Jobs(store, query, PLAIN, BELOW, ruled(rule, name="help"), TaskSpec("other", "Op"))
+    jobs.end(jobs.dispatch("plain"), S.FAILED)
+    tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
+    jobs.end(tasks["help"])
+    assert jobs.state("help") is S.SUCCESS
+    clear(jobs.store, jobs.tasks.run, "plain", "below")
+    jobs.settle()
+    assert jobs.state("help") is S.SUCCESS
+    jobs.end(jobs.dispatch("plain"), S.FAILED)
+    assert jobs.state("help") is S.SCHEDULED
+
+
+def test_what_ended_before_a_run_goes_on_meets_no_rule(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO), ruled(TaskRule("job"), name="follows"), PLAIN)
+    jobs.end_plain()
+    assert jobs.states() == {"job": S.SKIPPED, "follows": S.SKIPPED, "plain": S.SUCCESS}
+    clear(jobs.store, jobs.tasks.run, "plain")
+    jobs.settle()
+    assert jobs.states() == {"job": S.SKIPPED, "follows": S.SKIPPED, "plain": S.SCHEDULED}
+
+
+def test_a_signal_counts_that_is_sent_before_a_run_that_goes_on_was_looked_at(jobs: Jobs) -> None:
+    jobs.end_plain()
+    jobs.store.signals.send([new("go", "too late")])
+    clear(jobs.store, jobs.tasks.run, "plain")
+    jobs.store.signals.send([new("go", "in time")])
+    jobs.settle()
+    assert jobs.signals()[0] == [("go", "in time")]
+
+
+# --- one start for each signal ------------------------------------------------------------------
+
+
+def test_a_stop_takes_back_all_starts_before_it_if_each_signal_has_one(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO, HALT, overlap="each"), PLAIN)
+    jobs.send("go", 1)
+    jobs.dispatch()
+    jobs.send("go", 2, 3)
+    jobs.send("halt")
+    assert jobs.state() is S.SKIPPED
+    jobs.send("go", 4)
+    assert jobs.signals()[0] == [("go", 4)]
+
+
+def test_signals_of_several_rules_start_a_task_one_after_the_other(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO, SignalRule("other"), overlap="each"), PLAIN)
+    jobs.store.signals.send([new("other", 1), new("go", 2)])
+    jobs.settle()
+    started = []
+    while jobs.state() is S.SCHEDULED:
+        started += jobs.signals()[0]
+        jobs.end(jobs.dispatch())
+    assert sorted(started) == [("go", 2), ("other", 1)]
+    assert jobs.row()["try_number"] == 2
+
+
+def test_rules_whose_dag_file_changes_the_overlap_follow_it(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO), PLAIN)
+    jobs.send("go", 1)
+    each = ruled(GO, overlap="each")
+    jobs.store.tasks.save_file(jobs.tasks.epoch, "etl.py", [DagSpec("etl", tasks=(each, PLAIN))])
+    jobs.settle()
+    jobs.send("go", 2, 3)
+    started = []
+    while jobs.state() is S.SCHEDULED:
+        started += jobs.signals()[0]
+        jobs.end(jobs.dispatch())
+    assert started == [("go", 1), ("go", 2), ("go", 3)]
