@@ -140,11 +140,12 @@ class _Looks:
     def _end_of_page(self, wait: OpenWait) -> int:
         """Return the version up to which a wait was held against all."""
         page = self._page(wait)
-        is_all = len(page) < PAGE_VERSIONS_MAX
-        return max(wait.last_version, wait.seen_version) if is_all else page[-1].version
+        newest = page[-1].version if page else wait.seen_version
+        # A page that was read after the wait may have versions that were sent meanwhile: they are held against it, too.
+        return newest if len(page) == PAGE_VERSIONS_MAX else max(wait.last_version, newest)
 
     def _page(self, wait: OpenWait) -> list[_Version]:
-        """Return versions of a key from a place on, no newer than what the wait knows of."""
+        """Return versions of a key from a place on; maybe newer ones than the wait knows of."""
         place = (wait.namespace, wait.key, wait.seen_version)
         if place not in self._pages:
             where = {"namespace": wait.namespace, "key": wait.key, "after": wait.seen_version}
