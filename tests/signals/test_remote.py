@@ -24,7 +24,7 @@ from tests.supervisor.tasks_harness import Tasks
 from headgate.protocol import signal_rpc
 from headgate.protocol.signal_rpc import signals_pb2 as pb
 from headgate.signal_server.server import ServerRefused, SignalServer, read_identity
-from headgate.signals import Signal
+from headgate.signals import Signal, listening, remote
 from headgate.signals.remote import GrpcSignalService, SignalsRefused, SignalsUnavailable
 from headgate.store.store import Store
 
@@ -203,21 +203,37 @@ def test_a_listener_that_was_left_ends_its_call(database_url: str, monkeypatch: 
             del signals  # the next one finds its place free
 
 
+class Clock:
+    """The time of a listener, which passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("no link is lost here")
+
+
 def test_a_timeout_that_ends_while_an_answer_is_under_way_loses_nothing(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(database_url) as server, client_of(server) as service:
+    clock = Clock()
+    with serving(database_url) as server, client_of(server) as service, client_of(server) as other:
 
         class SendsAtTheEnd(threading.Timer):
-            """The time is over, and at this moment something is sent."""
+            """Its time is over at once, and at this moment something is sent."""
 
-            def run(self) -> None:
-                if not self.finished.wait(self.interval):
-                    service.send_signal("a", "late", dedup="late")
-                    self.function()
+            def start(self) -> None:
+                other.send_signal("a", "late", dedup="late")
+                clock.now += self.interval
+                self.function()
 
         monkeypatch.setattr(threading, "Timer", SendsAtTheEnd)
-        assert [one.value for one in service.listen_signal("me", "a", after=0, timeout=0.01)] == ["late"]
+        monkeypatch.setattr(remote, "time", clock)
+        monkeypatch.setattr(listening, "time", clock)
+        assert [one.value for one in service.listen_signal("me", "a", after=0, timeout=10.0)] == ["late"]
 
 
 # --- TLS ------------------------------------------------------------------------------------------
