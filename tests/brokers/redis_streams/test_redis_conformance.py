@@ -23,3 +23,9 @@ class TestRedisStreams(BrokerConformance):
             yield station
         finally:
             station.close()
+
+    @pytest.mark.campaign
+    def test_supervisor_and_runner_are_killed_and_nothing_is_lost_or_stored_twice(
+        self, station: Station, tmp_path: Path
+    ) -> None:
+        super().test_supervisor_and_runner_are_killed_and_nothing_is_lost_or_stored_twice(station, tmp_path)

@@ -67,7 +67,7 @@ def payloads(reading: Reading) -> list[Any]:
     return [decode_value(payload) for payload in reading.payloads()]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.campaign
 def test_no_entry_is_lost_or_stored_twice_whoever_dies(client: redis.Redis, stream: str, tmp_path: Path) -> None:
     report = crash_test(
         RedisStreamTrigger("shop", stream, GROUP),
