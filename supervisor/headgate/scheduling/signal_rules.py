@@ -30,7 +30,7 @@ from headgate.protocol.messages.rules import STARTING, Action, ClockRule, Overla
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.states import TERMINAL
 
-Moment: TypeAlias = tuple[datetime, int]  # when a signal was sent, and its version
+Moment: TypeAlias = tuple[datetime, int]  # when a signal was sent, and its id; 0 for what is no signal
 # ``begin``: it starts, from whatever state it is in that is not under way. ``end_and_begin``: its worker, or its
 # trigger, is ended, and it starts as soon as that is gone. ``join``: it is starting anyway. ``stop``: it ends as
 # stopped. ``drop``: nothing is to be done. ``wait``: nothing yet.

@@ -96,6 +96,9 @@ signal_wait = Table(
     Column("met_version", BigInteger),
     Column("met_value", LargeBinary),
     Column("met_at", UtcDateTime),
+    # The id of the signal: of two of different keys with one sent_at, which on SQLite has milliseconds, the first has
+    # the smaller one.
+    Column("met_id", BigInteger),
     Column("start_version", BigInteger),
     Column("start_value", LargeBinary),
     Column("previous_version", BigInteger),

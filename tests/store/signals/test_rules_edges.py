@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.store.harness import Query
+from tests.store.harness import Clock, OpenStore, Query
 from tests.store.signals.rules_harness import GO, HALT, PLAIN, Jobs, ruled
 from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import S, clear
@@ -111,6 +111,22 @@ def test_a_signal_counts_that_is_sent_before_a_run_that_goes_on_was_looked_at(jo
     jobs.store.signals.send([new("go", "in time")])
     jobs.settle()
     assert jobs.signals()[0] == [("go", "in time")]
+
+
+# --- the order of signals -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "last", "state"), [("go", "halt", S.SKIPPED), ("halt", "go", S.SCHEDULED)])
+def test_signals_of_one_moment_act_in_the_order_in_which_they_were_sent(
+    open_store: OpenStore, query: Query, first: str, last: str, state: S
+) -> None:
+    """SQLite's clock has milliseconds."""
+    jobs = Jobs(open_store(clock=Clock()), query, ruled(GO, HALT), PLAIN)
+    jobs.send(first)
+    for key in (first, last):
+        jobs.store.signals.send([new(key)])
+    jobs.settle()
+    assert jobs.state() is state
 
 
 # --- one start for each signal ------------------------------------------------------------------

@@ -45,10 +45,11 @@ class _Version(NamedTuple):
     value: bytes
     dag_run_id: int | None
     sent_at: object  # as the driver returned it
+    id: int
 
 
 _PAGE = Prepared(
-    select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at)
+    select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at, signal.c.id)
     .select_from(signal.join(signal_key))
     .where(
         signal_key.c.namespace == bindparam("namespace"),
@@ -124,7 +125,7 @@ class _Looks:
         met = fitting[0 if wait.takes_each else -1]
         to = met.version if wait.takes_each else self._end_of_page(wait)
         waits.move(self._tx, wait, to, is_held=wait.takes_each)
-        waits.meet(self._tx, wait, met.version, met.value, met.sent_at)
+        waits.meet(self._tx, wait, met.version, met.value, met.sent_at, met.id)
         self._tx.mark_run_dirty(wait.dag_run_id)
         return True
 

@@ -119,7 +119,7 @@ def _act_on(tx: Tx, seen: RunStates, graph: Graph, name: str, instance: TaskInst
     spec = graph.tasks.get(name)
     if (rows := subscriptions.lock(tx, instance)) is None:
         return _BUSY
-    moments = {row.rule: (row.met_at, row.met_version) for row in rows if row.met_at and row.met_version is not None}
+    moments = {row.rule: (row.met_at, row.met_id or 0) for row in rows if row.met_at and row.met_version is not None}
     asked = signal_rules.asked(
         None if spec is None else spec.signals,
         moments,

@@ -67,6 +67,7 @@ class RuleRow(NamedTuple):
     takes_each: bool
     met_version: int | None
     met_at: datetime | None
+    met_id: int | None
 
 
 class Followed(NamedTuple):
@@ -217,7 +218,7 @@ def close(tx: Tx, run: DagRunId) -> bool:
     locked = list(tx.connection.execute(ids.with_for_update(skip_locked=True)).scalars())
     if len(locked) < len(every):
         return False
-    nothing = dict.fromkeys(("met_version", "met_value", "met_at"), null())
+    nothing = dict.fromkeys(("met_version", "met_value", "met_at", "met_id"), null())
     held = update(signal_wait).where(_W.id.in_(ids)).values(is_held=true(), is_fresh=false(), due_at=null(), **nothing)
     tx.connection.execute(held)
     # All tasks have ended: these are no ends to come, should the run go on.
@@ -308,7 +309,7 @@ def take_back(tx: Tx, instance: TaskInstanceId, action: Action) -> None:
     tx.connection.execute(update(signal_wait).where(*asked).values(_FORGET))
 
 
-_FORGET = {name: null() for name in ("met_version", "met_value", "met_at")}
+_FORGET = {name: null() for name in ("met_version", "met_value", "met_at", "met_id")}
 # One that takes each version goes on with the next.
 _FREE = {"is_fresh": _W.is_held, "is_held": false()}
 _DROP = Prepared(update(signal_wait).where(_W.id == bindparam("of_id")).values(**_FORGET, **_FREE))
@@ -338,7 +339,7 @@ _JOIN = Prepared(
 
 _IS_BEFORE = or_(
     signal.c.sent_at < bindparam("at", type_=UtcDateTime()),
-    and_(signal.c.sent_at == bindparam("at", type_=UtcDateTime()), signal.c.version <= bindparam("version")),
+    and_(signal.c.sent_at == bindparam("at", type_=UtcDateTime()), signal.c.id <= bindparam("signal_id")),
 )
 _LAST_BEFORE = (
     select(signal.c.version)
@@ -367,7 +368,7 @@ def pass_over(tx: Tx, rows: Sequence[RuleRow], moment: tuple[datetime, int]) -> 
     """Record that what was sent up to a stop is not to act any more, also if it was not held against these rules."""
     for row in rows:
         _PASS_OVER.run(
-            tx.connection, of_id=row.id, of_wait=row.id, at=bound(tx.connection, moment[0]), version=moment[1]
+            tx.connection, of_id=row.id, of_wait=row.id, at=bound(tx.connection, moment[0]), signal_id=moment[1]
         )
 
 

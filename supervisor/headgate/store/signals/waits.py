@@ -155,7 +155,7 @@ _MOVE = Prepared(
 _MEET = Prepared(
     update(signal_wait)
     .where(_OF_WAIT)
-    .values({name: bindparam(name) for name in ("met_version", "met_value", "met_at", "is_held")})
+    .values({name: bindparam(name) for name in ("met_version", "met_value", "met_at", "met_id", "is_held")})
 )
 _END = Prepared(delete(signal_wait).where(_OF_WAIT))
 # There are waits, or keys, to be looked at.
@@ -185,9 +185,10 @@ def move(tx: Tx, wait: OpenWait, version: int, *, is_held: bool = False) -> None
     _MOVE.run(tx.connection, of_wait=wait.id, version=version, is_left=is_left)
 
 
-def meet(tx: Tx, wait: OpenWait, version: int, value: bytes, sent_at: object) -> None:
+def meet(tx: Tx, wait: OpenWait, version: int, value: bytes, sent_at: object, signal_id: int) -> None:
     """Record that a version has met a rule, which is to act; ``sent_at`` is as the driver returned it."""
-    met = {"met_version": version, "met_value": value, "met_at": sent_at, "is_held": wait.takes_each}
+    met = {"met_version": version, "met_value": value, "met_at": sent_at, "met_id": signal_id}
+    met["is_held"] = wait.takes_each
     _MEET.run(tx.connection, of_wait=wait.id, **met)
 
 

@@ -48,6 +48,7 @@ def upgrade() -> None:
         sa.Column("met_version", sa.BigInteger(), nullable=True),
         sa.Column("met_value", sa.LargeBinary(), nullable=True),
         sa.Column("met_at", MOMENT, nullable=True),
+        sa.Column("met_id", sa.BigInteger(), nullable=True),
         sa.Column("start_version", sa.BigInteger(), nullable=True),
         sa.Column("start_value", sa.LargeBinary(), nullable=True),
         sa.Column("previous_version", sa.BigInteger(), nullable=True),
