@@ -106,8 +106,15 @@ signal_wait = Table(
     UniqueConstraint("task_instance_id", "rule"),
     CheckConstraint("(trigger_id IS NULL) <> (rule IS NULL)", name="of_sensor_or_rule"),
     CheckConstraint("(task_instance_id IS NULL) = (rule IS NULL)", name="rule_of_task"),
-    Index("ix_signal_wait_key", "namespace", "key"),
     sqlite_autoincrement=True,
+)
+# Rows of rules stay after the end of their run, and are closed: there may be very many for one key.
+_open = text("NOT is_held OR met_version IS NOT NULL")
+Index(
+    "ix_signal_wait_key",
+    *(signal_wait.c.namespace, signal_wait.c.key, signal_wait.c.seen_version),
+    postgresql_where=_open,
+    sqlite_where=_open,
 )
 _fresh = text("is_fresh")
 Index("ix_signal_wait_fresh", signal_wait.c.id, postgresql_where=_fresh, sqlite_where=_fresh)

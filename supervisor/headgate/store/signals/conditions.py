@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
-from sqlalchemy import ColumnElement, and_, exists, or_
+from sqlalchemy import ColumnElement, and_, exists, or_, text
 
 from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait, trigger
+
+# As text, as the partial index says it: false for the row of a rule whose run has ended.
+IS_OPEN: Final = text("(NOT signal_wait.is_held OR signal_wait.met_version IS NOT NULL)")
 
 
 def is_waiting() -> ColumnElement[bool]:
@@ -19,7 +23,7 @@ def is_waiting() -> ColumnElement[bool]:
     )
     of_run = exists().where(dag_run.c.id == signal_wait.c.dag_run_id, dag_run.c.ended_at.is_(None))
     of_sensor, of_run = of_sensor.correlate(signal_wait), of_run.correlate(signal_wait)
-    return or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run))
+    return and_(IS_OPEN, or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run)))
 
 
 def is_needed() -> ColumnElement[bool]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, or_, select, text, update
+from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, literal_column, or_, select, text, update
 
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.rules import SignalRule, encode_predicate
@@ -23,6 +23,7 @@ from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TriggerId
+from headgate.store.signals.conditions import IS_OPEN
 from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait
 
 QUEUE = ",signals"  # of the triggers of waits: lists of queues are separated by commas, so no supervisor has it
@@ -120,7 +121,7 @@ _LAST = func.coalesce(select(signal_key.c.last_version).where(SAME_KEY).scalar_s
 _IS_FRESH, _IS_UNSEEN = text("signal_wait.is_fresh"), text("signal_key.is_unseen")
 _LIMIT = bindparam("limit", type_=Integer())
 # One that is held is not fresh, and is not looked at either if more is sent.
-_IS_BEHIND = and_(_W.seen_version < signal_key.c.last_version, _W.is_held.is_(False))
+_IS_BEHIND = and_(IS_OPEN, _W.seen_version < signal_key.c.last_version, _W.is_held.is_(False))
 # Those that another supervisor looks at are passed over.
 _FRESH = Prepared(
     select(*_COLUMNS, _LAST)
@@ -133,7 +134,7 @@ _PENDING = Prepared(
     select(*_COLUMNS, signal_key.c.last_version)
     .select_from(signal_key.join(signal_wait, SAME_KEY))
     .where(_IS_UNSEEN, _IS_BEHIND)
-    .order_by(_W.id)
+    .order_by(_W.id + literal_column("0"))  # else SQLite reads all rows in the order of their ids
     .limit(_LIMIT)
     .with_for_update(skip_locked=True, of=signal_wait)
 )

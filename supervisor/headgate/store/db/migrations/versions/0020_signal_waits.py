@@ -62,7 +62,9 @@ def upgrade() -> None:
         sa.CheckConstraint("(task_instance_id IS NULL) = (rule IS NULL)", name="ck_signal_wait_rule_of_task"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_signal_wait_key", "signal_wait", ["namespace", "key"])
+    is_open = sa.text("NOT is_held OR met_version IS NOT NULL")
+    columns = ["namespace", "key", "seen_version"]
+    op.create_index("ix_signal_wait_key", "signal_wait", columns, postgresql_where=is_open, sqlite_where=is_open)
     for name, table, column, where in (
         ("ix_signal_key_unseen", "signal_key", "id", "is_unseen"),
         ("ix_signal_wait_fresh", "signal_wait", "id", "is_fresh"),
