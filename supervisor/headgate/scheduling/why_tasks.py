@@ -138,7 +138,7 @@ def _now(facts: TaskFacts) -> str:
 def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state in ("success", "failed"):
         text = f"its run has ended ({facts.run_state}); the task is not going to run"
-        return [Finding("run_ended", text, f"nothing; {AGAIN}")]
+        return [Finding("run_ended", text, f"nothing; {_again(facts)}")]
     if facts.unreadable is not None:
         next_ = "`headgate up` of this version stores it anew when it parses its file"
         return [Finding("dag_unreadable", facts.unreadable, next_), *_file(facts)]
@@ -313,16 +313,23 @@ def _deferred(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
 # --- ended ---------------------------------------------------------------------------------------
 
 
+def _again(facts: TaskFacts) -> str:
+    if any(rule.starts for rule in facts.rules):  # a clear alone begins nothing that waits for a signal
+        return f"a signal may start it again, or `headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
+    return AGAIN
+
+
 def _ended(facts: TaskFacts) -> Finding:
     ago = "" if facts.since_s is None else f" {span(facts.since_s)} ago"
     match facts.state:
         case _S.SUCCESS:
-            return Finding("ended", f"it waits for nothing: it succeeded{ago}", f"nothing; {AGAIN}")
+            return Finding("ended", f"it waits for nothing: it succeeded{ago}", f"nothing; {_again(facts)}")
         case _S.FAILED:
             error = shortened(facts.last_error) or "no error was recorded"
-            return Finding("ended", f"it failed{ago} in try {facts.try_number}: {error}", f"nothing by itself; {AGAIN}")
+            text = f"it failed{ago} in try {facts.try_number}: {error}"
+            return Finding("ended", text, f"nothing by itself; {_again(facts)}")
         case _S.SKIPPED:
-            return Finding("ended", f"it was skipped{ago}", f"nothing; {AGAIN}")
+            return Finding("ended", f"it was skipped{ago}", f"nothing; {_again(facts)}")
         case _S.REMOVED:
             text = f"it was removed from its run{ago}: the DAG {facts.dag} no longer has it"
             return Finding("ended", text, "nothing")
@@ -331,7 +338,9 @@ def _ended(facts: TaskFacts) -> Finding:
             because = f": {some(broken)} failed" if broken else ""
             text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
             what = f"`headgate tasks clear {facts.dag} {facts.run_id} {some([*map(quoted, broken[:1])])} --downstream`"
-            return Finding("ended", text, f"nothing by itself; once the cause is mended: {what if broken else AGAIN}")
+            return Finding(
+                "ended", text, f"nothing by itself; once the cause is mended: {what if broken else _again(facts)}"
+            )
 
 
 # --- facts ---------------------------------------------------------------------------------------

@@ -264,3 +264,9 @@ def test_why_of_a_task_that_waits_for_what_is_upstream_as_well(store: Store, que
     assert why(jobs).reason == "upstream"
     jobs.store.tasks.set_paused("etl", is_paused=True)
     assert why(jobs).reason == "dag_paused"
+
+
+def test_why_says_that_a_clear_starts_nothing_that_waits_for_a_signal(jobs: Jobs) -> None:
+    jobs.send("go")
+    jobs.end(jobs.dispatch())
+    assert why(jobs).next == "nothing; a signal may start it again, or `headgate tasks start etl r1 job`"
