@@ -24,6 +24,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from tests.store.harness import WAITED_MAX_S, OpenStore, Query
 
+from headgate.child import queries
 from headgate.store.db import engine, schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -55,6 +56,13 @@ def pytest_collection_finish() -> None:
 
 
 # --- PostgreSQL ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _secrets_of_this_test_alone() -> Iterator[None]:
+    """A secret that one test has read would be masked in what all later ones of the process write."""
+    with queries.secrets.apart():
+        yield
 
 
 @pytest.fixture(scope="session")

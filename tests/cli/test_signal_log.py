@@ -75,7 +75,8 @@ def test_a_key_is_shown_with_the_tasks_that_wait_for_it(call_database: Any, user
     waits.send("a")
     waits.consider()
     (shown,) = call_database("signals", "show", "labels", "--json").rows()
-    assert shown["waiting"] == [{"dag": "etl", "run_id": "r1", "task_id": "wait", "seen_version": 1}]
+    of_task = {"dag": "etl", "run_id": "r1", "task_id": "wait", "seen_version": 1}
+    assert shown["waiting"] == [of_task | {"has_rule": False, "waits": True}]
     assert call_database("signals", "show", "labels").out.splitlines()[-1].split() == ["etl", "r1", "wait", "1"]
     called = call_database("signals", "forget", "labels")
     assert (called.code, "the key 'labels' is in use" in called.err) == (1, True)

@@ -271,7 +271,7 @@ def test_default_args_hold_for_tasks_that_do_not_say_otherwise() -> None:
         ({"trigger_rule": "all_succes"}, "trigger_rule must be one of all_success, .*, not 'all_succes'"),
         ({"pool_slots": 0}, "pool_slots must be in 1"),
         ({"queue": ""}, "the queue '' must have 1..250 characters"),
-        ({"retires": 3}, "there is no option 'retires'; there are execution_timeout, "),
+        ({"retires": 3}, "there is no option 'retires'; there are every, execution_timeout, "),
         ({"start_from_trigger": "yes"}, "start_from_trigger must be bool, not 'yes'"),
     ],
 )

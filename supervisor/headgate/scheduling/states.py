@@ -124,8 +124,8 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("marked_success", _NOT_WAITING, _S.SUCCESS, "-", "clear", "user", "End a worker, with on_kill()"),
     _row("marked_failed", _S.DEFERRED, _S.FAILED, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),
     _row("marked_failed", _NOT_WAITING, _S.FAILED, "-", "clear", "user", "End a worker; no retry"),
-    _row("marked_skipped", _S.DEFERRED, _S.SKIPPED, "clear", "clear", "scheduler", "A signal: cleanup, with on_kill()"),
-    _row("marked_skipped", _NOT_WAITING, _S.SKIPPED, "-", "clear", "scheduler", "A signal: end its worker"),
+    _row("marked_skipped", _S.DEFERRED, _S.SKIPPED, "clear", "clear", "user", "By a signal, too; with on_kill()"),
+    _row("marked_skipped", _NOT_WAITING, _S.SKIPPED, "-", "clear", "user", "By a signal, too; end a worker"),
     _row("removed", _S.DEFERRED, _S.REMOVED, "clear", "clear", "scheduler", "Cleanup trigger: no longer in its DAG"),
     _row("removed", _BEFORE_A_WORKER, _S.REMOVED, "-", "clear", "scheduler", "Its DAG no longer has it"),
 )

@@ -13,7 +13,7 @@ from headgate.protocol.messages.dags import StartTrigger, TaskSpec, TaskState
 from headgate.protocol.messages.runner import FinishedTrigger
 from headgate.scheduling.states import FAIL_METHOD, TRANSITIONS, Transition
 from headgate.store.store import Store
-from headgate.store.tasks import deferral
+from headgate.store.tasks import deferral, task_rows, user_actions
 
 S = TaskState
 
@@ -104,6 +104,11 @@ def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int)
             tasks.clear_it()
         case "marked_success" | "marked_failed":
             verbs.mark(a, event.removeprefix("marked_"))  # type: ignore[arg-type]
+        case "marked_skipped":
+            with tasks.store.database.leased(epoch) as tx:
+                task = task_rows.locked(tx, a)
+                assert task is not None
+                user_actions.mark_one(tx, task, "skipped", None)
         case "removed":
             tasks.remove_it()
         case _:

@@ -110,7 +110,8 @@ class MappedOperator(BaseOperator):
             raise TypeError(f"the operator of instance {index} cannot be made: {error.problem}") from error
         made.dag = self.dag
         made.upstream_task_ids, made.downstream_task_ids = self.upstream_task_ids, self.downstream_task_ids
-        for name in DEFAULTS:  # also those that the DAG has for all of its tasks
+        # Also those that the DAG has for all of its tasks. A mapped task has no rules about signals.
+        for name in DEFAULTS.keys() - {"signals", "every"}:
             setattr(made, name, getattr(self, name))
         self._made = context["task"] = made
         return made
