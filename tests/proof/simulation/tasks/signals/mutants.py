@@ -217,7 +217,7 @@ class _Of:
 
 def _page_from(after: Any) -> Prepared:
     return Prepared(
-        select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at)
+        select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at, signal.c.id)
         .select_from(signal.join(signal_key))
         .where(
             signal_key.c.namespace == bindparam("namespace"),
