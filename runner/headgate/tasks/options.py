@@ -59,6 +59,8 @@ DEFAULTS: Final = TaskOptions(
     overlap="latest",
     stopped_as="skipped",
 )
+# An operator makes rules of these; all others are its attributes.
+OF_RULES: Final = frozenset({"signals", "every"})
 # The defaults of these two are attributes of the operator's class, where its author may set them.
 NAMES: Final = frozenset({*DEFAULTS, "start_trigger_args", "start_from_trigger"})
 

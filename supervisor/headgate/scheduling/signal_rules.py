@@ -62,18 +62,14 @@ def asked(rules: Rules | None, met: Mapping[str, Moment], by_hand: Iterable[Met]
     found = list(by_hand)
     if rules is not None:
         named = {rule_name(rule): rule for rule in rules.rules}
-        enough = {name: rule for name, rule in named.items() if name in met and _is_sufficient(rule)}
+        enough = {name: rule for name, rule in named.items() if name in met and rule.condition == "sufficient"}
         found += [Met(rule.action, met[name], frozenset({name})) for name, rule in enough.items()]
-        necessary = {name: rule for name, rule in named.items() if not _is_sufficient(rule)}
+        necessary = {name: rule for name, rule in named.items() if rule.condition == "necessary"}
         if necessary and is_ready and necessary.keys() <= met.keys():
             is_restart = any(rule.action == "RESTART" for rule in necessary.values())
             at = max(met[name] for name in necessary)
             found.append(Met("RESTART" if is_restart else "START", at, frozenset(necessary)))
     return sorted((one for one in found if one.action != "NONE"), key=lambda one: one.at)
-
-
-def _is_sufficient(rule: object) -> bool:
-    return getattr(rule, "condition", None) == "sufficient"
 
 
 def wanted(asked_for: Iterable[Met]) -> Wanted | None:

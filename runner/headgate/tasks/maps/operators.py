@@ -27,7 +27,7 @@ from headgate.tasks.operators import (
     outputs_in,
     resolved,
 )
-from headgate.tasks.options import DEFAULTS, NAMES, unknown_option
+from headgate.tasks.options import DEFAULTS, NAMES, OF_RULES, unknown_option
 from headgate.triggers.airflow_names import OPTIONS
 
 _UNMAPPED: Final = (BranchPythonOperator, ShortCircuitOperator)
@@ -111,7 +111,7 @@ class MappedOperator(BaseOperator):
         made.dag = self.dag
         made.upstream_task_ids, made.downstream_task_ids = self.upstream_task_ids, self.downstream_task_ids
         # Also those that the DAG has for all of its tasks. A mapped task has no rules about signals.
-        for name in DEFAULTS.keys() - {"signals", "every"}:
+        for name in DEFAULTS.keys() - OF_RULES:
             setattr(made, name, getattr(self, name))
         self._made = context["task"] = made
         return made

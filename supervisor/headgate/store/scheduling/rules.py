@@ -6,7 +6,7 @@ in which it acts: so it acts once, and is not lost if the supervisor dies before
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -92,11 +92,12 @@ def act(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow], *, may_s
     """Have what has met rules act on up to ``limit`` tasks of a run."""
     names = {instance: name for name, instance in seen.ids.items()}
     met = sorted({row.instance for row in rows if row.met_version is not None and row.instance in names})
+    now = seen.for_rules() if met else {}
     acted = Acted()
     for instance in met:
         if acted.acts == limit:
             return acted._replace(is_done=False)
-        acted = _add(acted, _act_on(tx, seen, graph, names[instance], instance, may_start=may_start))
+        acted = _add(acted, _act_on(tx, now, graph, names[instance], instance, may_start=may_start))
     return acted
 
 
@@ -115,7 +116,15 @@ def _add(one: Acted, other: Acted) -> Acted:
 _BUSY = Acted(is_done=False)
 
 
-def _act_on(tx: Tx, seen: RunStates, graph: Graph, name: str, instance: TaskInstanceId, *, may_start: bool) -> Acted:
+def _act_on(
+    tx: Tx,
+    now: Mapping[str, frozenset[TaskState]],
+    graph: Graph,
+    name: str,
+    instance: TaskInstanceId,
+    *,
+    may_start: bool,
+) -> Acted:
     spec = graph.tasks.get(name)
     if (rows := subscriptions.lock(tx, instance)) is None:
         return _BUSY
@@ -124,7 +133,7 @@ def _act_on(tx: Tx, seen: RunStates, graph: Graph, name: str, instance: TaskInst
         None if spec is None else spec.signals,
         moments,
         [Met(BY_HAND[rule], at, frozenset({rule})) for rule, at in moments.items() if rule in BY_HAND],
-        is_ready=spec is not None and planning.is_ready(graph, spec, seen.for_rules()),
+        is_ready=spec is not None and planning.is_ready(graph, spec, now),
     )
     want = signal_rules.wanted(asked)
     if want is None:

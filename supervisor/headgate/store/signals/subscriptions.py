@@ -109,26 +109,9 @@ def _row(tx: Tx, found: Sequence[Any]) -> RuleRow:
 
 _NEW = Kind(
     signal_wait,
-    ("dag_run_id", "task_instance_id", "rule", "namespace", "key", "predicate", "seen_version", "takes_each"),
-)
-_NEW_QUIET = Kind(
-    signal_wait, ("dag_run_id", "task_instance_id", "rule", "namespace", "key", "seen_version", "is_fresh")
-)
-_NEW_CLOCK = Kind(
-    signal_wait,
     (
-        *(
-            "dag_run_id",
-            "task_instance_id",
-            "rule",
-            "namespace",
-            "key",
-            "seen_version",
-            "is_fresh",
-            "every_s",
-            "due_at",
-        ),
-        *("met_version", "met_value", "met_at"),
+        *("dag_run_id", "task_instance_id", "rule", "namespace", "key", "predicate", "seen_version", "is_fresh"),
+        *("takes_each", "every_s", "due_at", "met_version", "met_value", "met_at"),
     ),
 )
 _T = task_instance.c
@@ -183,18 +166,18 @@ def _unless_busy(tx: Tx, ids: Sequence[int]) -> set[int]:
 
 
 def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId, name: str, rule: Rule, *, takes_each: bool) -> None:
+    of_clock: tuple[Any, ...] = (None,) * 5
     if isinstance(rule, SignalRule):
         seen = waits.seen_before(tx, run, rule.namespace, rule.key, rule.since)
-        of_signal = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, takes_each)
-        insert_new(tx.connection, _NEW, [(run, instance, name, *of_signal)], returning=("id",))
+        about = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, True, takes_each)
     elif isinstance(rule, ClockRule):
+        about = (CLOCK, NO_KEY, None, 1, False, False)
         # It starts the task now, with the run.
         now, next_at = bound(tx.connection, tx.now), bound(tx.connection, tx.now + timedelta(seconds=rule.every_s))
-        of_clock = (CLOCK, NO_KEY, 1, False, rule.every_s, next_at, 1, _moment(tx.now), now)
-        insert_new(tx.connection, _NEW_CLOCK, [(run, instance, name, *of_clock)], returning=("id",))
+        of_clock = (rule.every_s, next_at, 1, _moment(tx.now), now)
     else:
-        of_task = (rule.task_id, NO_KEY, 0, False)
-        insert_new(tx.connection, _NEW_QUIET, [(run, instance, name, *of_task)], returning=("id",))
+        about = (rule.task_id, NO_KEY, None, 0, False, False)
+    insert_new(tx.connection, _NEW, [(run, instance, name, *about, *of_clock)], returning=("id",))
 
 
 _IS_PENDING = or_(_W.is_fresh, exists().where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
