@@ -37,17 +37,6 @@ TABLES = (
 )
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def old(open_store: OpenStore, clock: Clock) -> Store:
-    """A store whose clock the test sets."""
-    return open_store(clock=clock)
-
-
 # What is deleted unless somebody asks for more, and dead letters.
 UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "keyed_events")
 

@@ -18,17 +18,6 @@ from headgate.store.errors import NoSuchRow
 from headgate.store.store import Store
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def old(open_store: OpenStore, clock: Clock) -> Store:
-    """A store whose clock the test sets."""
-    return open_store(clock=clock)
-
-
 def large_run(store: Store, clock: Clock, query: Query, *, tasks: int) -> Tasks:
     """Make a run with so many tasks, which ended long ago, and another one with the same tasks, which is young."""
     made = Tasks(store, query, tasks=tuple(TaskSpec(f"t{n}", "Op") for n in range(tasks)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from tests.store.harness import Clock, OpenStore, Query
+from tests.store.harness import Clock, Query
 from tests.store.signals.rules_harness import GO, PLAIN, Jobs, ruled
 from tests.supervisor.tasks_harness import S, clear
 
@@ -17,13 +17,8 @@ MINUTE = ClockRule(60.0)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(open_store: OpenStore, clock: Clock) -> Store:
-    return open_store(clock=clock)
+def store(old: Store) -> Store:
+    return old
 
 
 def due_in_s(jobs: Jobs) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Integer, bindparam, false, func, literal, select, true, update
+from sqlalchemy import bindparam, false, func, literal, select, true, update
 from tests.proof.simulation.mutants import Mutant, Patch
 from tests.proof.simulation.tasks.signals.directed import DIRECTED
 
@@ -215,26 +215,21 @@ class _Of:
         return self._statement.run(connection, **named)
 
 
-def _page_from(after: Any) -> Prepared:
-    return Prepared(
-        select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at, signal.c.id)
-        .select_from(signal.join(signal_key))
-        .where(
-            signal_key.c.namespace == bindparam("namespace"),
-            signal_key.c.key == bindparam("key"),
-            signal.c.version > after,
-        )
-        .order_by(signal.c.version)
-        .limit(bindparam("limit", type_=Integer()))
-    )
+def _page_from(offset: int) -> Sequence[Patch]:
+    original: Any = considering._Looks._page
+
+    def page(self: Any, wait: Any) -> Any:
+        return original(self, wait._replace(seen_version=wait.seen_version + offset))
+
+    return [(considering._Looks, "_page", page)]
 
 
 def _considered_from_one_before() -> Sequence[Patch]:
-    return [(considering, "_PAGE", _page_from(bindparam("after", type_=Integer()) - 1))]
+    return _page_from(-1)
 
 
 def _considered_from_one_behind() -> Sequence[Patch]:
-    return [(considering, "_PAGE", _page_from(bindparam("after", type_=Integer()) + 1))]
+    return _page_from(1)
 
 
 def _ended_in_another_transaction() -> Sequence[Patch]:
